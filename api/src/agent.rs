@@ -18,6 +18,7 @@ mod docs;
 mod items;
 mod live;
 mod own_routes;
+mod protocol;
 mod runs;
 mod sse;
 mod swap;
@@ -100,6 +101,7 @@ fn put_together(purpose: Purpose) -> (Router<AgentApp>, Router<AgentApp>, OpenAp
         .merge(a2a::routes())
         .merge(crons::routes())
         .merge(items::routes())
+        .merge(protocol::routes())
         .merge(runs::routes())
         .merge(threads::routes());
     let (api, mut document) = api.build(purpose).split_for_parts();

@@ -16,6 +16,7 @@ pub(crate) const DEPENDENCY_UP: &str = "towpath_dependency_up";
 pub(crate) const GATEWAY_HELD: &str = "towpath_gateway_held_seconds";
 pub(crate) const LIMITED: &str = "towpath_limited_total";
 pub(crate) const SIGN_INS: &str = "towpath_sign_ins_total";
+pub(crate) const EVENT_STREAMS: &str = "towpath_agent_event_streams";
 
 /// Says what the metrics of this room mean.
 pub fn describe() {
@@ -30,6 +31,11 @@ pub fn describe() {
         "From the first byte of the body a handler may read to the head of the answer"
     );
     metrics::describe_gauge!(IN_FLIGHT, Unit::Count, "HTTP requests being worked on");
+    metrics::describe_gauge!(
+        EVENT_STREAMS,
+        Unit::Count,
+        "Open streams of the thread-centric streaming protocol, by transport (sse, websocket)"
+    );
     metrics::describe_counter!(PANICS, Unit::Count, "Handlers that panicked");
     metrics::describe_counter!(
         SHED,

@@ -74,7 +74,7 @@ def name_what_is_there(case):
     """Puts ids that are there into a request, every other time."""
     guessed = case.meta is not None and case.meta.phase.name.value in GUESSING
     # A stream of a thread does not end, and a run of one waits for those before it.
-    endless = case.path.endswith("/stream") or (case.method.upper() == "POST" and "}/runs" in case.path)
+    endless = case.path.endswith(("/stream", "/stream/events")) or (case.method.upper() == "POST" and "}/runs" in case.path)
     if not guessed or endless or case.method.upper() == "DELETE" or next(turn) % 2:
         return
     for name, value in (case.path_parameters or {}).items():

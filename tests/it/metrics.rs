@@ -10,13 +10,14 @@ use crate::load::{PATIENCE, project};
 use crate::tree;
 
 /// Documented, and only there once something special happened: a failure, a fault, a Redis, a PostgreSQL, a pause.
-const SPECIAL: [&str; 25] = [
+const SPECIAL: [&str; 26] = [
     "towpath_build_program_seconds",
     "towpath_dead_letters_total",
     "towpath_deployment_agents",
     "towpath_deployment_restarts_total",
     "towpath_deployment_step_seconds",
     "towpath_gateway_held_seconds",
+    "towpath_agent_event_streams",
     "towpath_hints_dropped_total",
     "towpath_lane_waits_total",
     "towpath_limited_total",

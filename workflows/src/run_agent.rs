@@ -31,6 +31,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+use towpath_domain::agent::merge::EVENT_STREAMING;
 use towpath_domain::agent::{Durability, Kwargs, Nodes};
 use towpath_domain::job::{Ended, RetryPolicy};
 use towpath_domain::{RunId, TenantId, ThreadId, Timestamp};
@@ -223,11 +224,7 @@ impl RunAgent {
             config,
             context: kwargs.context.clone().map(Value::Object),
             metadata,
-            modes: kwargs
-                .stream_mode
-                .iter()
-                .filter_map(|mode| mode.as_str().parse().ok())
-                .collect(),
+            modes: modes(kwargs),
             subgraphs: kwargs.subgraphs,
             interrupt_before: nodes(kwargs.interrupt_before.as_ref()),
             interrupt_after: nodes(kwargs.interrupt_after.as_ref()),
@@ -279,6 +276,17 @@ fn own_metadata(world: &AgentWorld, attempt: u32) -> Map<String, Value> {
         Value::Object(own) => own,
         _ => Map::new(),
     }
+}
+
+/// What a run streams. Those that the streaming protocol shows stream the calls of their tools, too, which is no mode of a
+/// request.
+fn modes(kwargs: &Kwargs) -> Vec<StreamMode> {
+    let asked = kwargs.stream_mode.iter();
+    let mut modes: Vec<StreamMode> = asked.filter_map(|mode| mode.as_str().parse().ok()).collect();
+    if configurable(kwargs, EVENT_STREAMING) == Some(&Value::Bool(true)) {
+        modes.push(StreamMode::Tools);
+    }
+    modes
 }
 
 fn nodes(asked: Option<&Nodes>) -> towpath_runtime::Nodes {

@@ -54,6 +54,7 @@ pub struct Inner {
     pub(in crate::agent) recorder: Recorder,
     pub(in crate::agent) assistants: Assistants,
     pub(in crate::agent) looks: super::live::Looks,
+    pub(in crate::agent) tapes: super::protocol::Tapes,
 }
 
 /// Limits and defaults of the surface.
@@ -152,6 +153,7 @@ impl AgentApp {
             recorder: Recorder::new(parts.store.clone(), parts.engine.clone()),
             assistants: Assistants::new(parts.store.clone(), parts.tenant),
             looks: super::live::Looks::default(),
+            tapes: super::protocol::Tapes::default(),
             known: Keys::new(parts.settings.failed_keys_per_minute),
             parts,
             remembered: super::auth::Remembered::default(),

@@ -17,7 +17,7 @@ use std::time::Duration;
 use serde_json::json;
 use tokio::time::Instant;
 use towpath_domain::agent::frame::End;
-use towpath_domain::agent::{Frame, Since};
+use towpath_domain::agent::{EventId, Frame, Since};
 use towpath_domain::{RunId, ThreadId};
 use towpath_queue::{Event, Events, State};
 use towpath_store::{Dialect, run_events};
@@ -47,8 +47,8 @@ const LOOKS_AFTER: u8 = 3;
 pub(crate) enum Item {
     /// A frame that is no end.
     Frame(Arc<str>),
-    /// The run is over.
-    End(RunId, End),
+    /// The run is over. With the id of the frame that says so, where one came.
+    End(RunId, End, Option<EventId>),
     /// Frames were lost, and the log does not have them.
     Cut,
 }
@@ -81,6 +81,8 @@ pub(crate) struct Reader {
     looks: u8,
     next_look: Instant,
     next_thread_look: Instant,
+    /// The thread may still be made: that it is not there is no end.
+    to_come: bool,
     over: bool,
 }
 
@@ -128,6 +130,13 @@ impl Reader {
         Ok(reader)
     }
 
+    /// As [`Reader::of_thread`], from the beginning of what is kept, of a thread that need not exist yet.
+    pub async fn of_thread_to_come(app: &AgentApp, thread: ThreadId) -> Result<Self, AgentError> {
+        let mut reader = Self::of_thread(app, thread, Since::Beginning).await?;
+        reader.to_come = true;
+        Ok(reader)
+    }
+
     async fn subscribe(app: &AgentApp, thread: ThreadId, run: Option<RunId>, logged: bool) -> Self {
         let events = app.queue.subscribe(thread).await;
         let now = Instant::now();
@@ -147,6 +156,7 @@ impl Reader {
             looks: 0,
             next_look: now + LOOK,
             next_thread_look: now + THREAD_LOOK,
+            to_come: false,
             over: false,
         }
     }
@@ -417,6 +427,6 @@ impl Reader {
             self.ready.push_back(Item::Cut);
         }
         self.over = self.run.is_some();
-        self.ready.push_back(Item::End(run, end));
+        self.ready.push_back(Item::End(run, end, Some(frame.id)));
     }
 }

@@ -40,22 +40,25 @@ async fn keyed(request: Request, next: Next) -> Response {
 /// Refuses routes of groups that the config file turns off.
 pub(super) async fn offered(State(app): State<AgentApp>, request: Request, next: Next) -> Response {
     let off = |group: &str| app.settings.disabled.iter().any(|disabled| disabled == group);
-    if !app.settings.disabled.is_empty() && group(request.uri().path()).is_some_and(off) {
+    if !app.settings.disabled.is_empty() && groups(request.uri().path()).iter().copied().any(off) {
         return AgentError::not_found().into_response();
     }
     next.run(request).await
 }
 
-/// The group of a route.
-fn group(path: &str) -> Option<&'static str> {
+/// The groups of a route. Each of them turns it off.
+fn groups(path: &str) -> &'static [&'static str] {
     let mut parts = path.trim_start_matches('/').split('/');
-    match (parts.next()?, parts.next(), parts.next()) {
-        ("threads", _, Some("runs")) | ("runs", _, _) => Some("runs"),
-        ("threads", _, _) => Some("threads"),
-        ("assistants", _, _) => Some("assistants"),
-        ("store", _, _) => Some("store"),
-        ("a2a", _, _) | (".well-known", Some("agent-card.json" | "agent.json"), None) => Some("a2a"),
-        _ => None,
+    let parts = [(); 4].map(|()| parts.next().unwrap_or_default());
+    match parts {
+        ["threads", _, "runs", _] | ["runs", ..] => &["runs"],
+        // They start runs and show what runs do.
+        ["threads", _, "commands", _] | ["threads", _, "stream", "events"] => &["event_streaming", "threads", "runs"],
+        ["threads", ..] => &["threads"],
+        ["assistants", ..] => &["assistants"],
+        ["store", ..] => &["store"],
+        ["a2a", ..] | [".well-known", "agent-card.json" | "agent.json", "", _] => &["a2a"],
+        _ => &[],
     }
 }
 
@@ -145,19 +148,24 @@ mod tests {
 
     #[test]
     fn routes_belong_to_groups() {
-        for (path, expected) in [
-            ("/threads", Some("threads")),
-            ("/threads/1/state", Some("threads")),
-            ("/threads/1/runs/stream", Some("runs")),
-            ("/runs/crons", Some("runs")),
-            ("/store/items", Some("store")),
-            ("/assistants/search", Some("assistants")),
-            ("/a2a/1", Some("a2a")),
-            ("/.well-known/agent-card.json", Some("a2a")),
-            ("/.well-known/other", None),
-            ("/ok", None),
-        ] {
-            assert_eq!(group(path), expected, "{path}");
+        let protocol: &[&str] = &["event_streaming", "threads", "runs"];
+        let cases: [(&str, &[&str]); 13] = [
+            ("/threads", &["threads"]),
+            ("/threads/1/state", &["threads"]),
+            ("/threads/1/stream", &["threads"]),
+            ("/threads/1/stream/events", protocol),
+            ("/threads/1/commands", protocol),
+            ("/threads/1/runs/stream", &["runs"]),
+            ("/runs/crons", &["runs"]),
+            ("/store/items", &["store"]),
+            ("/assistants/search", &["assistants"]),
+            ("/a2a/1", &["a2a"]),
+            ("/.well-known/agent-card.json", &["a2a"]),
+            ("/.well-known/other", &[]),
+            ("/ok", &[]),
+        ];
+        for (path, expected) in cases {
+            assert_eq!(groups(path), expected, "{path}");
         }
     }
 }

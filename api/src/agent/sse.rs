@@ -167,7 +167,7 @@ impl Streaming {
                     self.gathered.push_back(event(frame.event, frame.data, id));
                 }
             }
-            Item::End(run, _) if matches!(self.show.kind, Kind::Thread(_)) => {
+            Item::End(run, ..) if matches!(self.show.kind, Kind::Thread(_)) => {
                 let done = json!({"status": "run_done", "run_id": run});
                 self.gathered.push_back(event("metadata", &done.to_string(), None));
             }

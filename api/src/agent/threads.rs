@@ -21,6 +21,7 @@ use towpath_workflows::{run_agent, thread_history};
 pub(super) use self::model::FIELDS;
 use self::model::{Thread, extracted};
 use self::state::StateUpdates;
+pub(super) use self::state::read as read_state;
 use super::answer::{Ascending, Json, Page, Select};
 use super::app::AgentApp;
 use super::auth;

@@ -96,7 +96,7 @@ impl Waiting {
                     self.seen.cut = true;
                     continue;
                 }
-                Ok(Some(Item::End(_, end))) => self.result(end).await,
+                Ok(Some(Item::End(_, end, _))) => self.result(end).await,
                 Ok(None) => Ok(Bytes::from_static(b"{}")),
                 Err(error) => Err(error),
             };

@@ -228,11 +228,13 @@ pub enum StreamMode {
     Debug,
     /// Every event of the run, in the shape of langchain's event stream.
     Events,
+    /// Calls of tools: when each begins, what it says meanwhile, how it ends.
+    Tools,
 }
 
 impl StreamMode {
     /// Every mode.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Values,
         Self::Updates,
         Self::Messages,
@@ -242,6 +244,7 @@ impl StreamMode {
         Self::Checkpoints,
         Self::Debug,
         Self::Events,
+        Self::Tools,
     ];
 
     /// As clients write it.
@@ -257,6 +260,7 @@ impl StreamMode {
             Self::Checkpoints => "checkpoints",
             Self::Debug => "debug",
             Self::Events => "events",
+            Self::Tools => "tools",
         }
     }
 }
@@ -287,7 +291,7 @@ pub struct UnknownMode(String);
 #[derive(Clone, Debug)]
 pub struct Chunk {
     /// First part of the event's name: `values`, `updates`, `messages`, `messages/metadata`, `messages/partial`,
-    /// `messages/complete`, `custom`, `tasks`, `checkpoints`, `debug`, `events`.
+    /// `messages/complete`, `custom`, `tasks`, `checkpoints`, `debug`, `events`, `tools`, or `custom:` and a name.
     pub mode: Cow<'static, str>,
     /// Where it comes from: one `node:task_uuid` per level of nesting; empty for the graph itself.
     pub namespace: Vec<String>,

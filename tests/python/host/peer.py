@@ -428,8 +428,14 @@ class Peer:
             (length,) = struct.unpack_from(">H", payload, at)
             ns.append(payload[at + 2 : at + 2 + length].decode())
             at += 2 + length
+        mode = MODES[payload[0]]
+        if mode is None:
+            # It has no code, and says its name.
+            (length,) = struct.unpack_from(">H", payload, at)
+            mode = payload[at + 2 : at + 2 + length].decode()
+            at += 2 + length
         raw = payload[at:]
-        chunk = Chunk(MODES[payload[0]], tuple(ns), json.loads(raw, parse_constant=_refuse), raw)
+        chunk = Chunk(mode, tuple(ns), json.loads(raw, parse_constant=_refuse), raw)
         stream.chunks.append(chunk)
         stream.news.set()
         self._pay(id_, stream, len(payload))

@@ -107,3 +107,37 @@ async def test_a_run_that_waits_for_credit_can_be_cancelled(fresh):
     await until(lambda: run.spent > 10_000)
     peer.cancel(run)
     assert (await asyncio.wait_for(run.done, 10))["status"] == "cancelled"
+
+
+TYPED = {"config": {"configurable": {"__event_streaming_v2": True}}, "subgraphs": True}
+TYPED_MODES = ["values", "updates", "messages-tuple", "custom", "tasks", "checkpoints", "tools"]
+
+
+async def test_typed_events(peer):
+    run = await peer.wait("nested", {"log": []}, modes=TYPED_MODES, **TYPED)
+    assert run.result["status"] == "success"
+    names = {chunk.mode for chunk in run.chunks}
+    assert {"values", "updates", "tasks", "checkpoints"} <= names
+    inner = [chunk for chunk in run.chunks if chunk.ns]
+    assert {"values", "updates", "tasks"} <= {chunk.mode for chunk in inner}
+    started = [chunk.data for chunk in inner if chunk.mode == "tasks" and "result" not in chunk.data]
+    assert len(started) == 1 and started[0]["triggers"]
+    run = await peer.wait("human", {"log": []}, modes=TYPED_MODES, **TYPED)
+    (interrupt,) = run.of("values")[-1]["__interrupt__"]
+    assert interrupt["value"] == {"question": "go on?"} and run.result["state"]["next"] == ["ask"]
+    run = await peer.wait("steps", {"log": ["in"]}, modes=TYPED_MODES, **TYPED)
+    assert run.of("custom") == [{"at": "two"}]
+
+
+async def test_messages_in_content_blocks(peer):
+    run = await peer.wait("chat", HI, modes=TYPED_MODES, **TYPED)
+    events = [data for data in run.of("messages") if isinstance(data, dict)]
+    assert events[0]["event"] == "message-start" and events[-1]["event"] == "message-finish"
+    assert len({event["message_id"] for event in events}) == 1 and {event["__node"] for event in events} == {"reply"}
+    deltas = [event["delta"]["text"] for event in events if event["event"] == "content-block-delta"]
+    assert len(deltas) > 1 and "".join(deltas) == "one two three"
+
+
+async def test_an_error_ends_typed_events(peer):
+    run = await peer.wait("broken", {"log": []}, modes=TYPED_MODES, **TYPED)
+    assert run.result["status"] == "error" and run.result["error"]["message"] == "it broke"

@@ -26,6 +26,7 @@ use crate::agent::assistants;
 use crate::agent::errors::AgentError;
 use crate::agent::extract::{Body as ObjectBody, ListBody, PathValue as _, Query};
 use crate::agent::items::Which;
+use crate::agent::protocol;
 use crate::agent::runs::batch;
 
 /// What a request is judged by.
@@ -90,7 +91,7 @@ impl<'a> Judge<'a> {
     pub(super) async fn request(&self, request: Request, params: &[(String, String)]) -> Result<Judged, Refusal> {
         let About { resource, action, .. } = self.about;
         let (mut parts, body) = request.into_parts();
-        let (body, visible) = if self.judges(resource, action) {
+        let (body, visible) = if self.judges(resource, action) || self.about.input == Input::Command {
             let named = self.named(params).map_err(refuse)?;
             parts.headers.remove(CONTENT_LENGTH);
             self.passed(&named, &mut parts, body).await?
@@ -128,6 +129,11 @@ impl<'a> Judge<'a> {
             Input::Object => {
                 let sent = self.object(body).await?;
                 let (made, visible) = self.value(named, sent).await?;
+                Ok((text(made), visible))
+            }
+            Input::Command => {
+                let sent = self.object(body).await?;
+                let (made, visible) = self.command(named, sent).await?;
                 Ok((text(made), visible))
             }
             Input::Below(field) => {
@@ -245,6 +251,34 @@ impl<'a> Judge<'a> {
             narrow(&mut made, &visible)?;
         }
         Ok((made, visible))
+    }
+
+    /// Judges a command of the streaming protocol: by its `params` where it starts a run, else as what reads the thread.
+    async fn command(&self, named: &Named, mut sent: Object) -> Result<(Object, Object), Refusal> {
+        let method = sent.get("method").and_then(Value::as_str).unwrap_or_default();
+        let starts = protocol::starts_a_run(method);
+        let action = if starts { self.about.action } else { "read" };
+        let about = About {
+            action,
+            input: Input::Object,
+            ..self.about
+        };
+        let judge = Judge { about, ..*self };
+        if !judge.judges(about.resource, action) {
+            return Ok((sent, Object::new()));
+        }
+        if !starts {
+            let (_, visible) = judge.value(named, Object::new()).await?;
+            return Ok((sent, visible));
+        }
+        let params = match sent.remove("params") {
+            Some(Value::Object(params)) => params,
+            // The route's handler refuses it.
+            _ => Object::new(),
+        };
+        let (made, visible) = judge.value(named, params).await?;
+        sent.insert("params".to_owned(), Value::Object(made));
+        Ok((sent, visible))
     }
 
     /// As [`Judge::value`], where the handlers know `field` as `namespace`.

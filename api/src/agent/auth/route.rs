@@ -24,6 +24,8 @@ pub(super) enum Input {
     Object,
     /// A list of objects as the body.
     Objects,
+    /// A command of the streaming protocol as the body: what it does decides what is judged.
+    Command,
     /// An object as the body, whose field of this name auth handlers know as `namespace`.
     Below(&'static str),
     /// A namespace and a key in the query.
@@ -35,7 +37,7 @@ pub(super) enum Input {
     Rpc,
 }
 
-use Input::{Assistant, Below, Item, Nothing, Object, Objects, Rpc};
+use Input::{Assistant, Below, Command, Item, Nothing, Object, Objects, Rpc};
 
 struct Line {
     method: &'static str,
@@ -128,6 +130,15 @@ const LINES: &[Line] = &[
     line("POST", "/threads/{thread_id}/copy", "threads", "read", Nothing),
     line("GET", "/threads/{thread_id}/storage", "threads", "read", Nothing),
     line("GET", "/threads/{thread_id}/stream", "threads", "read", Nothing),
+    line("POST", "/threads/{thread_id}/stream/events", "threads", "read", Object),
+    line("GET", "/threads/{thread_id}/stream/events", "threads", "read", Nothing),
+    line(
+        "POST",
+        "/threads/{thread_id}/commands",
+        "threads",
+        "create_run",
+        Command,
+    ),
     line("GET", "/threads/{thread_id}/state", "threads", "read", Nothing),
     line("POST", "/threads/{thread_id}/state", "threads", "update", Object),
     line(
@@ -252,7 +263,7 @@ mod tests {
             for (method, operation) in docs::operations(item) {
                 let about = about(&method.parse().unwrap(), path);
                 let about = about.unwrap_or_else(|| panic!("{method} {path} has no line: who may call it?"));
-                let reads = matches!(about.input, Object | Objects | Below(_) | Rpc);
+                let reads = matches!(about.input, Object | Objects | Command | Below(_) | Rpc);
                 assert_eq!(operation.request_body.is_some(), reads, "{method} {path}: its body");
                 left.retain(|line| *line != (method, path.as_str()));
             }

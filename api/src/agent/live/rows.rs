@@ -57,7 +57,7 @@ impl Reader {
                 // Where its end was lost, so may be what came before it.
                 self.ready.push_back(Item::Cut);
             }
-            self.ready.push_back(Item::End(run, end_of(status)));
+            self.ready.push_back(Item::End(run, end_of(status), None));
         }
         Ok(())
     }
@@ -75,7 +75,10 @@ impl Reader {
             .store
             .read(async |tx| threads::exists(tx, tenant, thread).await);
         match there.await {
-            Ok(there) => self.over = !there,
+            Ok(there) => {
+                self.to_come &= !there;
+                self.over = !there && !self.to_come;
+            }
             Err(error) if error.is_transient() => {}
             Err(error) => return Err(error.into()),
         }
@@ -120,7 +123,7 @@ impl Reader {
             self.ready.push_back(Item::Cut);
         }
         self.over = true;
-        self.ready.push_back(Item::End(run, end_of(closing.status)));
+        self.ready.push_back(Item::End(run, end_of(closing.status), None));
     }
 }
 

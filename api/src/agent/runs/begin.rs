@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use http::{HeaderMap, HeaderName};
 use serde_json::{Value, json};
-use towpath_domain::agent::merge::RESERVED_CONFIGURABLE;
+use towpath_domain::agent::merge::{EVENT_STREAMING, RESERVED_CONFIGURABLE};
 use towpath_domain::agent::{AdmittedRun, Object, RunRequest};
 use towpath_domain::{AssistantId, RequestId, RunId, ThreadId};
 use towpath_durable::trace;
@@ -74,6 +74,16 @@ impl Ready {
             user: auth::identity(),
             visible: auth::visible(),
         })
+    }
+
+    /// As the streaming protocol wants it: streamed in every mode that the protocol shows.
+    pub fn with_event_streaming(mut self) -> Self {
+        let config = &mut self.admitted.kwargs.config;
+        let configurable = config.entry("configurable").or_insert_with(|| json!({}));
+        if let Value::Object(configurable) = configurable {
+            configurable.insert(EVENT_STREAMING.to_owned(), json!(true));
+        }
+        self
     }
 
     /// Subscribes to it, so that nothing it streams is missed.

@@ -152,7 +152,12 @@ pub(crate) async fn get_checkpoint(
     .await
 }
 
-async fn read(app: &AgentApp, at: At, thread: ThreadId, subgraphs: bool) -> Result<Json<Value>, AgentError> {
+pub(in crate::agent) async fn read(
+    app: &AgentApp,
+    at: At,
+    thread: ThreadId,
+    subgraphs: bool,
+) -> Result<Json<Value>, AgentError> {
     let row = find(app, thread).await?;
     let Some(name) = thread_state::graph_of(&row) else {
         return Ok(Json(empty(thread, &Time(row.created_at))));

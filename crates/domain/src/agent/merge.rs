@@ -42,8 +42,18 @@ pub fn drop_reserved_metadata(metadata: &mut Object) {
     metadata.retain(|key, _| !RESERVED_METADATA.contains(&key.as_str()));
 }
 
-/// Keys of `configurable` that say where a run starts. They hold for that run and not for the thread.
-pub const PLACE: [&str; 4] = ["checkpoint_id", "checkpoint_ns", "checkpoint_map", "thread_ts"];
+/// Key of `configurable` that marks a run whose events the thread-centric streaming protocol shows: its graph streams in every
+/// mode that the protocol has a channel for.
+pub const EVENT_STREAMING: &str = "__event_streaming_v2";
+
+/// Keys of `configurable` that say where a run starts and how it streams. They hold for that run and not for the thread.
+pub const PLACE: [&str; 5] = [
+    "checkpoint_id",
+    "checkpoint_ns",
+    "checkpoint_map",
+    "thread_ts",
+    EVENT_STREAMING,
+];
 
 /// What a run's configuration is made of, weakest first.
 #[derive(Clone, Copy, Debug)]

@@ -155,6 +155,11 @@ impl Job<'_> {
         self.run.sink.push(StreamMode::Custom, self.namespace, value);
     }
 
+    /// What a call of a tool is at.
+    pub(super) fn tool(&self, event: &Value) {
+        self.run.sink.push(StreamMode::Tools, self.namespace, event);
+    }
+
     /// A secret that a declaration names.
     pub(super) fn secret(&self, name: &str) -> Result<String, GraphError> {
         let missing = || GraphError::new("KeyError", format!("the secret {name} is not set"));

@@ -89,23 +89,35 @@ impl Tools {
                 last.map(|last| open_calls(last).collect()).unwrap_or_default()
             }
         };
-        let answers = futures::future::join_all(calls.into_iter().map(|call| self.call(job, call))).await;
+        let calls = calls.into_iter().map(|call| self.call(job, call));
+        let answers = futures::future::try_join_all(calls).await?;
         Ok(Output::update(json!({"messages": answers})))
     }
 
     /// A failure is the tool's answer: the model can choose another way.
-    async fn call(&self, job: &Job<'_>, call: &Value) -> Value {
+    async fn call(&self, job: &Job<'_>, call: &Value) -> Result<Value, Stop> {
         let name = call["name"].as_str().unwrap_or_default();
         let id = call["id"].as_str().unwrap_or_default();
         let Some(tool) = self.0.iter().find(|tool| tool.name == name) else {
             let names: Vec<&str> = self.0.iter().map(|tool| tool.name.as_str()).collect();
             let text = format!("Error: {name} is not a valid tool, try one of [{}].", names.join(", "));
-            return messages::tool(name, id, &text, true);
+            return Ok(messages::tool(name, id, &text, true));
         };
-        match tool.call(job, &call["args"]).await {
-            Ok(text) => messages::tool(name, id, &text, false),
-            Err(error) => messages::tool(name, id, &format!("Error: {error}"), true),
-        }
+        job.tool(&json!({"event": "tool-started", "tool_call_id": id, "tool_name": name, "input": call["args"]}));
+        // It may take a while.
+        job.run.sink.flush().await?;
+        let answer = match tool.call(job, &call["args"]).await {
+            Ok(text) => {
+                let message = messages::tool(name, id, &text, false);
+                job.tool(&json!({"event": "tool-finished", "tool_call_id": id, "output": message}));
+                message
+            }
+            Err(error) => {
+                job.tool(&json!({"event": "tool-error", "tool_call_id": id, "message": error.to_string()}));
+                messages::tool(name, id, &format!("Error: {error}"), true)
+            }
+        };
+        Ok(answer)
     }
 }
 

@@ -26,14 +26,17 @@ CODES = {
     "events": 11,
 }
 _LENGTH = struct.Struct(">H")
-_HEADS = {code: bytes((code, 0)) for code in CODES.values()}
+_NAMED = 0
+_HEADS = {code: bytes((code, 0)) for code in (_NAMED, *CODES.values())}
 _METADATA_KEPT = 32
 
 
 def langgraph_modes(wanted: Iterable[str]) -> list[str]:
     """The modes to ask langgraph for. ``values`` is always among them: the last one is what the run leaves."""
     modes = {"values"}
-    modes.update("messages" if mode == "messages-tuple" else mode for mode in wanted if mode != "events")
+    # Calls of tools come with the stream of typed events.
+    own = ("events", "tools")
+    modes.update("messages" if mode == "messages-tuple" else mode for mode in wanted if mode not in own)
     return sorted(modes)
 
 
@@ -50,6 +53,8 @@ class Sink:
         self._values_json: bytes | None = None
         self._grown: dict[str, BaseMessage] = {}
         self._metadata: dict[int, tuple[Any, bytes]] = {}
+        self._speaking: dict[str, str] = {}
+        """Call of a model to the message it is at."""
 
     def values_json(self) -> bytes:
         """The last state as JSON."""
@@ -68,6 +73,26 @@ class Sink:
             await self._message(ns, *payload)
         elif mode in self.wanted:
             await self._send(ns, mode, text.dumps(_debug(payload) if mode == "debug" else payload))
+
+    async def block(self, ns: Sequence[str], event: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
+        """One event of a message in content blocks. Several messages may grow at once, so each event says whose it is."""
+        call = str(metadata.get("run_id") or "")
+        kind = event["event"]
+        if kind == "message-start":
+            self._speaking[call] = str(event.get("id") or event.get("message_id") or call)
+        id_ = self._speaking.get(call, call)
+        if kind in ("message-finish", "error"):
+            self._speaking.pop(call, None)
+        shown = {**event, "run_id": call, "message_id": id_, "__node": metadata.get("langgraph_node")}
+        if kind == "message-start":
+            shown["id"] = id_
+        await self._send(ns, "messages", text.dumps(shown))
+
+    async def named(self, ns: Sequence[str], name: str, payload: Any) -> None:
+        """A chunk under a name that has no code."""
+        encoded = name.encode()
+        head = _head(_NAMED, ns) + _LENGTH.pack(len(encoded)) + encoded
+        await self._stream.pay(Type.CHUNK, head + text.dumps(payload))
 
     async def event(self, event: Mapping[str, Any]) -> None:
         """One event of langchain's event stream."""

@@ -18,7 +18,7 @@ from langsmith.run_helpers import tracing_context
 from langsmith.run_trees import WriteReplica
 from langsmith.utils import get_tracer_project
 
-from . import states, text
+from . import events, states, text
 from .chunks import Sink, langgraph_modes
 from .projects import Project
 from .streams import CallError, Stream
@@ -92,7 +92,9 @@ class Run:
         given = self.input if self.command is None else self.command
         if self.command is not None and self.command == Command():
             raise EmptyInputError("Received empty Command input")
-        if "events" in sink.wanted:
+        if events.SUPPORTED and self.config["configurable"].get(events.MARK) is True:
+            await events.stream(graph, given, self.config, options, sink)
+        elif "events" in sink.wanted:
             await self._stream_events(graph, given, options)
         elif subgraphs:
             async for ns, mode, payload in graph.astream(given, self.config, **options):

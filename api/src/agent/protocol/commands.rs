@@ -1,0 +1,364 @@
+//! Commands of a thread: a run starts, an interrupt is answered, something is asked.
+
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use http::{HeaderMap, StatusCode};
+use serde_json::{Map, Value, json};
+use tokio::time::Instant;
+use towpath_domain::ThreadId;
+use towpath_domain::agent::{Object, RunRequest, Since, ThreadStatus};
+use towpath_runtime::At;
+use towpath_store as store;
+use towpath_store::threads::{self, Thread};
+
+use super::event::Failure;
+use super::subscriptions::Outcome;
+use super::tree;
+use crate::agent::answer::Json;
+use crate::agent::app::AgentApp;
+use crate::agent::errors::AgentError;
+use crate::agent::extract::{Body, Path, read_value};
+use crate::agent::live::{Item, Reader};
+use crate::agent::runs::Ready;
+use crate::agent::threads::read_state;
+
+/// What a run streams that the protocol shows.
+const MODES: [&str; 6] = ["values", "updates", "messages-tuple", "custom", "tasks", "checkpoints"];
+/// The longest that an interrupt is waited for which was shown and is not kept yet.
+const SETTLE: Duration = Duration::from_secs(5);
+/// Between two looks for it.
+const SETTLE_LOOK: Duration = Duration::from_millis(250);
+/// Interrupts that are answered at once.
+const MOST_RESPONSES: usize = 1000;
+
+/// Whether a command starts a run.
+pub(in crate::agent) fn starts_a_run(method: &str) -> bool {
+    matches!(method, "run.start" | "input.respond")
+}
+
+/// A command, of the right shape.
+pub(super) struct Command<'a> {
+    pub id: i64,
+    pub method: &'a str,
+    pub params: Option<&'a Object>,
+}
+
+impl<'a> Command<'a> {
+    /// Reads a command; else what is answered.
+    pub fn read(object: &'a Object) -> Result<Self, Value> {
+        let id = object.get("id").and_then(Value::as_i64);
+        let refused = |text| json!(Failure::new(id, "invalid_argument", text));
+        let method = object.get("method").and_then(Value::as_str);
+        let Some((id, method)) = id.zip(method) else {
+            return Err(refused(
+                "Protocol commands must include an integer id and string method.",
+            ));
+        };
+        let params = match object.get("params") {
+            None | Some(Value::Null) => None,
+            Some(Value::Object(params)) => Some(params),
+            Some(_) => return Err(refused("params: expected an object")),
+        };
+        Ok(Self { id, method, params })
+    }
+}
+
+/// A command as it is described.
+#[derive(utoipa::ToSchema)]
+#[expect(dead_code, reason = "described here, read as a command")]
+pub(crate) struct CommandBody {
+    /// Comes back in the answer.
+    id: i64,
+    /// run.start, input.respond, state.get or agent.getTree.
+    method: String,
+    /// `run.start`: assistant_id, input, config, metadata, multitaskStrategy, langsmith_tracer. `input.respond`: interrupt_id
+    /// and response, or a list of both as responses; update, goto, config, metadata. `state.get`: namespace, keys.
+    params: Option<Map<String, Value>>,
+}
+
+/// Send a command to a thread. What it refuses is answered with status 200 and type error.
+#[utoipa::path(post, path = "/threads/{thread_id}/commands", tag = "threads", request_body = CommandBody,
+    params(("thread_id" = Uuid, Path, description = "The thread")),
+    responses((status = 200, description = "`{type, id, result, meta}`, or `{type, id, error, message}`", body = Object),
+              (status = 400, description = "It is no command"), AgentError))]
+pub(crate) async fn command(
+    State(app): State<AgentApp>,
+    headers: HeaderMap,
+    Path(thread): Path<ThreadId>,
+    Body(body): Body<Object>,
+) -> Result<Response, AgentError> {
+    let command = match Command::read(&body) {
+        Ok(command) => command,
+        Err(answer) => return Ok((StatusCode::BAD_REQUEST, Json(answer)).into_response()),
+    };
+    let none = Object::new();
+    let params = command.params.unwrap_or(&none);
+    let outcome = match command.method {
+        "run.start" => start(&app, &headers, thread, params).await,
+        "input.respond" => respond(&app, &headers, thread, params).await,
+        "state.get" => state(&app, thread, params).await,
+        "agent.getTree" => match find(&app, thread).await? {
+            Some(_) => tree::read(&app, thread).await.map(|tree| match tree {
+                Some(tree) => Ok(json!({ "tree": tree })),
+                None => Err(no_run()),
+            }),
+            None => Ok(Err(no_run())),
+        },
+        "subscription.subscribe" | "subscription.unsubscribe" | "subscription.reconnect" => {
+            let text = "Subscriptions belong to a WebSocket: open one, or POST to stream/events";
+            Ok(Err(("not_supported", text.to_owned())))
+        }
+        other => Ok(Err(("unknown_command", format!("Unknown protocol command: {other}")))),
+    };
+    let outcome = match outcome {
+        Ok(outcome) => outcome,
+        // What a caller can set right is the command's to say.
+        Err(error) if is_of_command(error.status()) => Err((code_of(error.status()), error.detail().to_owned())),
+        Err(error) => return Err(error),
+    };
+    Ok(Json(reply(command.id, outcome, 0)).into_response())
+}
+
+fn is_of_command(status: StatusCode) -> bool {
+    status.is_client_error() && !matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
+}
+
+/// The code of a refusal with this status.
+pub(super) fn code_of(status: StatusCode) -> &'static str {
+    match status {
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => "permission_denied",
+        status if status.is_client_error() => "invalid_argument",
+        _ => "unknown_error",
+    }
+}
+
+/// The answer to a command.
+pub(super) fn reply(id: i64, outcome: Outcome, seq: i64) -> Value {
+    match outcome {
+        Ok(result) => json!({"type": "success", "id": id, "result": result, "meta": meta(seq)}),
+        Err((code, text)) => json!(Failure::new(Some(id), code, &text)),
+    }
+}
+
+/// How far the events had come that were sent before an answer.
+pub(super) fn meta(seq: i64) -> Value {
+    json!({"applied_through_seq": seq})
+}
+
+fn no_run() -> (&'static str, String) {
+    ("no_such_run", "No run of this thread is kept.".to_owned())
+}
+
+fn invalid(text: &str) -> Outcome {
+    Err(("invalid_argument", text.to_owned()))
+}
+
+/// Starts a run, or answers the interrupt that the thread waits at.
+async fn start(app: &AgentApp, headers: &HeaderMap, thread: ThreadId, params: &Object) -> Result<Outcome, AgentError> {
+    if !params
+        .get("assistant_id")
+        .is_some_and(|id| id.as_str().is_some_and(|id| !id.is_empty()))
+    {
+        return Ok(invalid("run.start requires an assistant_id."));
+    }
+    let checkpoint = params
+        .get("config")
+        .and_then(|config| config.pointer("/configurable/checkpoint_id"));
+    let checkpoint = checkpoint.filter(|checkpoint| !checkpoint.is_null());
+    if checkpoint.is_some_and(|checkpoint| !checkpoint.is_string()) {
+        return Ok(invalid("config.configurable.checkpoint_id must be a non-empty string."));
+    }
+    let mut body = pick(params, &["assistant_id", "config", "metadata", "langsmith_tracer"]);
+    let strategy = params.get("multitaskStrategy").filter(|strategy| !strategy.is_null());
+    body.insert(
+        "multitask_strategy".to_owned(),
+        strategy.cloned().unwrap_or_else(|| json!("enqueue")),
+    );
+    if let Some(checkpoint) = checkpoint {
+        body.insert("checkpoint_id".to_owned(), checkpoint.clone());
+    }
+    let input = params.get("input").filter(|input| !input.is_null());
+    let waits = match input {
+        // A run from elsewhere in the history answers nothing.
+        Some(_) if checkpoint.is_none() => find(app, thread).await?.is_some_and(|thread| waits_for_input(&thread)),
+        _ => false,
+    };
+    match input {
+        Some(input) if waits => body.insert("command".to_owned(), json!({ "resume": input })),
+        Some(input) => body.insert("input".to_owned(), input.clone()),
+        None => None,
+    };
+    Ok(Ok(json!({"run_id": record(app, headers, thread, body).await?})))
+}
+
+/// Answers interrupts with a run.
+async fn respond(
+    app: &AgentApp,
+    headers: &HeaderMap,
+    thread: ThreadId,
+    params: &Object,
+) -> Result<Outcome, AgentError> {
+    let answers = match answers(params) {
+        Ok(answers) => answers,
+        Err(text) => return Ok(invalid(&text)),
+    };
+    let Some(row) = settled(app, thread, &answers).await? else {
+        return Ok(Err(no_run()));
+    };
+    let waiting = interrupts(&row);
+    if let Some(id) = answers.keys().find(|id| !waiting.contains(id)) {
+        return Ok(Err((
+            "no_such_interrupt",
+            format!("Unknown or already-consumed interrupt: {id}"),
+        )));
+    }
+    let metadata: Object = serde_json::from_str(&row.metadata).unwrap_or_default();
+    let Some(assistant) = metadata.get("assistant_id").filter(|id| id.is_string()) else {
+        return Ok(Err(no_run()));
+    };
+    let mut body = pick(params, &["config", "metadata", "strict_resume"]);
+    let mut command = pick(params, &["update", "goto"]);
+    command.insert("resume".to_owned(), Value::Object(answers));
+    body.insert("command".to_owned(), Value::Object(command));
+    body.insert("assistant_id".to_owned(), assistant.clone());
+    body.insert("multitask_strategy".to_owned(), json!("enqueue"));
+    Ok(Ok(json!({"run_id": record(app, headers, thread, body).await?})))
+}
+
+/// Records a run that streams what the protocol shows.
+async fn record(app: &AgentApp, headers: &HeaderMap, thread: ThreadId, mut body: Object) -> Result<Value, AgentError> {
+    for (name, value) in [
+        ("stream_mode", json!(MODES)),
+        ("stream_subgraphs", json!(true)),
+        ("stream_resumable", json!(true)),
+        ("if_not_exists", json!("create")),
+    ] {
+        body.insert(name.to_owned(), value);
+    }
+    let request: RunRequest = read_value(Value::Object(body))?;
+    let ready = Ready::of(app, headers, request, Some(thread)).await?;
+    let run = ready.with_event_streaming().start(app).await?;
+    Ok(json!(run.id))
+}
+
+/// The fields of these names that are not null.
+fn pick(params: &Object, names: &[&str]) -> Object {
+    let there = |name: &&str| Some(((*name).to_owned(), params.get(*name)?.clone()));
+    names
+        .iter()
+        .filter_map(there)
+        .filter(|(_, value)| !value.is_null())
+        .collect()
+}
+
+/// Interrupt to answer.
+fn answers(params: &Object) -> Result<Object, String> {
+    let one = std::slice::from_ref(params);
+    let many: Vec<Object>;
+    let entries = match params.get("responses") {
+        None | Some(Value::Null) => one,
+        Some(responses) => {
+            let read = serde_json::from_value(responses.clone());
+            many = read.map_err(|_| "responses: expected a list of objects".to_owned())?;
+            many.as_slice()
+        }
+    };
+    if entries.is_empty() || entries.len() > MOST_RESPONSES {
+        return Err(format!("responses: expected 1 to {MOST_RESPONSES} entries"));
+    }
+    let mut answers = Object::new();
+    for entry in entries {
+        let Some(id) = entry.get("interrupt_id").and_then(Value::as_str) else {
+            return Err("interrupt_id: input.respond requires it".to_owned());
+        };
+        let namespace = entry.get("namespace").filter(|namespace| !namespace.is_null());
+        let is_list = |namespace: &Value| {
+            let segments = namespace.as_array();
+            segments.is_some_and(|segments| segments.iter().all(Value::is_string))
+        };
+        if !namespace.is_none_or(is_list) {
+            return Err("namespace: expected a list of strings".to_owned());
+        }
+        answers.insert(id.to_owned(), entry.get("response").cloned().unwrap_or_default());
+    }
+    Ok(answers)
+}
+
+/// The thread, once nothing that these answers are for can still come. An interrupt is shown a moment before it is kept.
+async fn settled(app: &AgentApp, thread: ThreadId, answers: &Object) -> Result<Option<Thread>, AgentError> {
+    // Before the first look, so that no end falls between.
+    let mut reader = Reader::of_thread(app, thread, Since::Now).await?;
+    let until = Instant::now() + SETTLE;
+    loop {
+        let Some(row) = find(app, thread).await? else {
+            return Ok(None);
+        };
+        let waiting = interrupts(&row);
+        let all = answers.keys().all(|id| waiting.contains(id));
+        if all || row.status != ThreadStatus::Busy || Instant::now() >= until {
+            return Ok(Some(row));
+        }
+        let next_end = async { while !matches!(reader.next().await, Ok(Some(Item::End(..)) | None) | Err(_)) {} };
+        let _ = tokio::time::timeout(SETTLE_LOOK, next_end).await;
+    }
+}
+
+async fn find(app: &AgentApp, thread: ThreadId) -> Result<Option<Thread>, AgentError> {
+    let tenant = app.tenant;
+    match app.store.read(async |tx| threads::get(tx, tenant, thread).await).await {
+        Ok(row) => Ok(Some(row)),
+        Err(store::Error::NotFound) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn waits_for_input(thread: &Thread) -> bool {
+    thread.status != ThreadStatus::Busy && !interrupts(thread).is_empty()
+}
+
+/// Ids of the interrupts that a thread waits at.
+fn interrupts(thread: &Thread) -> Vec<String> {
+    let by_task: Object = serde_json::from_str(&thread.interrupts).unwrap_or_default();
+    let all = by_task.values().filter_map(Value::as_array).flatten();
+    all.filter_map(|one| one.get("id")?.as_str().map(str::to_owned))
+        .collect()
+}
+
+/// The state of a thread, or of a subgraph of it.
+async fn state(app: &AgentApp, thread: ThreadId, params: &Object) -> Result<Outcome, AgentError> {
+    let namespace = params.get("namespace").cloned().unwrap_or_else(|| json!([]));
+    let Ok(namespace) = serde_json::from_value::<Vec<String>>(namespace) else {
+        return Ok(invalid("namespace: expected a list of strings"));
+    };
+    let keys = params.get("keys").filter(|keys| !keys.is_null()).cloned();
+    let Ok(keys) = keys.map(serde_json::from_value::<Vec<String>>).transpose() else {
+        return Ok(invalid("keys: expected a list of strings"));
+    };
+    let at = At {
+        ns: namespace.join("|"),
+        ..At::latest(thread.0)
+    };
+    let Json(state) = match read_state(app, at, thread, false).await {
+        Ok(state) => state,
+        Err(error) if error.status() == StatusCode::NOT_FOUND => {
+            let code = if namespace.is_empty() {
+                "no_such_run"
+            } else {
+                "no_such_namespace"
+            };
+            return Ok(Err((code, error.detail().to_owned())));
+        }
+        Err(error) => return Err(error),
+    };
+    let mut values = state["values"].clone();
+    if let (Some(keys), Value::Object(values)) = (keys, &mut values) {
+        values.retain(|key, _| keys.contains(key));
+    }
+    let mut result = json!({ "values": values });
+    if let Some(id) = state.pointer("/checkpoint/checkpoint_id").filter(|id| id.is_string()) {
+        result["checkpoint"] = json!({"id": id, "ns": state["checkpoint"]["checkpoint_ns"]});
+    }
+    Ok(Ok(result))
+}

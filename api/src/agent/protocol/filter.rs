@@ -1,0 +1,165 @@
+//! What a subscription wants.
+
+use serde_json::Value;
+use towpath_domain::agent::Object;
+
+use super::event::{Channel, Event};
+
+/// Entries of a list, and segments of a namespace.
+const MOST: usize = 256;
+
+/// Which events.
+#[derive(Clone, Debug)]
+pub(super) struct Filter {
+    channels: Vec<Channel>,
+    /// Names of custom channels.
+    names: Vec<String>,
+    /// Prefixes; none is every namespace.
+    namespaces: Vec<Vec<String>>,
+    /// Levels below the prefix.
+    depth: Option<usize>,
+}
+
+impl Filter {
+    /// Reads `{channels, namespaces?, depth?}`.
+    ///
+    /// # Errors
+    /// A text that names the field.
+    pub fn read(params: &Object) -> Result<Self, String> {
+        let Some(Value::Array(listed)) = params
+            .get("channels")
+            .filter(|listed| **listed != Value::Array(Vec::new()))
+        else {
+            return Err("channels is required and must be a non-empty array".to_owned());
+        };
+        if listed.len() > MOST {
+            return Err(format!("channels: at most {MOST} entries"));
+        }
+        let mut filter = Self {
+            channels: Vec::new(),
+            names: Vec::new(),
+            namespaces: namespaces(params.get("namespaces"))?,
+            depth: depth(params.get("depth"))?,
+        };
+        for entry in listed {
+            let text = entry.as_str().unwrap_or_default();
+            if let Some(channel) = Channel::parse(text) {
+                filter.channels.push(channel);
+            } else if let Some(name) = text.strip_prefix("custom:").filter(|name| !name.is_empty()) {
+                filter.names.push(name.to_owned());
+            } else {
+                let known = Channel::ALL.map(Channel::as_str).join(", ");
+                return Err(format!(
+                    "channels contains unsupported entries: {entry}. Allowed: {known}, or any `custom:<name>`."
+                ));
+            }
+        }
+        Ok(filter)
+    }
+
+    /// Whether it wants an event.
+    pub fn takes(&self, event: &Event) -> bool {
+        let Some(channel) = event.channel else { return true };
+        let named = || event.name.as_ref().is_some_and(|name| self.names.contains(name));
+        if !self.channels.contains(&channel) && !(channel == Channel::Custom && named()) {
+            return false;
+        }
+        let below = |prefix: &Vec<String>| {
+            let levels = event.namespace.len().checked_sub(prefix.len())?;
+            let fits = prefix
+                .iter()
+                .zip(&event.namespace)
+                .all(|(wanted, segment)| fits(wanted, segment));
+            fits.then_some(levels)
+        };
+        let mut levels = self.namespaces.iter().filter_map(below);
+        self.namespaces.is_empty() || levels.any(|levels| self.depth.is_none_or(|depth| levels <= depth))
+    }
+}
+
+/// Whether a segment is the wanted one. A node without a task is every task of it.
+fn fits(wanted: &str, segment: &str) -> bool {
+    wanted == segment || (!wanted.contains(':') && segment.split(':').next() == Some(wanted))
+}
+
+fn namespaces(given: Option<&Value>) -> Result<Vec<Vec<String>>, String> {
+    let wrong = || "namespaces: expected a list of lists of strings".to_owned();
+    let Some(given) = given.filter(|given| !given.is_null()) else {
+        return Ok(Vec::new());
+    };
+    let listed: Vec<Vec<String>> = serde_json::from_value(given.clone()).map_err(|_| wrong())?;
+    if listed.len() > MOST || listed.iter().any(|namespace| namespace.len() > MOST) {
+        return Err(format!("namespaces: at most {MOST} entries of at most {MOST} segments"));
+    }
+    Ok(listed)
+}
+
+fn depth(given: Option<&Value>) -> Result<Option<usize>, String> {
+    let depth = number("depth", given)?;
+    Ok(depth.map(|depth| usize::try_from(depth).unwrap_or(usize::MAX)))
+}
+
+/// Reads a number that is not negative, if it is there.
+pub(super) fn number(field: &str, given: Option<&Value>) -> Result<Option<i64>, String> {
+    match given.filter(|given| !given.is_null()) {
+        None => Ok(None),
+        Some(given) => match given.as_i64().filter(|number| *number >= 0) {
+            Some(number) => Ok(Some(number)),
+            None => Err(format!("{field}: expected a non-negative integer")),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::event::Draft;
+    use super::*;
+    use serde_json::json;
+
+    fn read(params: Value) -> Result<Filter, String> {
+        Filter::read(params.as_object().unwrap())
+    }
+
+    fn event(channel: Channel, name: Option<&str>, namespace: &[&str]) -> Event {
+        let namespace: Vec<String> = namespace.iter().map(|&segment| segment.to_owned()).collect();
+        let mut draft = Draft::of(channel, &namespace, &json!({})).unwrap();
+        draft.name = name.map(str::to_owned);
+        draft.numbered(1, "1-0", 1)
+    }
+
+    #[test]
+    fn channels_names_and_prefixes_choose() {
+        let all = read(json!({"channels": ["values", "custom:mine"]})).unwrap();
+        assert!(all.takes(&event(Channel::Values, None, &["a:1", "b:2"])));
+        assert!(!all.takes(&event(Channel::Tools, None, &[])));
+        assert!(all.takes(&event(Channel::Custom, Some("mine"), &[])));
+        assert!(!all.takes(&event(Channel::Custom, Some("other"), &[])));
+        assert!(!all.takes(&event(Channel::Custom, None, &[])));
+        let below = read(json!({"channels": ["values"], "namespaces": [["a"], ["b:2", "c"]], "depth": 1})).unwrap();
+        assert!(below.takes(&event(Channel::Values, None, &["a:1"])));
+        assert!(below.takes(&event(Channel::Values, None, &["a:1", "x:1"])));
+        assert!(!below.takes(&event(Channel::Values, None, &["a:1", "x:1", "y:1"])));
+        assert!(below.takes(&event(Channel::Values, None, &["b:2", "c:3"])));
+        assert!(!below.takes(&event(Channel::Values, None, &["b:3", "c:3"])));
+        assert!(!below.takes(&event(Channel::Values, None, &[])));
+        let root = read(json!({"channels": ["values"], "namespaces": [[]], "depth": 0})).unwrap();
+        assert!(root.takes(&event(Channel::Values, None, &[])));
+        assert!(!root.takes(&event(Channel::Values, None, &["a:1"])));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (params, field) in [
+            (json!({}), "channels"),
+            (json!({"channels": []}), "channels"),
+            (json!({"channels": ["debug"]}), "debug"),
+            (json!({"channels": ["custom:"]}), "custom:"),
+            (json!({"channels": ["values"], "namespaces": ["a"]}), "namespaces"),
+            (json!({"channels": ["values"], "depth": true}), "depth"),
+            (json!({"channels": ["values"], "depth": -1}), "depth"),
+        ] {
+            let refused = read(params).unwrap_err();
+            assert!(refused.contains(field), "{field}: {refused}");
+        }
+    }
+}

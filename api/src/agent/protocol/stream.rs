@@ -1,0 +1,202 @@
+//! Events of a thread as a stream of server-sent events. The request is the subscription.
+
+use std::io;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use bytes::{Bytes, BytesMut};
+use futures::stream;
+use http::HeaderMap;
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
+use tokio_util::sync::CancellationToken;
+use towpath_domain::ThreadId;
+use towpath_domain::agent::Object;
+use towpath_domain::agent::visibility::passes;
+use towpath_store::{self as store, threads};
+
+use super::cursor::Cursor;
+use super::event::{Event, Failure};
+use super::filter::{Filter, number};
+use crate::agent::app::AgentApp;
+use crate::agent::errors::AgentError;
+use crate::agent::extract::{Body as ObjectBody, Path};
+use crate::agent::{auth, sse};
+use crate::metric;
+
+/// Which events of a thread.
+#[derive(utoipa::ToSchema)]
+#[expect(dead_code, reason = "described here, read as a filter")]
+pub(crate) struct EventStreamRequest {
+    /// values, updates, messages, tools, lifecycle, input, tasks, checkpoints, custom, or `custom:<name>`.
+    #[schema(min_items = 1, max_items = 256)]
+    channels: Vec<String>,
+    /// Prefixes of namespaces, one `node` or `node:task` for each level; every namespace unless said.
+    #[schema(max_items = 256)]
+    namespaces: Option<Vec<Vec<String>>>,
+    /// Levels below a prefix; all of them unless said.
+    #[schema(minimum = 0)]
+    depth: Option<i64>,
+    /// The number of the last event seen: those behind it come. All that are kept unless said.
+    #[schema(minimum = 0)]
+    since: Option<i64>,
+}
+
+/// Stream events of a thread, which need not exist yet. What is kept comes first.
+#[utoipa::path(post, path = "/threads/{thread_id}/stream/events", tag = "threads", request_body = EventStreamRequest,
+    params(("thread_id" = Uuid, Path, description = "The thread")),
+    responses((status = 200, description = "Events, each with its number as id", content_type = "text/event-stream",
+               body = sse::Event),
+              (status = 400, description = "No such channel"), AgentError))]
+pub(crate) async fn events(
+    State(app): State<AgentApp>,
+    Path(thread): Path<ThreadId>,
+    ObjectBody(request): ObjectBody<Object>,
+) -> Result<Response, AgentError> {
+    let filter = Filter::read(&request).map_err(AgentError::bad_request)?;
+    let since = number("since", request.get("since")).map_err(AgentError::bad_request)?;
+    let mut seen = Seen::by_caller();
+    // A thread that is there is judged before anything is answered.
+    seen.may_read(&app, thread).await?;
+    let every = app.settings.heartbeat;
+    let mut beat = interval_at(Instant::now() + every, every);
+    beat.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    let streaming = Streaming {
+        cursor: Cursor::after(&app, thread, since.unwrap_or_default()),
+        draining: app.draining.clone(),
+        app,
+        thread,
+        filter,
+        seen,
+        beat,
+        ended: false,
+        _counted: Counted::new("sse"),
+    };
+    let body = Body::from_stream(stream::unfold(streaming, |mut streaming| async move {
+        let bytes = streaming.next().await?;
+        Some((bytes, streaming))
+    }));
+    Ok(sse::open(body))
+}
+
+/// A stream that is open.
+struct Streaming {
+    app: AgentApp,
+    thread: ThreadId,
+    cursor: Cursor,
+    filter: Filter,
+    seen: Seen,
+    beat: Interval,
+    draining: CancellationToken,
+    ended: bool,
+    _counted: Counted,
+}
+
+impl Streaming {
+    async fn next(&mut self) -> Option<io::Result<Bytes>> {
+        while !self.ended {
+            let event = tokio::select! {
+                biased;
+                event = self.cursor.next() => event,
+                _ = self.beat.tick() => return Some(Ok(Bytes::from_static(b": heartbeat\r\n\r\n"))),
+                // Readers come back, to another process, and go on behind the number they had. A body that ended would
+                // tell them that nothing more comes.
+                () = self.draining.cancelled() => {
+                    self.ended = true;
+                    return Some(Err(io::Error::other("the server is shutting down")));
+                }
+            };
+            let event = match event {
+                Ok(Some(event)) if !self.filter.takes(&event) => continue,
+                Ok(event) => event?,
+                Err(error) => return Some(Ok(self.failed(&error))),
+            };
+            if let Err(error) = self.seen.may_read(&self.app, self.thread).await {
+                return Some(Ok(self.failed(&error)));
+            }
+            return Some(Ok(frame(&event)));
+        }
+        None
+    }
+
+    /// The head is sent, so the body says it.
+    fn failed(&mut self, error: &AgentError) -> Bytes {
+        self.ended = true;
+        let text = Failure::new(None, "unknown_error", error.detail()).to_bytes();
+        written("error", &text, None)
+    }
+}
+
+fn frame(event: &Event) -> Bytes {
+    written(event.method(), &event.text, Some(event.seq))
+}
+
+fn written(name: &str, data: &[u8], id: Option<i64>) -> Bytes {
+    let mut text = BytesMut::with_capacity(name.len() + data.len() + 64);
+    text.extend_from_slice(b"event: ");
+    text.extend_from_slice(name.as_bytes());
+    text.extend_from_slice(b"\r\ndata: ");
+    text.extend_from_slice(data);
+    if let Some(id) = id {
+        text.extend_from_slice(b"\r\nid: ");
+        text.extend_from_slice(id.to_string().as_bytes());
+    }
+    text.extend_from_slice(b"\r\n\r\n");
+    text.freeze()
+}
+
+/// Whether a caller may read a thread that may still be made, by somebody else.
+pub(super) struct Seen {
+    /// What its metadata must pass; empty where everything may be read.
+    visible: Object,
+    /// It was there, and passed.
+    judged: bool,
+}
+
+impl Seen {
+    /// Of the caller of the request at hand.
+    pub fn by_caller() -> Self {
+        let visible = auth::visible();
+        Self {
+            judged: visible.is_empty(),
+            visible,
+        }
+    }
+
+    /// Judges the thread once it is there.
+    pub async fn may_read(&mut self, app: &AgentApp, thread: ThreadId) -> Result<(), AgentError> {
+        if self.judged {
+            return Ok(());
+        }
+        let tenant = app.tenant;
+        match app.store.read(async |tx| threads::get(tx, tenant, thread).await).await {
+            Ok(row) => {
+                let metadata = serde_json::from_str::<Object>(&row.metadata);
+                if !metadata.is_ok_and(|metadata| passes(&self.visible, &metadata)) {
+                    return Err(AgentError::no_thread(thread));
+                }
+                self.judged = true;
+                Ok(())
+            }
+            Err(store::Error::NotFound) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// Counts a stream as long as it is open.
+pub(super) struct Counted(metrics::Gauge);
+
+impl Counted {
+    pub fn new(transport: &'static str) -> Self {
+        let gauge = metrics::gauge!(metric::EVENT_STREAMS, "transport" => transport);
+        gauge.increment(1.0);
+        Self(gauge)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.decrement(1.0);
+    }
+}

@@ -1,0 +1,50 @@
+//! The tree of a thread's graphs, as the log tells it.
+
+use serde_json::Value;
+use towpath_domain::ThreadId;
+use towpath_domain::agent::{Frame, frame};
+use towpath_store::run_events;
+
+use super::normalizer::Normalizer;
+use super::replay::graph_of;
+use crate::agent::app::AgentApp;
+use crate::agent::errors::AgentError;
+use crate::agent::live::Item;
+
+/// Bytes of frames that are read at once.
+const PAGE_BYTES: i64 = 1 << 20;
+
+/// What the graphs of the thread's latest run are at; `None` where nothing of a run is kept.
+pub(super) async fn read(app: &AgentApp, thread: ThreadId) -> Result<Option<Value>, AgentError> {
+    let mut normalizer = Normalizer::default();
+    let (tenant, mut after) = (app.tenant, 0);
+    loop {
+        let page = app
+            .store
+            .read(async |tx| run_events::read(tx, tenant, thread, None, after, PAGE_BYTES).await)
+            .await?;
+        for batch in &page.batches {
+            after = batch.log_position;
+            for text in frame::split(&batch.frames) {
+                let Some(item) = item(text) else { continue };
+                if let Some(run) = normalizer.new_run(&item) {
+                    let graph = graph_of(app, run).await;
+                    normalizer.begin(run, &graph);
+                }
+                normalizer.take(&item);
+            }
+        }
+        if !page.more {
+            return Ok(normalizer.tree());
+        }
+    }
+}
+
+fn item(text: &str) -> Option<Item> {
+    let frame = Frame::decode(text)?;
+    if !frame.is_end() {
+        return Some(Item::Frame(text.into()));
+    }
+    let end = serde_json::from_str(frame.data).ok()?;
+    Some(Item::End(frame.run?, end, Some(frame.id)))
+}
