@@ -7,7 +7,6 @@ use axum::extract::State;
 use axum::response::Response;
 use bytes::{Bytes, BytesMut};
 use futures::stream;
-use http::HeaderMap;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 use tokio_util::sync::CancellationToken;
 use towpath_domain::ThreadId;
