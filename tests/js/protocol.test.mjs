@@ -4,6 +4,10 @@ import { test } from "node:test";
 
 // The newest client; that of the other suites speaks of runs alone.
 import { Client } from "langgraph-sdk-protocol";
+import { WebSocket } from "undici";
+
+// Node has one of its own from version 22 on.
+globalThis.WebSocket ??= WebSocket;
 
 const client = new Client({ apiUrl: process.env.TOWPATH_AGENT_URL, apiKey: null });
 const graph = (name) => `${process.env.TOWPATH_AGENT_GRAPHS}${name}`;

@@ -122,6 +122,12 @@ BODIES = {
     "POST /runs/search": lambda r: {"thread_id": r.thread_id},
     "POST /runs/crons": lambda r: CRON,
     "PATCH /runs/crons/{cron_id}": lambda r: {"enabled": False},
+    "POST /a2a/{assistant_id}": lambda r: {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "GetTask",
+        "params": {"id": f"{r.thread_id}:{r.run_id}"},
+    },
     "PUT /store/items": lambda r: {"namespace": ["notes"], "key": r.key, "value": {"v": "taken"}},
     "DELETE /store/items": lambda r: {"namespace": ["notes"], "key": r.key},
     "POST /store/items/search": lambda r: {"namespace_prefix": []},
@@ -205,6 +211,9 @@ class Caller:
             word = (lambda word: escaped(word)) if escape else urllib.parse.quote
             query = f"namespace={word('notes')}&key={word(rows.key)}"
             target += f"?namespace=x&key=x&{query}" if variant == "duplicate key" else f"?{query}"
+        elif template.startswith("/.well-known/"):
+            word = escaped(rows.assistant_id) if escape else rows.assistant_id
+            target += f"?assistant_id={word}"
         meant = BODIES.get(route, lambda r: {})(rows)
         return self.send(method, target, body(meant), content_type, route in ENDLESS)
 

@@ -55,13 +55,17 @@ async def test_a_run_through_the_client(sdk, graph, transport):
 async def test_messages_grow(sdk, graph, transport):
     async with asyncio.timeout(LIMIT_S), sdk.threads.stream(assistant_id=graph("talk"), transport=transport) as thread:
 
-        async def first():
-            async for message in thread.messages:
-                return [part async for part in message.text]
+        async def parts_of(message):
+            return [part async for part in message.text]
 
-        reading = asyncio.create_task(first())
+        async def read():
+            # A message grows only while the iteration over the messages goes on.
+            return [asyncio.create_task(parts_of(message)) async for message in thread.messages]
+
+        reading = asyncio.create_task(read())
         await thread.run.start(input=HI)
-        parts = await reading
+        (first,) = await reading
+        parts = await first
         assert "".join(parts) == "one two three four five six" and len(parts) > 2
         await thread.output
 
