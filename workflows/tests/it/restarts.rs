@@ -87,8 +87,7 @@ async fn what_is_being_stopped_keeps_nothing_else_waiting() {
     yard.add_deployment_named("other").await;
     yard.revision(None).await;
     yard.home.drain().await;
-    let (stop, keep) = yard.keep();
-    let keep = tokio::spawn(keep);
+    let (stop, keep) = yard.keep_what_serves().await;
     within("the deleted one is stopped", async {
         while !yard.fake().calls().iter().any(|call| call == "stop") {
             tokio::time::sleep(Duration::from_millis(5)).await;
