@@ -157,10 +157,8 @@ fn invalid(text: &str) -> Outcome {
 
 /// Starts a run, or answers the interrupt that the thread waits at.
 async fn start(app: &AgentApp, headers: &HeaderMap, thread: ThreadId, params: &Object) -> Result<Outcome, AgentError> {
-    if !params
-        .get("assistant_id")
-        .is_some_and(|id| id.as_str().is_some_and(|id| !id.is_empty()))
-    {
+    let assistant = params.get("assistant_id").and_then(Value::as_str);
+    if assistant.is_none_or(str::is_empty) {
         return Ok(invalid("run.start requires an assistant_id."));
     }
     let checkpoint = params

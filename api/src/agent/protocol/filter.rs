@@ -61,7 +61,8 @@ impl Filter {
     pub fn takes(&self, event: &Event) -> bool {
         let Some(channel) = event.channel else { return true };
         let named = || event.name.as_ref().is_some_and(|name| self.names.contains(name));
-        if !self.channels.contains(&channel) && !(channel == Channel::Custom && named()) {
+        let is_named_custom = || channel == Channel::Custom && named();
+        if !(self.channels.contains(&channel) || is_named_custom()) {
             return false;
         }
         let below = |prefix: &Vec<String>| {
@@ -116,6 +117,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
+    #[expect(clippy::needless_pass_by_value, reason = "what `json!` makes is given away")]
     fn read(params: Value) -> Result<Filter, String> {
         Filter::read(params.as_object().unwrap())
     }

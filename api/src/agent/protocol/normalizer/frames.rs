@@ -115,15 +115,12 @@ impl Run {
             return (Vec::new(), whole());
         };
         let asked: Vec<Interrupt> = serde_json::from_str(asked.get()).unwrap_or_default();
-        let drafts = asked
-            .into_iter()
-            .filter_map(|one| self.request(namespace, one))
-            .collect();
+        let drafts = asked.iter().filter_map(|one| self.request(namespace, one)).collect();
         let rest = (!fields.is_empty()).then(|| serde_json::value::to_raw_value(&fields).ok());
         (drafts, rest.flatten())
     }
 
-    fn request(&mut self, namespace: &[String], interrupt: Interrupt) -> Option<Draft> {
+    fn request(&mut self, namespace: &[String], interrupt: &Interrupt) -> Option<Draft> {
         if self.asked.len() >= MOST_KNOWN || !self.asked.insert(interrupt.id.clone()) {
             return None;
         }

@@ -209,7 +209,7 @@ impl Open {
         }
     }
 
-    fn begin(&mut self, id: &str, block: Block, skeleton: Value, drafts: &mut Vec<Draft>) -> usize {
+    fn begin(&mut self, id: &str, block: Block, skeleton: &Value, drafts: &mut Vec<Draft>) -> usize {
         let index = self.blocks.len();
         self.blocks.push(block);
         let data = json!({"event": "content-block-start", "index": index, "content": skeleton});
@@ -226,7 +226,7 @@ impl Open {
             _ => self.begin(
                 id,
                 Block::Text(String::new()),
-                json!({"type": "text", "text": ""}),
+                &json!({"type": "text", "text": ""}),
                 drafts,
             ),
         };
@@ -239,7 +239,7 @@ impl Open {
     }
 
     fn other(&mut self, id: &str, part: &Value, drafts: &mut Vec<Draft>) {
-        self.begin(id, Block::Other(part.clone()), part.clone(), drafts);
+        self.begin(id, Block::Other(part.clone()), part, drafts);
     }
 
     /// A piece of a call. Pieces of one call have one index; without one it is a call of its own.
@@ -259,7 +259,7 @@ impl Open {
                     args: String::new(),
                 };
                 let skeleton = json!({"type": "tool_call_chunk", "id": call, "name": name, "args": ""});
-                self.begin(id, block, skeleton, drafts)
+                self.begin(id, block, &skeleton, drafts)
             }
         };
         let Some(Block::Call {

@@ -233,6 +233,7 @@ mod tests {
     use super::*;
     use crate::RunId;
 
+    #[expect(clippy::needless_pass_by_value, reason = "what `json!` makes is given away")]
     fn message(parts: Value) -> Message {
         let sent = json!({"messageId": "m", "role": "ROLE_USER", "parts": parts});
         Message::read(Some(&sent)).unwrap()
