@@ -278,6 +278,21 @@ def test_an_owner_is_answered_however_the_request_is_written(guarded):
     assert wrong == []
 
 
+def test_events_of_a_deleted_thread_are_shown_to_nobody(guarded):
+    server, _ = guarded
+    client = user(server, "ann")
+    rows = Rows(client)
+    kept = {"stream_mode": "values", "stream_resumable": True}
+    assert list(client.runs.stream(rows.thread_id, "agent", input={"steps": [CANARY]}, **kept))
+    client.threads.delete(rows.thread_id)
+    for name in ("ann", "bob"):
+        # A stream of nothing would not end.
+        target, body = f"/threads/{rows.thread_id}/stream/events", json.dumps({"channels": ["values", "lifecycle"]})
+        answer = Caller(server, name).send("POST", target, body)
+        assert answer.status == 200 and "event: error" in answer.text, (name, answer.text)
+        assert CANARY not in answer.text and rows.run_id not in answer.text, (name, answer.text)
+
+
 def test_an_assistant_takes_no_threads_of_others_along(guarded):
     server, _ = guarded
     ann, bob = user(server, "ann"), user(server, "bob")

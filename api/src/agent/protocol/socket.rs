@@ -68,7 +68,7 @@ pub(crate) async fn connect(
         return Err(AgentError::new(StatusCode::FORBIDDEN, text));
     }
     let mut seen = Seen::by_caller();
-    seen.may_read(&app, thread).await?;
+    seen.may_open(&app, thread).await?;
     let bytes = settings.body_bytes.min(MESSAGE_BYTES);
     let session = Session {
         subscriptions: Subscriptions::new(&app, thread),

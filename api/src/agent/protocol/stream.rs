@@ -56,7 +56,7 @@ pub(crate) async fn events(
     let since = number("since", request.get("since")).map_err(AgentError::bad_request)?;
     let mut seen = Seen::by_caller();
     // A thread that is there is judged before anything is answered.
-    seen.may_read(&app, thread).await?;
+    seen.may_open(&app, thread).await?;
     let every = app.settings.heartbeat;
     let mut beat = interval_at(Instant::now() + every, every);
     beat.set_missed_tick_behavior(MissedTickBehavior::Skip);
@@ -162,10 +162,25 @@ impl Seen {
         }
     }
 
-    /// Judges the thread once it is there.
+    /// Judges the thread before a stream of it is opened; it may still be made.
+    pub async fn may_open(&mut self, app: &AgentApp, thread: ThreadId) -> Result<(), AgentError> {
+        self.judge(app, thread).await.map(drop)
+    }
+
+    /// Judges the thread before an event of it is shown. Events outlive the row of a deleted thread: without the row nobody
+    /// can be judged, so nobody is shown them.
     pub async fn may_read(&mut self, app: &AgentApp, thread: ThreadId) -> Result<(), AgentError> {
+        if self.judge(app, thread).await? {
+            Ok(())
+        } else {
+            Err(AgentError::no_thread(thread))
+        }
+    }
+
+    /// Whether the thread is there. One that the caller may not read is refused.
+    async fn judge(&mut self, app: &AgentApp, thread: ThreadId) -> Result<bool, AgentError> {
         if self.judged {
-            return Ok(());
+            return Ok(true);
         }
         let tenant = app.tenant;
         match app.store.read(async |tx| threads::get(tx, tenant, thread).await).await {
@@ -175,9 +190,9 @@ impl Seen {
                     return Err(AgentError::no_thread(thread));
                 }
                 self.judged = true;
-                Ok(())
+                Ok(true)
             }
-            Err(store::Error::NotFound) => Ok(()),
+            Err(store::Error::NotFound) => Ok(false),
             Err(error) => Err(error.into()),
         }
     }
