@@ -61,7 +61,8 @@ impl<T: DeserializeOwned> FromRequest<AgentApp> for ListBody<T> {
     }
 }
 
-async fn bytes_of(request: Request, app: &AgentApp) -> Result<Bytes, AgentError> {
+/// The bytes of a body, within the limits of this server.
+pub(in crate::agent) async fn bytes_of(request: Request, app: &AgentApp) -> Result<Bytes, AgentError> {
     let read = body::read(request.into_body(), app.settings.body_bytes, BODY_PATIENCE).await;
     read.map_err(|problem| match problem {
         BodyError::TooLarge(limit) => AgentError::new(
@@ -75,7 +76,7 @@ async fn bytes_of(request: Request, app: &AgentApp) -> Result<Bytes, AgentError>
 }
 
 /// Reads a body. While it reads a large one, other tasks of the same thread go on elsewhere: there may be no second thread.
-fn read_body<T: DeserializeOwned>(body: Bytes) -> Result<T, AgentError> {
+pub(in crate::agent) fn read_body<T: DeserializeOwned>(body: Bytes) -> Result<T, AgentError> {
     let large = body.len() >= LARGE_BYTES;
     // No database keeps a NUL: it is replaced here, once, and nothing behind has to think of it.
     let read = move || read_json(&without_nul(body));

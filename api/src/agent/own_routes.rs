@@ -12,6 +12,8 @@ use http_body::Body as _;
 use http_body_util::Limited;
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
+use tower::ServiceExt as _;
+use towpath_runtime::Graphs;
 
 use super::app::AgentApp;
 use super::errors::AgentError;
@@ -37,13 +39,22 @@ async fn keyed(request: Request, next: Next) -> Response {
     next.run(request).await
 }
 
-/// Refuses routes of groups that the config file turns off.
+/// Refuses routes of groups that the config file turns off. The author may have routes there, such as an MCP server.
 pub(super) async fn offered(State(app): State<AgentApp>, request: Request, next: Next) -> Response {
-    let off = |group: &str| app.settings.disabled.iter().any(|disabled| disabled == group);
-    if !app.settings.disabled.is_empty() && group(request.uri().path()).is_some_and(off) {
-        return AgentError::not_found().into_response();
+    if !app.settings.disabled.is_empty() && group(request.uri().path()).is_some_and(|group| app.settings.is_off(group))
+    {
+        if !has_own(&app.graphs.current()) {
+            return AgentError::not_found().into_response();
+        }
+        let Ok(response) = router(app).oneshot(request).await;
+        return response;
     }
     next.run(request).await
+}
+
+/// Whether the author has routes at all.
+fn has_own(graphs: &Graphs) -> bool {
+    graphs.hosts().is_some_and(|pool| pool.ready().http)
 }
 
 /// The group of a route.
@@ -54,6 +65,7 @@ fn group(path: &str) -> Option<&'static str> {
         ("threads", _, _) => Some("threads"),
         ("assistants", _, _) => Some("assistants"),
         ("store", _, _) => Some("store"),
+        ("mcp", _, _) => Some("mcp"),
         _ => None,
     }
 }
@@ -151,6 +163,8 @@ mod tests {
             ("/runs/crons", Some("runs")),
             ("/store/items", Some("store")),
             ("/assistants/search", Some("assistants")),
+            ("/mcp", Some("mcp")),
+            ("/mcps", None),
             ("/ok", None),
         ] {
             assert_eq!(group(path), expected, "{path}");

@@ -11,6 +11,7 @@ pub(crate) mod stop;
 use super::app::AgentApp;
 use crate::routes::Routes;
 
+pub(super) use begin::Ready;
 pub(super) use model::FIELDS;
 pub(super) use on_thread::since;
 

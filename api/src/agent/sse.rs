@@ -75,9 +75,15 @@ pub(crate) fn respond(
         let bytes = state.next().await?;
         Some((Ok::<_, Infallible>(bytes), state))
     }));
+    let mut response = open(body);
+    response.headers_mut().extend(headers);
+    response
+}
+
+/// The head of a stream around its body.
+pub(super) fn open(body: Body) -> Response {
     let mut response = body.into_response();
     let own = response.headers_mut();
-    own.extend(headers);
     own.insert(
         CONTENT_TYPE,
         HeaderValue::from_static("text/event-stream; charset=utf-8"),
@@ -199,7 +205,7 @@ impl Streaming {
 }
 
 /// One event. Clients split at the blank line; data never holds a line break, because JSON does not.
-fn event(name: &str, data: &str, id: Option<EventId>) -> Bytes {
+pub(super) fn event(name: &str, data: &str, id: Option<EventId>) -> Bytes {
     let data = without_nul(Bytes::copy_from_slice(data.as_bytes()));
     let mut text = Vec::with_capacity(name.len() + data.len() + 64);
     text.extend_from_slice(b"event: ");

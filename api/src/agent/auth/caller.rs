@@ -28,6 +28,27 @@ pub(in crate::agent) fn configurable() -> Map<String, Value> {
     GRANT.try_with(|grant| grant.caller.configurable()).unwrap_or_default()
 }
 
+/// The caller, where the author's auth knows callers.
+pub(super) fn granted() -> Option<Arc<Caller>> {
+    GRANT.try_with(|grant| grant.caller.clone()).ok()
+}
+
+/// Does a part of a request's work as far as its caller sees rows whose metadata pass this: one operation of several that a
+/// request may name in its body.
+pub(in crate::agent) async fn seeing<F: Future>(visible: Object, work: F) -> F::Output {
+    match granted() {
+        Some(caller) => {
+            let grant = Grant {
+                caller,
+                visible,
+                deletable: None,
+            };
+            GRANT.scope(grant, work).await
+        }
+        None => work.await,
+    }
+}
+
 /// Who it is.
 pub(in crate::agent) fn identity() -> Option<String> {
     GRANT.try_with(|grant| grant.caller.identity().to_owned()).ok()

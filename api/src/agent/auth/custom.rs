@@ -8,13 +8,14 @@ use axum::response::{IntoResponse, Response};
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, StatusCode};
 use towpath_domain::agent::Object;
+use towpath_domain::{AssistantId, ThreadId};
 use towpath_runtime::Graphs;
 use towpath_runtime::hosted::{self, AuthHandlers, Caller, Denied, Pool};
 
-use super::caller::{GRANT, Grant};
+use super::caller::{GRANT, Grant, granted};
 use super::judged::Judge;
 use super::remembered;
-use super::route::{self, About};
+use super::route::{self, About, Input};
 use crate::agent::app::AgentApp;
 use crate::agent::errors::AgentError;
 
@@ -51,7 +52,7 @@ pub(super) async fn recognize(app: AgentApp, request: Request, next: Next) -> Re
 }
 
 /// Boxed: a response is large, and seldom.
-pub(super) type Refusal = Box<Response>;
+pub(in crate::agent) type Refusal = Box<Response>;
 
 pub(super) fn refuse(error: AgentError) -> Refusal {
     Box::new(error.into_response())
@@ -111,6 +112,45 @@ async fn judge(app: &AgentApp, request: Request) -> Result<(Grant, Request), Ref
         deletable,
     };
     Ok((grant, request))
+}
+
+/// Judges an operation that a request names in its body: the line of its route cannot tell it. Answers its value as the author's
+/// handlers leave it, and what rows must pass. Without such handlers everything passes as it is.
+pub(in crate::agent) async fn allow(
+    app: &AgentApp,
+    (resource, action): (&'static str, &'static str),
+    thread: Option<ThreadId>,
+    value: Object,
+) -> Result<(Object, Object), Refusal> {
+    let Some(caller) = granted() else {
+        return Ok((value, Object::new()));
+    };
+    let graphs = app.graphs.current();
+    let (pool, handlers) = decider(&graphs)?;
+    let about = About {
+        resource,
+        action,
+        input: Input::Object,
+    };
+    let judge = Judge::new(app, pool, handlers, &caller, about);
+    judge.operation(thread, value).await
+}
+
+/// Judges whether the caller may read an assistant that a request names in its body. As [`allow`].
+pub(in crate::agent) async fn allow_reading(app: &AgentApp, assistant: AssistantId) -> Result<(), Refusal> {
+    let Some(caller) = granted() else {
+        return Ok(());
+    };
+    let graphs = app.graphs.current();
+    let (pool, handlers) = decider(&graphs)?;
+    let about = About {
+        resource: "assistants",
+        action: "read",
+        input: Input::Nothing,
+    };
+    Judge::new(app, pool, handlers, &caller, about)
+        .on_assistant(assistant)
+        .await
 }
 
 /// What the request is about: its route's line. A route that has none is a defect of ours, and opens nothing.

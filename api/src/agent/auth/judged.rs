@@ -111,6 +111,10 @@ impl<'a> Judge<'a> {
                 let (_, visible) = self.value(named, Object::new()).await?;
                 Ok((Body::empty(), visible))
             }
+            Input::Rpc => {
+                let (_, visible) = self.value(named, Object::new()).await?;
+                Ok((body, visible))
+            }
             Input::Item => {
                 let visible = self.item(named, parts).await?;
                 Ok((Body::empty(), visible))
@@ -167,6 +171,33 @@ impl<'a> Judge<'a> {
             named.ids.push((name, id));
         }
         Ok(named)
+    }
+
+    /// Judges one operation that was read before.
+    pub(super) async fn operation(&self, thread: Option<ThreadId>, value: Object) -> Result<(Object, Object), Refusal> {
+        let About { resource, action, .. } = self.about;
+        if !self.judges(resource, action) {
+            return Ok((value, Object::new()));
+        }
+        let named = Named {
+            row: thread.map_or(Row::None, Row::Thread),
+            ids: thread.map(|id| ("thread_id", id.to_string())).into_iter().collect(),
+        };
+        self.value(&named, value).await
+    }
+
+    /// Judges an operation on an assistant that has no value of its own.
+    pub(super) async fn on_assistant(&self, id: AssistantId) -> Result<(), Refusal> {
+        let About { resource, action, .. } = self.about;
+        if !self.judges(resource, action) {
+            return Ok(());
+        }
+        let named = Named {
+            row: Row::Assistant(id),
+            ids: vec![("assistant_id", id.to_string())],
+        };
+        self.value(&named, Object::new()).await?;
+        Ok(())
     }
 
     async fn object(&self, body: Body) -> Result<Object, Refusal> {

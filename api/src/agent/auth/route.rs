@@ -28,9 +28,12 @@ pub(super) enum Input {
     Below(&'static str),
     /// A namespace and a key in the query.
     Item,
+    /// A call whose method says what is done: the handler has each judged by itself. The line is about the assistant that is
+    /// called.
+    Rpc,
 }
 
-use Input::{Below, Item, Nothing, Object, Objects};
+use Input::{Below, Item, Nothing, Object, Objects, Rpc};
 
 struct Line {
     method: &'static str,
@@ -187,6 +190,8 @@ const LINES: &[Line] = &[
     line("GET", "/runs/crons/{cron_id}", "crons", "read", Nothing),
     line("PATCH", "/runs/crons/{cron_id}", "crons", "update", Object),
     line("DELETE", "/runs/crons/{cron_id}", "crons", "delete", Nothing),
+    line("POST", "/mcp", "assistants", "search", Rpc),
+    line("DELETE", "/mcp", "assistants", "search", Nothing),
     line("PUT", "/store/items", "store", "put", Object),
     line("GET", "/store/items", "store", "get", Item),
     line("DELETE", "/store/items", "store", "delete", Object),
@@ -230,7 +235,7 @@ mod tests {
             for (method, operation) in docs::operations(item) {
                 let about = about(&method.parse().unwrap(), path);
                 let about = about.unwrap_or_else(|| panic!("{method} {path} has no line: who may call it?"));
-                let reads = matches!(about.input, Object | Objects | Below(_));
+                let reads = matches!(about.input, Object | Objects | Below(_) | Rpc);
                 assert_eq!(operation.request_body.is_some(), reads, "{method} {path}: its body");
                 left.retain(|line| *line != (method, path.as_str()));
             }

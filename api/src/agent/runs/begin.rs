@@ -22,7 +22,7 @@ use crate::agent::live::Reader;
 use super::stop::CancelOnDrop;
 
 /// A run that only has to be recorded.
-pub(super) struct Ready {
+pub(in crate::agent) struct Ready {
     pub id: RunId,
     pub target: Target,
     pub resumable: bool,

@@ -62,7 +62,7 @@ impl Drop for CancelOnDrop {
 }
 
 /// Cancels a run; answers whether it was not over yet.
-async fn stop(app: &AgentApp, id: RunId, action: CancelAction) -> Result<bool, AgentError> {
+pub(in crate::agent) async fn stop(app: &AgentApp, id: RunId, action: CancelAction) -> Result<bool, AgentError> {
     Ok(app
         .store
         .write(async |tx| {
