@@ -2,6 +2,7 @@
 
 mod ends;
 mod identity;
+mod mcp;
 mod stream_model;
 mod streams;
 
@@ -44,7 +45,12 @@ const GRAPHS: &str = r#"{"graphs": {
     "slow": {"native": {"kind": "workflow", "channels": {"log": "append"},
         "nodes": {"one": {"kind": "script", "steps": [{"append": {"log": "one"}}]},
                   "two": {"kind": "script", "steps": [{"sleep_ms": 60000}]}},
-        "edges": [["__start__", "one"], ["one", "two"]]}}
+        "edges": [["__start__", "one"], ["one", "two"]]}},
+    "echo": {"native": "echo"},
+    "human": {"native": {"kind": "script", "channels": {"log": "append", "answer": "last-value"},
+        "steps": [{"interrupt": {"question": "go on?"}, "into": "answer"}, {"append": {"log": "asked"}}]}},
+    "broken": {"native": {"kind": "script", "channels": {"log": "append"},
+        "steps": [{"fail": {"type": "ValueError", "message": "it broke"}}]}}
 }}"#;
 
 /// Runs each test on both databases.

@@ -43,7 +43,9 @@ impl Progress {
 
 /// The nodes that ended with a step.
 fn nodes(update: &Value) -> Option<String> {
-    let names: Vec<&str> = update.as_object()?.keys().map(String::as_str).collect();
+    let names = update.as_object()?.keys().map(String::as_str);
+    // What begins so is no node, such as `__interrupt__`.
+    let names: Vec<&str> = names.filter(|name| !name.starts_with("__")).collect();
     (!names.is_empty()).then(|| names.join(", "))
 }
 
@@ -95,6 +97,11 @@ mod tests {
                 json!({"progressToken": "t", "progress": number, "message": message})
             );
         }
-        assert_eq!(progress.notification(&frame("custom", &json!({"percent": 95}))), None);
+        for (event, data) in [
+            ("custom", json!({"percent": 95})),
+            ("updates", json!({"__interrupt__": []})),
+        ] {
+            assert_eq!(progress.notification(&frame(event, &data)), None, "{event}");
+        }
     }
 }

@@ -105,12 +105,13 @@ fn without_headers(schema: &mut Value) {
 
 /// Describes lists of messages as texts; answers which those are.
 fn texts_for_messages(schema: &mut Value) -> Vec<String> {
+    let definitions = schema.get(DEFINITIONS).cloned().unwrap_or_default();
     let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) else {
         return Vec::new();
     };
     let mut changed = Vec::new();
     for (name, property) in properties {
-        if !is_list_of_messages(property) {
+        if !is_list_of_messages(property, &definitions) {
             continue;
         }
         let title = property.get("title").cloned().unwrap_or_else(|| json!(name));
@@ -120,14 +121,20 @@ fn texts_for_messages(schema: &mut Value) -> Vec<String> {
     changed
 }
 
-fn is_list_of_messages(property: &Value) -> bool {
-    let items = &property["items"];
-    let choices = items["oneOf"].as_array().or_else(|| items["anyOf"].as_array());
-    let is_message = |choice: &Value| {
-        let name = choice["$ref"].as_str().and_then(|at| at.strip_prefix(TO_DEFINITIONS));
-        name.is_some_and(|name| MESSAGES.contains(&name))
+fn is_list_of_messages(property: &Value, definitions: &Value) -> bool {
+    let list = match definition(property) {
+        Some(name) => &definitions[name],
+        None => property,
     };
-    property["type"] == "array" && choices.is_some_and(|choices| choices.iter().any(is_message))
+    let items = &list["items"];
+    let choices = items["oneOf"].as_array().or_else(|| items["anyOf"].as_array());
+    let is_message = |choice: &Value| definition(choice).is_some_and(|name| MESSAGES.contains(&name));
+    list["type"] == "array" && choices.is_some_and(|choices| choices.iter().any(is_message))
+}
+
+/// The definition that a schema refers to.
+fn definition(schema: &Value) -> Option<&str> {
+    schema["$ref"].as_str()?.strip_prefix(TO_DEFINITIONS)
 }
 
 /// Keeps the definitions that something refers to.
@@ -158,8 +165,7 @@ fn references(schema: &Value) -> Vec<String> {
     while let Some(value) = open.pop() {
         match value {
             Value::Object(members) => {
-                let at = members.get("$ref").and_then(Value::as_str);
-                found.extend(at.and_then(|at| at.strip_prefix(TO_DEFINITIONS)).map(str::to_owned));
+                found.extend(definition(value).map(str::to_owned));
                 open.extend(members.values());
             }
             Value::Array(values) => open.extend(values),
@@ -187,18 +193,20 @@ mod tests {
             "properties": {
                 "messages": {"type": "array", "title": "Messages", "items": {"oneOf": [
                     {"$ref": "#/$defs/HumanMessage"}, {"$ref": "#/$defs/AIMessage"}]}},
+                "older": {"$ref": "#/$defs/Messages"},
                 "place": {"$ref": "#/$defs/Place", "x-mcp-header": "Place"},
             },
-            "$defs": {"HumanMessage": {"type": "object"}, "AIMessage": {"properties": {"usage": {"$ref": "#/$defs/Usage"}}},
+            "$defs": {"Messages": {"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/HumanMessage"}]}},
+                      "HumanMessage": {"type": "object"}, "AIMessage": {"properties": {"usage": {"$ref": "#/$defs/Usage"}}},
                       "Usage": {}, "Place": {"properties": {"country": {"$ref": "#/$defs/Country"}}}, "Country": {}},
         })));
-        let text = json!({"type": "string", "title": "Messages", "description": "The message of the user."});
+        let text = |title: &str| json!({"type": "string", "title": title, "description": "The message of the user."});
         assert_eq!(
             arguments.schema,
             json!({
                 "type": "object",
                 "title": "State",
-                "properties": {"messages": text, "place": {"$ref": "#/$defs/Place"}},
+                "properties": {"messages": text("Messages"), "older": text("older"), "place": {"$ref": "#/$defs/Place"}},
                 "$defs": {"Place": {"properties": {"country": {"$ref": "#/$defs/Country"}}}, "Country": {}},
             })
         );
