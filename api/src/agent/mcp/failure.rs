@@ -6,6 +6,7 @@ use http::StatusCode;
 use towpath_store as store;
 
 use super::rpc::{Code, RpcError};
+use crate::agent::auth;
 use crate::agent::errors::AgentError;
 
 /// Why a request fails.
@@ -22,9 +23,9 @@ impl From<RpcError> for Failure {
     }
 }
 
-/// A refusal by the author's auth.
-impl From<Box<Response>> for Failure {
-    fn from(refusal: Box<Response>) -> Self {
+/// The author's auth refused it.
+impl From<auth::Refusal> for Failure {
+    fn from(refusal: auth::Refusal) -> Self {
         Self::Http(refusal)
     }
 }
