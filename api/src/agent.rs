@@ -17,6 +17,7 @@ mod crons;
 mod docs;
 mod items;
 mod live;
+mod mcp;
 mod own_routes;
 mod protocol;
 mod runs;
@@ -47,7 +48,7 @@ pub fn agent_router(app: AgentApp) -> Router {
     let api = api.layer(from_fn_with_state(app.clone(), own_routes::offered));
     // Outside of the limit on requests at once: who asks how it is must not be refused because much goes on.
     let system = system.with_state(app.clone());
-    let (system, open) = if settings.disabled.iter().any(|group| group == "meta") {
+    let (system, open) = if settings.is_off("meta") {
         let probes = system::probes().with_state(app.clone());
         (probes.clone(), probes)
     } else {
@@ -55,6 +56,11 @@ pub fn agent_router(app: AgentApp) -> Router {
             .clone()
             .merge(docs::routes(|| put_together(Purpose::Describe).2, app.graphs.clone()));
         (system, open)
+    };
+    let open = if settings.is_off("mcp") {
+        open
+    } else {
+        open.merge(mcp::trailing_slash().with_state(app.clone()))
     };
     // In its description they would look like a part of the agent protocol.
     let operators = Router::from(internal::routes().build(Purpose::Serve));
@@ -102,6 +108,7 @@ fn put_together(purpose: Purpose) -> (Router<AgentApp>, Router<AgentApp>, OpenAp
         .merge(crons::routes())
         .merge(items::routes())
         .merge(protocol::routes())
+        .merge(mcp::routes())
         .merge(runs::routes())
         .merge(threads::routes());
     let (api, mut document) = api.build(purpose).split_for_parts();

@@ -93,8 +93,7 @@ pub struct Settings {
     pub own_routes_auth: bool,
     /// How long its answers about callers are used again.
     pub auth_cache: Option<AuthCache>,
-    /// Groups of routes that are not offered: `assistants`, `threads`, `runs`, `store`, `a2a`,
-    /// `meta`.
+    /// Groups of routes that are not offered: `assistants`, `threads`, `runs`, `store`, `meta`, `a2a`, `mcp`, `event_streaming`.
     pub disabled: Vec<String>,
     /// Headers that reach a run's `configurable` beside the usual ones, with `*` for any part.
     pub headers_in: Vec<String>,
@@ -115,6 +114,13 @@ pub struct AuthCache {
     pub ttl: Duration,
     /// Answers kept.
     pub most: usize,
+}
+
+impl Settings {
+    /// Whether a group of routes is not offered.
+    pub(super) fn is_off(&self, group: &str) -> bool {
+        self.disabled.iter().any(|disabled| disabled == group)
+    }
 }
 
 impl Default for Settings {

@@ -542,7 +542,7 @@ fn no_graph(app: &AgentApp, graph: &str) -> AgentError {
 }
 
 /// Only assistants whose graph this server has: others may share the database.
-fn which(
+pub(super) fn which(
     app: &AgentApp,
     metadata: Option<Map<String, Value>>,
     graph_id: Option<String>,

@@ -22,7 +22,7 @@ use crate::errors::ApiError;
 use crate::scopes;
 
 pub(super) use caller::{configurable, deletable, identity, record, seeing, sees, sees_assistant, visible};
-pub(super) use custom::{Refusal, allow};
+pub(super) use custom::{Refusal, allow, allow_reading};
 pub(super) use remembered::Remembered;
 
 /// The layer around a server that asks for no key because only this machine reaches it: pages of the web are

@@ -9,12 +9,13 @@ use serde::Deserialize;
 use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer, ExposeHeaders};
 
 /// Headers that a page may read beside the usual ones; the clients follow them.
-const EXPOSED: [HeaderName; 5] = [
+const EXPOSED: [HeaderName; 6] = [
     HeaderName::from_static("content-location"),
     HeaderName::from_static("location"),
     HeaderName::from_static("x-pagination-total"),
     HeaderName::from_static("x-pagination-next"),
     HeaderName::from_static("x-request-id"),
+    HeaderName::from_static("mcp-session-id"),
 ];
 const METHODS: [Method; 7] = [
     Method::GET,

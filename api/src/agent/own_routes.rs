@@ -12,6 +12,8 @@ use http_body::Body as _;
 use http_body_util::Limited;
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
+use tower::ServiceExt as _;
+use towpath_runtime::Graphs;
 
 use super::app::AgentApp;
 use super::errors::AgentError;
@@ -37,13 +39,25 @@ async fn keyed(request: Request, next: Next) -> Response {
     next.run(request).await
 }
 
-/// Refuses routes of groups that the config file turns off.
+/// Refuses routes of groups that the config file turns off. The author may have routes there, such as an MCP server.
 pub(super) async fn offered(State(app): State<AgentApp>, request: Request, next: Next) -> Response {
-    let off = |group: &str| app.settings.disabled.iter().any(|disabled| disabled == group);
-    if !app.settings.disabled.is_empty() && groups(request.uri().path()).iter().copied().any(off) {
-        return AgentError::not_found().into_response();
+    if !app.settings.disabled.is_empty()
+        && groups(request.uri().path())
+            .iter()
+            .any(|group| app.settings.is_off(group))
+    {
+        if !has_own(&app.graphs.current()) {
+            return AgentError::not_found().into_response();
+        }
+        let Ok(response) = router(app).oneshot(request).await;
+        return response;
     }
     next.run(request).await
+}
+
+/// Whether the author has routes at all.
+fn has_own(graphs: &Graphs) -> bool {
+    graphs.hosts().is_some_and(|pool| pool.ready().http)
 }
 
 /// The groups of a route. Each of them turns it off.
@@ -58,6 +72,7 @@ fn groups(path: &str) -> &'static [&'static str] {
         ["assistants", ..] => &["assistants"],
         ["store", ..] => &["store"],
         ["a2a", ..] | [".well-known", "agent-card.json" | "agent.json", "", _] => &["a2a"],
+        ["mcp", ..] => &["mcp"],
         _ => &[],
     }
 }
@@ -149,7 +164,7 @@ mod tests {
     #[test]
     fn routes_belong_to_groups() {
         let protocol: &[&str] = &["event_streaming", "threads", "runs"];
-        let cases: [(&str, &[&str]); 13] = [
+        let cases: [(&str, &[&str]); 15] = [
             ("/threads", &["threads"]),
             ("/threads/1/state", &["threads"]),
             ("/threads/1/stream", &["threads"]),
@@ -162,6 +177,8 @@ mod tests {
             ("/a2a/1", &["a2a"]),
             ("/.well-known/agent-card.json", &["a2a"]),
             ("/.well-known/other", &[]),
+            ("/mcp", &["mcp"]),
+            ("/mcps", &[]),
             ("/ok", &[]),
         ];
         for (path, expected) in cases {

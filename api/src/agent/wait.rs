@@ -1,6 +1,7 @@
 //! Answers that wait for a run: blanks while it goes on, then the result.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
@@ -32,14 +33,9 @@ pub(crate) fn respond(
     let every = app.settings.heartbeat;
     let mut beat = interval_at(Instant::now() + every, every);
     beat.set_missed_tick_behavior(MissedTickBehavior::Skip);
-    let state = Waiting {
-        app: app.clone(),
-        thread,
-        run,
-        reader,
+    let state = Responding {
+        waiting: Waiting::new(app, (thread, run), reader, guard),
         beat,
-        guard,
-        seen: Seen::default(),
         ended: false,
     };
     let body = Body::from_stream(stream::unfold(state, |mut state| async move {
@@ -53,15 +49,51 @@ pub(crate) fn respond(
     response
 }
 
-struct Waiting {
+struct Responding {
+    waiting: Waiting,
+    beat: Interval,
+    ended: bool,
+}
+
+impl Responding {
+    async fn next(&mut self) -> Option<Bytes> {
+        if self.ended {
+            return None;
+        }
+        let over = loop {
+            let step = tokio::select! {
+                biased;
+                step = self.waiting.step() => step,
+                // Parsers skip it.
+                _ = self.beat.tick() => return Some(Bytes::from_static(b"\n")),
+            };
+            match step {
+                Ok(Step::Frame(_)) => {}
+                Ok(Step::Over(end)) => break Ok(end),
+                Err(error) => break Err(error),
+            }
+        };
+        self.ended = true;
+        Some(self.waiting.answer(over).await)
+    }
+}
+
+/// A run that is waited for, and what its stream said.
+pub(crate) struct Waiting {
     app: AgentApp,
     thread: ThreadId,
     run: RunId,
     reader: Reader,
-    beat: Interval,
     guard: Option<CancelOnDrop>,
     seen: Seen,
-    ended: bool,
+}
+
+/// What a run that is waited for comes to.
+pub(crate) enum Step {
+    /// It streamed this.
+    Frame(Arc<str>),
+    /// It is over; nothing is known of its end where its thread went first.
+    Over(Option<End>),
 }
 
 /// What the stream said.
@@ -76,39 +108,51 @@ struct Seen {
 }
 
 impl Waiting {
-    async fn next(&mut self) -> Option<Bytes> {
-        if self.ended {
-            return None;
+    pub(crate) fn new(
+        app: &AgentApp,
+        (thread, run): (ThreadId, RunId),
+        reader: Reader,
+        guard: Option<CancelOnDrop>,
+    ) -> Self {
+        Self {
+            app: app.clone(),
+            thread,
+            run,
+            reader,
+            guard,
+            seen: Seen::default(),
         }
+    }
+
+    /// The next step. One that was not waited for to its end is not lost.
+    pub(crate) async fn step(&mut self) -> Result<Step, AgentError> {
         loop {
-            let item = tokio::select! {
-                biased;
-                item = self.reader.next() => item,
-                // Parsers skip it.
-                _ = self.beat.tick() => return Some(Bytes::from_static(b"\n")),
-            };
-            let result = match item {
-                Ok(Some(Item::Frame(text))) => {
+            match self.reader.next().await? {
+                Some(Item::Frame(text)) => {
                     self.seen.take(&text);
-                    continue;
+                    return Ok(Step::Frame(text));
                 }
-                Ok(Some(Item::Cut)) => {
-                    self.seen.cut = true;
-                    continue;
-                }
-                Ok(Some(Item::End(_, end, _))) => self.result(end).await,
-                Ok(None) => Ok(Bytes::from_static(b"{}")),
-                Err(error) => Err(error),
-            };
-            self.ended = true;
-            if let Some(guard) = &mut self.guard {
-                guard.disarm();
+                Some(Item::Cut) => self.seen.cut = true,
+                Some(Item::End(_, end, _)) => return Ok(Step::Over(Some(end))),
+                None => return Ok(Step::Over(None)),
             }
-            return Some(result.unwrap_or_else(|error| {
-                let error = json!({"__error__": {"error": "HTTPException", "message": error.detail()}});
-                error.to_string().into()
-            }));
         }
+    }
+
+    /// The state that a run left which is over, or `__error__`.
+    pub(crate) async fn answer(&mut self, over: Result<Option<End>, AgentError>) -> Bytes {
+        let result = match over {
+            Ok(Some(end)) => self.result(end).await,
+            Ok(None) => Ok(Bytes::from_static(b"{}")),
+            Err(error) => Err(error),
+        };
+        if let Some(guard) = &mut self.guard {
+            guard.disarm();
+        }
+        result.unwrap_or_else(|error| {
+            let error = json!({"__error__": {"error": "HTTPException", "message": error.detail()}});
+            error.to_string().into()
+        })
     }
 
     async fn result(&mut self, end: End) -> Result<Bytes, AgentError> {

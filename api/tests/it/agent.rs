@@ -3,6 +3,7 @@
 mod a2a;
 mod ends;
 mod identity;
+mod mcp;
 mod protocol;
 mod stream_model;
 mod streams;

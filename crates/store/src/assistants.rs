@@ -1,11 +1,15 @@
 //! Assistants: graphs with their settings, each change a version.
 
+mod names;
+
 use serde_json::{Map, Value};
 use sqlx::FromRow;
 use towpath_domain::{AssistantId, TenantId, Timestamp};
 
 use crate::query::{Arg, Query};
 use crate::{Error, Result, Tx};
+
+pub use names::{Named, names};
 
 /// An assistant as its current version says.
 #[derive(Clone, Debug, PartialEq, Eq, FromRow)]

@@ -277,6 +277,18 @@ pub async fn open_on(tx: &mut Tx<'_>, tenant: TenantId, threads: &[ThreadId]) ->
     query.fetch_all(tx).await
 }
 
+/// Runs whose metadata contain this and that are not over, oldest first.
+///
+/// # Errors
+/// `Rejected` for metadata that are too large.
+pub async fn open_with(tx: &mut Tx<'_>, tenant: TenantId, metadata: &Value) -> Result<Vec<Open>> {
+    let mut query = Query::new(tx, "SELECT id, thread_id, job_id FROM run WHERE tenant_id = ");
+    query.bind(Arg::Uuid(tenant.0)).push(" AND status = 'pending' AND ");
+    query.contains("metadata", "metadata", metadata)?;
+    query.push(" ORDER BY created_at, id");
+    query.fetch_all(tx).await
+}
+
 /// Runs that stand there and are not over, oldest first.
 ///
 /// # Errors

@@ -58,7 +58,8 @@ def graph(request):
 LAYOUTS = ("embedded", "cluster")
 # Modules, and a test of another one, that ask the servers of the session.
 ASK_ANY = {
-    *("test_a2a", "test_assistants", "test_crons", "test_javascript", "test_remote_graph", "test_runs", "test_store", "test_streams"),
+    *("test_a2a", "test_assistants", "test_crons", "test_javascript", "test_mcp", "test_remote_graph", "test_runs", "test_store"),
+    "test_streams",
     *("test_system", "test_threads", "test_a_server_that_traces_nowhere_names_no_links"),
 }
 # Modules with servers of their own, and the parameters that tell these apart.
@@ -71,6 +72,7 @@ ASK_THEIRS = {
     "test_feedback": LAYOUTS,
     "test_kills": (*LAYOUTS, "worker", "api", "everything"),
     "test_langgraph_deploy": (),
+    "test_mcp_conformance": (),
     "test_redis_faults": (),
     "test_settings": (),
     "test_storm": LAYOUTS,

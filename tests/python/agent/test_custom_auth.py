@@ -128,12 +128,16 @@ BODIES = {
         "method": "GetTask",
         "params": {"id": f"{r.thread_id}:{r.run_id}"},
     },
+    "POST /mcp": lambda r: {"jsonrpc": "2.0", "id": 1, "method": "tools/list"},
     "PUT /store/items": lambda r: {"namespace": ["notes"], "key": r.key, "value": {"v": "taken"}},
     "DELETE /store/items": lambda r: {"namespace": ["notes"], "key": r.key},
     "POST /store/items/search": lambda r: {"namespace_prefix": []},
 }
-# There is nothing to cancel about a run that is over.
-OVER = {"POST /runs/cancel", "POST /runs/{run_id}/cancel", "POST /threads/{thread_id}/runs/{run_id}/cancel"}
+# There is nothing to cancel about a run that is over, and no session of MCP to end.
+OVER = {
+    *("POST /runs/cancel", "POST /runs/{run_id}/cancel", "POST /threads/{thread_id}/runs/{run_id}/cancel"),
+    "DELETE /mcp",
+}
 ENDLESS = {"GET /threads/{thread_id}/stream", "POST /threads/{thread_id}/stream/events"}
 # A plain request is no WebSocket.
 SOCKET = "GET /threads/{thread_id}/stream/events"

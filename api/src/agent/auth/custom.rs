@@ -7,8 +7,8 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, StatusCode};
-use towpath_domain::ThreadId;
 use towpath_domain::agent::Object;
+use towpath_domain::{AssistantId, ThreadId};
 use towpath_runtime::Graphs;
 use towpath_runtime::hosted::{self, AuthHandlers, Caller, Denied, Pool};
 
@@ -134,6 +134,23 @@ pub(in crate::agent) async fn allow(
     };
     let judge = Judge::new(app, pool, handlers, &caller, about);
     judge.operation(thread, value).await
+}
+
+/// Judges whether the caller may read an assistant that a request names in its body. As [`allow`].
+pub(in crate::agent) async fn allow_reading(app: &AgentApp, assistant: AssistantId) -> Result<(), Refusal> {
+    let Some(caller) = granted() else {
+        return Ok(());
+    };
+    let graphs = app.graphs.current();
+    let (pool, handlers) = decider(&graphs)?;
+    let about = About {
+        resource: "assistants",
+        action: "read",
+        input: Input::Nothing,
+    };
+    Judge::new(app, pool, handlers, &caller, about)
+        .on_assistant(assistant)
+        .await
 }
 
 /// What the request is about: its route's line. A route that has none is a defect of ours, and opens nothing.

@@ -209,6 +209,20 @@ impl<'a> Judge<'a> {
         self.value(&named, value).await
     }
 
+    /// Judges an operation on an assistant that has no value of its own.
+    pub(super) async fn on_assistant(&self, id: AssistantId) -> Result<(), Refusal> {
+        let About { resource, action, .. } = self.about;
+        if !self.judges(resource, action) {
+            return Ok(());
+        }
+        let named = Named {
+            row: Row::Assistant(id),
+            ids: vec![("assistant_id", id.to_string())],
+        };
+        self.value(&named, Object::new()).await?;
+        Ok(())
+    }
+
     async fn object(&self, body: Body) -> Result<Object, Refusal> {
         let read = ObjectBody::<Object>::from_request(Request::new(body), self.app).await;
         let ObjectBody(object) = read.map_err(refuse)?;

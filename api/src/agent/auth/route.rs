@@ -220,6 +220,8 @@ const LINES: &[Line] = &[
     line("GET", "/runs/crons/{cron_id}", "crons", "read", Nothing),
     line("PATCH", "/runs/crons/{cron_id}", "crons", "update", Object),
     line("DELETE", "/runs/crons/{cron_id}", "crons", "delete", Nothing),
+    line("POST", "/mcp", "assistants", "search", Rpc),
+    line("DELETE", "/mcp", "assistants", "search", Nothing),
     line("PUT", "/store/items", "store", "put", Object),
     line("GET", "/store/items", "store", "get", Item),
     line("DELETE", "/store/items", "store", "delete", Object),
