@@ -14,7 +14,7 @@ static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 pub static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.
-const FROZEN: [(&str, &str, &str); 18] = [
+const FROZEN: [(&str, &str, &str); 19] = [
     (
         "0001_schema",
         "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
@@ -104,6 +104,11 @@ const FROZEN: [(&str, &str, &str); 18] = [
         "0018_revision_keys",
         "acd945df2a7c751a5cbe19b1a50e35b442621144366b0ea6954d71bb8c17cd0de8b02332dc907f00527bf4507959d69f",
         "a6a4b57b4a2458e4174a427cf64dbd40402557f4e6f043c22a06f2e19b954e39882c51d90b9f25795cdffbcac4c69ebc",
+    ),
+    (
+        "0020_datasets",
+        "9d25ceb1819edeb71a3172523d4fd916fad79434d976726da74c778bf15d11d833646ee26b4f61977e7bd3e482fc2fba",
+        "77bc8ef8f19662eb39e303492a92a607ec1c56b72bdb4ec0118021b9e992dd71e8492682ab8f0c88b34d694066d81c25",
     ),
 ];
 
