@@ -181,7 +181,10 @@ fn criteria(sent: &Pairs) -> Result<Criteria, ApiError> {
 pub async fn list(State(app): State<App>, tenant: Tenant, sent: Pairs) -> Result<Json<Vec<Shown>>, ApiError> {
     sent.only(&PARAMETERS)?;
     model::refuse(&sent, &["tag_value_id"])?;
-    if sent.all("sort_by").any(|order| !order.is_empty() && order != "created_at") {
+    if sent
+        .all("sort_by")
+        .any(|order| !order.is_empty() && order != "created_at")
+    {
         return Err(Rejection::unsupported("sort_by", "a list of datasets in another order than created_at").into());
     }
     let criteria = criteria(&sent)?;

@@ -315,7 +315,10 @@ fn asked(sent: &Pairs) -> Result<(Option<DatasetId>, Option<AsOf>, Criteria), Ap
 
 /// The parameter `as_of`.
 pub(super) fn as_of(sent: &Pairs) -> Option<AsOf> {
-    sent.all("as_of").last().filter(|text| !text.is_empty()).map(AsOf::parse)
+    sent.all("as_of")
+        .last()
+        .filter(|text| !text.is_empty())
+        .map(AsOf::parse)
 }
 
 /// The time of a version. A tag needs the dataset whose tag it is.
@@ -348,9 +351,9 @@ fn selected(sent: &Pairs) -> Result<Vec<&'static str>, ApiError> {
     if names.is_empty() {
         return Ok(if bare { vec!["id"] } else { without_links() });
     }
-    let chosen = FIELDS.into_iter().filter(|field| {
-        *field == "id" || names.contains(field) || (!bare && ALWAYS.contains(field))
-    });
+    let chosen = FIELDS
+        .into_iter()
+        .filter(|field| *field == "id" || names.contains(field) || (!bare && ALWAYS.contains(field)));
     Ok(chosen.collect())
 }
 
@@ -455,7 +458,8 @@ async fn change(
     let changed = app.store.write(async |tx| {
         let dataset = examples::get(tx, tenant.id, first, None).await?.dataset_id;
         if said.is_some_and(|said| said != dataset) {
-            let text = "the example is in another dataset, and examples are not moved: create it there, and delete it here";
+            let text =
+                "the example is in another dataset, and examples are not moved: create it there, and delete it here";
             return Err(Rejection::rule("dataset_id", text).into());
         }
         examples::update(tx, tenant.id, dataset, &changes).await
@@ -490,16 +494,23 @@ pub async fn update_many(
 ) -> Result<Json<Value>, ApiError> {
     check_count(sent.len())?;
     let dataset = sent.iter().find_map(|change| change.dataset_id);
-    if sent.iter().any(|change| change.dataset_id.is_some() && change.dataset_id != dataset) {
+    if sent
+        .iter()
+        .any(|change| change.dataset_id.is_some() && change.dataset_id != dataset)
+    {
         return Err(Rejection::rule("dataset_id", "all examples of a request are of one dataset").into());
     }
     let mut changes = Vec::with_capacity(sent.len());
     for (at, change) in sent.into_iter().enumerate() {
-        let id = change.id.ok_or_else(|| Rejection::invalid(format!("{at}.id"), "field required"))?;
+        let id = change
+            .id
+            .ok_or_else(|| Rejection::invalid(format!("{at}.id"), "field required"))?;
         changes.push((id, change.admit()?));
     }
     let count = change(&app, tenant, dataset, changes).await?;
-    Ok(Json(json!({"message": format!("{count} examples updated"), "count": count})))
+    Ok(Json(
+        json!({"message": format!("{count} examples updated"), "count": count}),
+    ))
 }
 
 /// Delete an example. Earlier versions of its dataset keep it.
@@ -524,9 +535,17 @@ pub async fn delete(
               (status = 404, description = "None of them is in this workspace"), ApiError))]
 pub async fn delete_many(State(app): State<App>, tenant: Tenant, sent: Pairs) -> Result<Json<Value>, ApiError> {
     sent.only(&["example_ids"])?;
-    let ids: Vec<ExampleId> = sent.read::<Uuid>("example_ids", "a UUID")?.into_iter().map(ExampleId).collect();
+    let ids: Vec<ExampleId> = sent
+        .read::<Uuid>("example_ids", "a UUID")?
+        .into_iter()
+        .map(ExampleId)
+        .collect();
     if ids.is_empty() {
-        return Err(ApiError::invalid_at(vec!["query".into(), "example_ids".into()], "missing", "field required"));
+        return Err(ApiError::invalid_at(
+            vec!["query".into(), "example_ids".into()],
+            "missing",
+            "field required",
+        ));
     }
     check_count(ids.len())?;
     let deleted = app.store.write(async |tx| examples::delete(tx, tenant.id, &ids).await);
@@ -549,11 +568,7 @@ pub struct Deletion {
 #[utoipa::path(post, path = "/v1/platform/datasets/examples/delete", tag = "examples", request_body = Deletion,
     responses((status = 204, description = "Deleted"),
               (status = 404, description = "None of them is in this workspace"), ApiError))]
-pub async fn erase(
-    State(app): State<App>,
-    tenant: Tenant,
-    Sent(sent): Sent<Deletion>,
-) -> Result<StatusCode, ApiError> {
+pub async fn erase(State(app): State<App>, tenant: Tenant, Sent(sent): Sent<Deletion>) -> Result<StatusCode, ApiError> {
     check_count(sent.example_ids.len())?;
     let gone_by = app.store.write(async |tx| match sent.hard_delete {
         true => examples::erase(tx, tenant.id, &sent.example_ids).await,

@@ -41,6 +41,19 @@ impl<T: DeserializeOwned> FromRequest<App> for SentList<T> {
     }
 }
 
+/// The same of a list of ids or texts.
+#[derive(Clone, Debug)]
+pub struct SentValues<T>(pub Vec<T>);
+
+impl<T: DeserializeOwned> FromRequest<App> for SentValues<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &App) -> Result<Self, ApiError> {
+        let body = unsaid_json(request, app.settings.ingest_body_bytes).await?;
+        parse_value(&body).map(Self)
+    }
+}
+
 /// One text, or several.
 #[derive(Clone, Debug, Deserialize, utoipa::ToSchema)]
 #[serde(untagged)]
@@ -53,7 +66,7 @@ pub enum Names {
 }
 
 impl Names {
-    pub(super) fn list(self) -> Vec<String> {
+    pub(in crate::platform) fn list(self) -> Vec<String> {
         match self {
             Self::One(name) => vec![name],
             Self::Several(names) => names,
@@ -62,7 +75,7 @@ impl Names {
 }
 
 /// A text that both databases can keep.
-pub(super) fn text(field: &str, text: Option<String>) -> Result<Option<String>, Rejection> {
+pub(in crate::platform) fn text(field: &str, text: Option<String>) -> Result<Option<String>, Rejection> {
     if text.as_deref().is_some_and(|text| text.contains('\0')) {
         return Err(Rejection::invalid(field, "expected a text without NUL"));
     }
@@ -70,7 +83,10 @@ pub(super) fn text(field: &str, text: Option<String>) -> Result<Option<String>, 
 }
 
 /// JSON that has to be an object, as it was sent.
-pub(super) fn object(field: &str, sent: Option<Box<RawValue>>) -> Result<Option<Box<RawValue>>, Rejection> {
+pub(in crate::platform) fn object(
+    field: &str,
+    sent: Option<Box<RawValue>>,
+) -> Result<Option<Box<RawValue>>, Rejection> {
     match sent {
         None => Ok(None),
         Some(sent) if sent.get().starts_with('{') => Ok(Some(sent)),
@@ -80,7 +96,7 @@ pub(super) fn object(field: &str, sent: Option<Box<RawValue>>) -> Result<Option<
 }
 
 /// Metadata within its bounds.
-pub(super) fn metadata(sent: Option<Map<String, Value>>) -> Result<Option<Map<String, Value>>, Rejection> {
+pub(in crate::platform) fn metadata(sent: Option<Map<String, Value>>) -> Result<Option<Map<String, Value>>, Rejection> {
     let large = |metadata: &Map<String, Value>| {
         serde_json::to_vec(metadata).map_or(usize::MAX, |text| text.len()) > MOST_METADATA
     };
@@ -108,7 +124,7 @@ fn has_nul((key, value): (&String, &Value)) -> bool {
 }
 
 /// The parameter `metadata`: a JSON object in a text.
-pub(super) fn metadata_filter(sent: &Pairs) -> Result<Option<Value>, ApiError> {
+pub(in crate::platform) fn metadata_filter(sent: &Pairs) -> Result<Option<Value>, ApiError> {
     let Some(text) = sent.all("metadata").last() else {
         return Ok(None);
     };
@@ -118,8 +134,11 @@ pub(super) fn metadata_filter(sent: &Pairs) -> Result<Option<Value>, ApiError> {
 }
 
 /// Refuses parameters that are known, and would choose what this build cannot choose.
-pub(super) fn refuse(sent: &Pairs, fields: &[&str]) -> Result<(), ApiError> {
-    match fields.iter().find(|field| sent.all(field).any(|value| !value.is_empty())) {
+pub(in crate::platform) fn refuse(sent: &Pairs, fields: &[&str]) -> Result<(), ApiError> {
+    match fields
+        .iter()
+        .find(|field| sent.all(field).any(|value| !value.is_empty()))
+    {
         None => Ok(()),
         Some(field) => Err(Rejection::unsupported(*field, format!("a list with {field}")).into()),
     }

@@ -101,7 +101,9 @@ fn parse(boundary: &str, body: &[u8]) -> Result<Vec<Sent>, ApiError> {
         let part = part?;
         let (id, rest) = part.name.split_once('.').unwrap_or((part.name, ""));
         let bad = |what: &str| ApiError::bad_request(format!("{}: {what}", part.name));
-        let id: Uuid = id.parse().map_err(|_| bad("expected a part that is named by the id of an example"))?;
+        let id: Uuid = id
+            .parse()
+            .map_err(|_| bad("expected a part that is named by the id of an example"))?;
         let id = ExampleId(id);
         if rest.is_empty() {
             if all.iter().any(|sent| sent.id == id) {
@@ -126,7 +128,11 @@ fn parse(boundary: &str, body: &[u8]) -> Result<Vec<Sent>, ApiError> {
             None if rest == "outputs" => sent.outputs = object(rest, part.data)?,
             None if rest == "attachments_operations" => sent.operations = Some(parse_json(part.data)?),
             Some(("attachment", name)) => sent.files.push(file(name, part.content_type, part.data)?),
-            _ => return Err(bad("expected inputs, outputs, attachments_operations or attachment.<name>")),
+            _ => {
+                return Err(bad(
+                    "expected inputs, outputs, attachments_operations or attachment.<name>",
+                ));
+            }
         }
     }
     Ok(all)
@@ -246,7 +252,10 @@ pub async fn upsert(State(app): State<App>, tenant: Tenant, request: Request) ->
     let sent = parse(&boundary, &body)?;
     let dataset = sent.first().and_then(|first| first.head.dataset_id);
     let dataset = dataset.ok_or_else(|| Rejection::invalid("dataset_id", "field required"))?;
-    if sent.iter().any(|one| one.head.dataset_id.is_some_and(|other| other != dataset)) {
+    if sent
+        .iter()
+        .any(|one| one.head.dataset_id.is_some_and(|other| other != dataset))
+    {
         return Err(Rejection::rule("dataset_id", "all examples of a request are of one dataset").into());
     }
     let ids: Vec<ExampleId> = sent.iter().map(|one| one.id).collect();

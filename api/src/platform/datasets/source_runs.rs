@@ -44,7 +44,9 @@ pub(super) async fn complete(app: &App, tenant: Tenant, drafts: Vec<Draft>) -> R
         }
     }
     if runs.len() > MOST_RUNS {
-        return Err(ApiError::bad_request(format!("source_run_id: at most {MOST_RUNS} runs at once")));
+        return Err(ApiError::bad_request(format!(
+            "source_run_id: at most {MOST_RUNS} runs at once"
+        )));
     }
     let mut sources = HashMap::new();
     if !runs.is_empty() {
@@ -141,7 +143,9 @@ async fn files(
     }
     let bytes: i64 = latest.values().map(|attachment| attachment.bytes).sum();
     if usize::try_from(bytes).unwrap_or(usize::MAX) > most_bytes {
-        let text = format!("the attachments of the source runs have more than {most_bytes} bytes: send fewer examples at once");
+        let text = format!(
+            "the attachments of the source runs have more than {most_bytes} bytes: send fewer examples at once"
+        );
         return Err(ApiError::bad_request(text));
     }
     let mut files: HashMap<TraceRunId, Vec<NewFile>> = HashMap::new();

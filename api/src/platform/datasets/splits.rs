@@ -123,10 +123,16 @@ impl Operation {
         check_label("operations", &self.key)?;
         let values = self.values.as_deref().unwrap_or_default();
         if values.len() > MOST_VALUES {
-            return Err(Rejection::invalid("operations", format!("expected at most {MOST_VALUES} values")));
+            return Err(Rejection::invalid(
+                "operations",
+                format!("expected at most {MOST_VALUES} values"),
+            ));
         }
         if self.operation != Kind::Set && self.values.is_none() {
-            return Err(Rejection::invalid("operations", "ARRAY_ADD and ARRAY_REMOVE need values"));
+            return Err(Rejection::invalid(
+                "operations",
+                "ARRAY_ADD and ARRAY_REMOVE need values",
+            ));
         }
         Ok(())
     }
@@ -179,7 +185,8 @@ pub struct MetadataChange {
 #[schema(as = MetadataResult)]
 pub struct Outcome {
     #[schema(value_type = Uuid)]
-    example_id: ExampleId,
+    id: ExampleId,
+    /// `UPDATED`, or `NOT_FOUND` where the dataset does not have it.
     status: &'static str,
 }
 
@@ -187,7 +194,8 @@ pub struct Outcome {
 #[derive(Serialize, utoipa::ToSchema)]
 #[schema(as = MetadataResults)]
 pub struct Outcomes {
-    results: Vec<Outcome>,
+    /// In the order of the request.
+    statuses: Vec<Outcome>,
 }
 
 /// Change the metadata of examples in the same way, all or none. Those that the dataset does not have are passed over.
@@ -204,7 +212,9 @@ pub async fn update_metadata(
 ) -> Result<(StatusCode, Json<Outcomes>), ApiError> {
     check_count(sent.example_ids.len())?;
     if sent.operations.len() > MOST_OPERATIONS {
-        return Err(ApiError::bad_request(format!("operations: at most {MOST_OPERATIONS} at once")));
+        return Err(ApiError::bad_request(format!(
+            "operations: at most {MOST_OPERATIONS} at once"
+        )));
     }
     for operation in &sent.operations {
         operation.admit()?;
@@ -219,12 +229,16 @@ pub async fn update_metadata(
         examples::rewrite_metadata(tx, tenant.id, id, &sent.example_ids, change).await
     });
     let found = changed.await.map_err(missing)?;
-    let results = sent.example_ids.iter().map(|example| Outcome {
-        example_id: *example,
-        status: if found.contains(example) { "UPDATED" } else { "NOT_FOUND" },
+    let statuses = sent.example_ids.iter().map(|example| Outcome {
+        id: *example,
+        status: if found.contains(example) {
+            "UPDATED"
+        } else {
+            "NOT_FOUND"
+        },
     });
-    let results = results.collect();
-    Ok((StatusCode::MULTI_STATUS, Json(Outcomes { results })))
+    let statuses = statuses.collect();
+    Ok((StatusCode::MULTI_STATUS, Json(Outcomes { statuses })))
 }
 
 #[cfg(test)]
@@ -241,9 +255,13 @@ mod tests {
         };
         let mut metadata = Map::new();
         metadata.insert(SPLIT_KEY.to_owned(), json!(["base"]));
-        operation(Kind::Add, json!(["test", "base"])).apply(&mut metadata).unwrap();
+        operation(Kind::Add, json!(["test", "base"]))
+            .apply(&mut metadata)
+            .unwrap();
         assert_eq!(metadata[SPLIT_KEY], json!(["base", "test"]));
-        operation(Kind::Remove, json!(["test", "base"])).apply(&mut metadata).unwrap();
+        operation(Kind::Remove, json!(["test", "base"]))
+            .apply(&mut metadata)
+            .unwrap();
         assert_eq!(metadata[SPLIT_KEY], json!(["base"]), "an example is always in a split");
     }
 }
