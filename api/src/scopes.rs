@@ -233,6 +233,8 @@ const PAGES: &[Line] = &[
     line("GET", "/ui/traces", OperatorRead),
     line("GET", "/ui/traces/{project_id}", OperatorRead),
     line("GET", "/ui/traces/{project_id}/{run_id}", OperatorRead),
+    line("GET", "/ui/datasets", OperatorRead),
+    line("GET", "/ui/datasets/{dataset_id}", OperatorRead),
     line("GET", "/ui/quarantine", OperatorRead),
     line("GET", "/ui/quarantine/{entry_id}", OperatorRead),
     line("POST", "/ui/quarantine/{entry_id}/{action}", Operator),
