@@ -146,8 +146,8 @@ fn evaluations() -> Routes<App> {
         .routes(routes!(datasets::versions::diff))
         .routes(routes!(
             datasets::examples::create,
-            datasets::examples::list,
-            datasets::examples::delete_many
+            datasets::listing::list,
+            datasets::deletion::delete_many
         ))
         .routes(routes!(
             datasets::examples::create_many,
@@ -156,7 +156,7 @@ fn evaluations() -> Routes<App> {
         .routes(routes!(
             datasets::examples::get,
             datasets::examples::update,
-            datasets::examples::delete
+            datasets::deletion::delete
         ))
         .routes(routes!(
             feedback_configs::create,
@@ -182,8 +182,8 @@ fn bulk_examples() -> Routes<App> {
         .routes(routes!(datasets::multipart::create, datasets::multipart::update))
         .routes(routes!(datasets::multipart::upsert))
         .routes(routes!(datasets::splits::update_metadata))
-        .routes(routes!(datasets::examples::erase))
-        .routes(routes!(datasets::examples::delete_of_dataset))
+        .routes(routes!(datasets::deletion::erase))
+        .routes(routes!(datasets::deletion::delete_of_dataset))
 }
 
 /// The second version of reading, at its own place.

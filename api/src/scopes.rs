@@ -86,7 +86,11 @@ const LINES: &[Line] = &[
     line("GET", "/datasets", TracesRead),
     line("POST", "/datasets/upload", TracesWrite),
     line("POST", "/datasets/comparative", TracesWrite),
-    line("DELETE", "/datasets/comparative/{comparative_experiment_id}", TracesWrite),
+    line(
+        "DELETE",
+        "/datasets/comparative/{comparative_experiment_id}",
+        TracesWrite,
+    ),
     line("GET", "/datasets/{dataset_id}", TracesRead),
     line("PATCH", "/datasets/{dataset_id}", TracesWrite),
     // As with projects: with a dataset goes what others put into it, in all versions.
@@ -112,7 +116,11 @@ const LINES: &[Line] = &[
     line("POST", "/v1/platform/datasets/{dataset_id}/examples", TracesWrite),
     line("PATCH", "/v1/platform/datasets/{dataset_id}/examples", TracesWrite),
     line("POST", "/v1/platform/examples/multipart", TracesWrite),
-    line("PATCH", "/v1/platform/datasets/{dataset_id}/examples/metadata", TracesWrite),
+    line(
+        "PATCH",
+        "/v1/platform/datasets/{dataset_id}/examples/metadata",
+        TracesWrite,
+    ),
     // For good, so that no earlier version has them.
     line("POST", "/v1/platform/datasets/examples/delete", WorkspaceAdmin),
     line(
@@ -133,7 +141,11 @@ const LINES: &[Line] = &[
     line("GET", "/annotation-queues/{queue_id}/runs", TracesRead),
     line("POST", "/annotation-queues/{queue_id}/runs/by-key", TracesWrite),
     line("GET", "/annotation-queues/{queue_id}/run/{index}", TracesRead),
-    line("DELETE", "/annotation-queues/{queue_id}/runs/{queue_run_id}", TracesWrite),
+    line(
+        "DELETE",
+        "/annotation-queues/{queue_id}/runs/{queue_run_id}",
+        TracesWrite,
+    ),
     needs("GET", "/settings", Need::Key),
     line("POST", "/v2/deployments", Deployments),
     line("GET", "/v2/deployments", Deployments),

@@ -1,7 +1,9 @@
 //! Datasets: cases that applications are evaluated on. Their examples, versions and experiments have modules of their own.
 
 pub mod comparative;
+pub mod deletion;
 pub mod examples;
+pub mod listing;
 pub mod model;
 pub mod multipart;
 pub mod results;

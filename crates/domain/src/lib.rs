@@ -30,10 +30,10 @@ pub mod traceparent;
 pub use clock::Clock;
 pub use disk::{Disk, Disks};
 pub use id::{
-    AnnotationQueueId, AssistantId, ComparativeExperimentId, CronId, DatasetId, DeploymentId, DestinationId, ExampleFileId,
-    ExampleId, ExportId, ExportRunId, FeedbackConfigId, FeedbackTokenId, ImagePullSecretId, IntegrationId, JobId, KeyId,
-    ListenerId, LogLineId, OrganizationId, ProjectId, QuarantineId, RequestId, RevisionId, RunId, RunIndexId, ScheduleId,
-    SegmentId, TenantId, ThreadId, TraceRunId, UnitId, UploadId, WorkerId,
+    AnnotationQueueId, AssistantId, ComparativeExperimentId, CronId, DatasetId, DeploymentId, DestinationId,
+    ExampleFileId, ExampleId, ExportId, ExportRunId, FeedbackConfigId, FeedbackTokenId, ImagePullSecretId,
+    IntegrationId, JobId, KeyId, ListenerId, LogLineId, OrganizationId, ProjectId, QuarantineId, RequestId, RevisionId,
+    RunId, RunIndexId, ScheduleId, SegmentId, TenantId, ThreadId, TraceRunId, UnitId, UploadId, WorkerId,
 };
 pub use patch::Patch;
 pub use rejection::{Rejection, Why};

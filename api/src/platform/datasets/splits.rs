@@ -10,7 +10,8 @@ use towpath_store::datasets::examples;
 use towpath_store::datasets::versions::{self, AsOf};
 use uuid::Uuid;
 
-use super::examples::{as_of, check_count};
+use super::examples::check_count;
+use super::listing::as_of;
 use super::missing;
 use super::model::{self, Sent};
 use crate::app::App;

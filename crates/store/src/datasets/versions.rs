@@ -211,9 +211,8 @@ async fn tagged(
     let (Some(first), Some(last)) = (versions.iter().min(), versions.iter().max()) else {
         return Ok(Vec::new());
     };
-    let found: Vec<(Timestamp, String)> =
-        on!(tx, |conn| {
-            sqlx::query_as(
+    let found: Vec<(Timestamp, String)> = on!(tx, |conn| {
+        sqlx::query_as(
         "SELECT as_of, tag FROM dataset_tag WHERE tenant_id = $1 AND dataset_id = $2 AND as_of >= $3 AND as_of <= $4
          ORDER BY tag"
     )
@@ -223,7 +222,7 @@ async fn tagged(
     .bind(*last)
     .fetch_all(conn)
     .await
-        })?;
+    })?;
     let mut tags: HashMap<Timestamp, Vec<String>> = HashMap::new();
     if versions.contains(&latest) {
         tags.entry(latest).or_default().push(LATEST.to_owned());
