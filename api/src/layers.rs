@@ -132,7 +132,18 @@ pub(crate) fn short_of_room() -> ApiError {
 /// Whether what is sent there is kept on the disk.
 pub(crate) fn is_kept(method: &Method, path: &str) -> bool {
     let bare = path.strip_prefix("/api-host").unwrap_or(path);
-    is_ingest(method, path) || (*method == Method::PUT && bare.starts_with("/v2/uploads/"))
+    is_ingest(method, path) || is_example(method, path) || (*method == Method::PUT && bare.starts_with("/v2/uploads/"))
+}
+
+/// Whether a request brings examples of datasets.
+fn is_example(method: &Method, path: &str) -> bool {
+    let path = path.strip_prefix("/api").unwrap_or(path);
+    let path = path.strip_prefix("/v1").unwrap_or(path);
+    let path = path.strip_prefix("/platform").unwrap_or(path);
+    let brings = path == "/datasets/upload"
+        || path.starts_with("/examples")
+        || (path.starts_with("/datasets/") && path.ends_with("/examples"));
+    brings && matches!(*method, Method::POST | Method::PATCH)
 }
 
 /// Whether a request brings trace data.

@@ -1,10 +1,13 @@
 //! The platform surface: traces in, exports out, operations.
 
+pub mod annotation_queues;
 pub mod attachments;
+pub mod datasets;
 pub mod deployments;
 pub mod destinations;
 pub mod exports;
 pub mod feedback;
+pub mod feedback_configs;
 pub mod image_pull_secrets;
 pub mod info;
 pub mod ingest;
@@ -80,7 +83,8 @@ fn put_together(app: &App, purpose: Purpose) -> (Router<App>, OpenApi) {
 fn keyed(purpose: Purpose) -> OpenApiRouter<App> {
     let router = |routes: Routes<App>| routes.build(purpose);
     router(bulk_exports())
-        .merge(both_places(router(traces())))
+        .merge(both_places(router(traces().merge(evaluations()))))
+        .merge(below_api(router(bulk_examples())))
         .merge(router(traces_v2()))
         .merge(below_api_host(router(control_plane())))
 }
@@ -122,6 +126,64 @@ fn traces() -> Routes<App> {
         .routes(routes!(sessions::create, sessions::list))
         .routes(routes!(sessions::get, sessions::update, sessions::delete))
         .routes(routes!(settings::get))
+}
+
+/// What evaluations call beside traces.
+fn evaluations() -> Routes<App> {
+    Routes::default()
+        .routes(routes!(datasets::create, datasets::list))
+        .routes(routes!(datasets::upload::create))
+        .routes(routes!(datasets::comparative::create))
+        .routes(routes!(datasets::comparative::delete))
+        .routes(routes!(datasets::get, datasets::update, datasets::delete))
+        .routes(routes!(datasets::share, datasets::shared))
+        .routes(routes!(datasets::comparative::list))
+        .routes(routes!(datasets::results::query))
+        .routes(routes!(datasets::splits::list, datasets::splits::update))
+        .routes(routes!(datasets::versions::tag))
+        .routes(routes!(datasets::versions::get))
+        .routes(routes!(datasets::versions::list))
+        .routes(routes!(datasets::versions::diff))
+        .routes(routes!(
+            datasets::examples::create,
+            datasets::listing::list,
+            datasets::deletion::delete_many
+        ))
+        .routes(routes!(
+            datasets::examples::create_many,
+            datasets::examples::update_many
+        ))
+        .routes(routes!(
+            datasets::examples::get,
+            datasets::examples::update,
+            datasets::deletion::delete
+        ))
+        .routes(routes!(
+            feedback_configs::create,
+            feedback_configs::list,
+            feedback_configs::update,
+            feedback_configs::delete
+        ))
+        .routes(routes!(annotation_queues::create, annotation_queues::list))
+        .routes(routes!(
+            annotation_queues::get,
+            annotation_queues::update,
+            annotation_queues::delete
+        ))
+        .routes(routes!(annotation_queues::add, annotation_queues::list_runs))
+        .routes(routes!(annotation_queues::add_by_key))
+        .routes(routes!(annotation_queues::get_run))
+        .routes(routes!(annotation_queues::delete_run))
+}
+
+/// Examples in bulk, which official clients look for at a place of their own.
+fn bulk_examples() -> Routes<App> {
+    Routes::default()
+        .routes(routes!(datasets::multipart::create, datasets::multipart::update))
+        .routes(routes!(datasets::multipart::upsert))
+        .routes(routes!(datasets::splits::update_metadata))
+        .routes(routes!(datasets::deletion::erase))
+        .routes(routes!(datasets::deletion::delete_of_dataset))
 }
 
 /// The second version of reading, at its own place.
@@ -178,6 +240,11 @@ fn both_places(router: OpenApiRouter<App>) -> OpenApiRouter<App> {
     router.clone().nest("/api/v1", router)
 }
 
+/// Where the endpoint that a client is given ends in `/api/v1`, it leaves out the `/v1` of the path; else it does not.
+fn below_api(router: OpenApiRouter<App>) -> OpenApiRouter<App> {
+    router.clone().nest("/api", router)
+}
+
 /// Operation ids must be unique in a document. Handlers are named alike in every module, so the tag goes in front;
 /// one that stands at two paths says which of them.
 fn unique_operations(document: &mut OpenApi) {
@@ -187,6 +254,7 @@ fn unique_operations(document: &mut OpenApi) {
         let place = match () {
             () if also_below("/api/v1") => "_api_v1",
             () if also_below("/api-host") => "_api_host",
+            () if also_below("/api") => "_api",
             () => "",
         };
         let operations = [

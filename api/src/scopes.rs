@@ -82,6 +82,70 @@ const LINES: &[Line] = &[
     line("PATCH", "/sessions/{session_id}", TracesWrite),
     // Who may send traces must not be able to remove those of others.
     line("DELETE", "/sessions/{session_id}", WorkspaceAdmin),
+    line("POST", "/datasets", TracesWrite),
+    line("GET", "/datasets", TracesRead),
+    line("POST", "/datasets/upload", TracesWrite),
+    line("POST", "/datasets/comparative", TracesWrite),
+    line(
+        "DELETE",
+        "/datasets/comparative/{comparative_experiment_id}",
+        TracesWrite,
+    ),
+    line("GET", "/datasets/{dataset_id}", TracesRead),
+    line("PATCH", "/datasets/{dataset_id}", TracesWrite),
+    // As with projects: with a dataset goes what others put into it, in all versions.
+    line("DELETE", "/datasets/{dataset_id}", WorkspaceAdmin),
+    line("PUT", "/datasets/{dataset_id}/share", WorkspaceAdmin),
+    line("GET", "/datasets/{dataset_id}/share", TracesRead),
+    line("GET", "/datasets/{dataset_id}/comparative", TracesRead),
+    line("POST", "/datasets/{dataset_id}/runs", TracesRead),
+    line("GET", "/datasets/{dataset_id}/splits", TracesRead),
+    line("PUT", "/datasets/{dataset_id}/splits", TracesWrite),
+    line("PUT", "/datasets/{dataset_id}/tags", TracesWrite),
+    line("GET", "/datasets/{dataset_id}/version", TracesRead),
+    line("GET", "/datasets/{dataset_id}/versions", TracesRead),
+    line("GET", "/datasets/{dataset_id}/versions/diff", TracesRead),
+    line("POST", "/examples", TracesWrite),
+    line("GET", "/examples", TracesRead),
+    line("DELETE", "/examples", TracesWrite),
+    line("POST", "/examples/bulk", TracesWrite),
+    line("PATCH", "/examples/bulk", TracesWrite),
+    line("GET", "/examples/{example_id}", TracesRead),
+    line("PATCH", "/examples/{example_id}", TracesWrite),
+    line("DELETE", "/examples/{example_id}", TracesWrite),
+    line("POST", "/v1/platform/datasets/{dataset_id}/examples", TracesWrite),
+    line("PATCH", "/v1/platform/datasets/{dataset_id}/examples", TracesWrite),
+    line("POST", "/v1/platform/examples/multipart", TracesWrite),
+    line(
+        "PATCH",
+        "/v1/platform/datasets/{dataset_id}/examples/metadata",
+        TracesWrite,
+    ),
+    // For good, so that no earlier version has them.
+    line("POST", "/v1/platform/datasets/examples/delete", WorkspaceAdmin),
+    line(
+        "DELETE",
+        "/v1/platform/datasets/{dataset_id}/examples/{example_id}",
+        TracesWrite,
+    ),
+    line("POST", "/feedback-configs", TracesWrite),
+    line("GET", "/feedback-configs", TracesRead),
+    line("PATCH", "/feedback-configs", TracesWrite),
+    line("DELETE", "/feedback-configs", TracesWrite),
+    line("POST", "/annotation-queues", TracesWrite),
+    line("GET", "/annotation-queues", TracesRead),
+    line("GET", "/annotation-queues/{queue_id}", TracesRead),
+    line("PATCH", "/annotation-queues/{queue_id}", TracesWrite),
+    line("DELETE", "/annotation-queues/{queue_id}", TracesWrite),
+    line("POST", "/annotation-queues/{queue_id}/runs", TracesWrite),
+    line("GET", "/annotation-queues/{queue_id}/runs", TracesRead),
+    line("POST", "/annotation-queues/{queue_id}/runs/by-key", TracesWrite),
+    line("GET", "/annotation-queues/{queue_id}/run/{index}", TracesRead),
+    line(
+        "DELETE",
+        "/annotation-queues/{queue_id}/runs/{queue_run_id}",
+        TracesWrite,
+    ),
     needs("GET", "/settings", Need::Key),
     line("POST", "/v2/deployments", Deployments),
     line("GET", "/v2/deployments", Deployments),
@@ -181,6 +245,8 @@ const PAGES: &[Line] = &[
     line("GET", "/ui/traces", OperatorRead),
     line("GET", "/ui/traces/{project_id}", OperatorRead),
     line("GET", "/ui/traces/{project_id}/{run_id}", OperatorRead),
+    line("GET", "/ui/datasets", OperatorRead),
+    line("GET", "/ui/datasets/{dataset_id}", OperatorRead),
     line("GET", "/ui/quarantine", OperatorRead),
     line("GET", "/ui/quarantine/{entry_id}", OperatorRead),
     line("POST", "/ui/quarantine/{entry_id}/{action}", Operator),
@@ -211,7 +277,7 @@ const PAGES: &[Line] = &[
 ];
 
 /// Where routes stand a second time.
-const PREFIXES: [&str; 2] = ["/api/v1", "/api-host"];
+const PREFIXES: [&str; 3] = ["/api/v1", "/api-host", "/api"];
 
 /// What a request of this template needs; nothing for routes that are not declared.
 pub(crate) fn need(method: &Method, template: &str) -> Option<Need> {

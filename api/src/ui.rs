@@ -7,6 +7,7 @@
 //! pages ([`gate`]).
 
 pub(crate) mod assets;
+mod datasets;
 mod dead;
 mod deployments;
 mod destinations;
@@ -41,8 +42,9 @@ use crate::routes::{Listed, Route};
 pub(crate) use gate::Links;
 
 /// The pages, in the order of their tabs.
-pub(crate) const PAGES: [(&str, &str); 10] = [
+pub(crate) const PAGES: [(&str, &str); 11] = [
     ("/ui/traces", "Traces"),
+    ("/ui/datasets", "Datasets"),
     ("/ui/queues", "Queues"),
     ("/ui/jobs", "Jobs"),
     ("/ui/workers", "Workers"),
@@ -87,6 +89,8 @@ fn signed_in() -> Listed<App> {
         .get("/ui/traces", traces::projects)
         .get("/ui/traces/{project_id}", traces::runs)
         .get("/ui/traces/{project_id}/{run_id}", traces::trace)
+        .get("/ui/datasets", datasets::list)
+        .get("/ui/datasets/{dataset_id}", datasets::detail)
         .get("/ui/quarantine", quarantine::list)
         .get("/ui/quarantine/{entry_id}", quarantine::detail)
         .post("/ui/quarantine/{entry_id}/{action}", quarantine::act)
@@ -127,6 +131,10 @@ fn open() -> Listed<App> {
             "/o/{tenant_id}/host/deployments/{deployment_id}",
             deployments::from_client,
         )
+        // Where the tracing clients say that results can be looked at.
+        .get("/o/{tenant_id}/datasets/{dataset_id}", datasets::from_client)
+        .get("/o/{tenant_id}/datasets/{dataset_id}/compare", datasets::from_client)
+        .get("/o/{tenant_id}/projects/p/{project_id}", datasets::project_from_client)
         .get("/ui/assets/{name}", assets::get)
         .get("/ui/sign-in", gate::ask)
         .post("/ui/sign-in", gate::sign_in)

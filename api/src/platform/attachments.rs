@@ -8,9 +8,11 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
 use serde::{Deserialize, Serialize};
-use towpath_domain::{TenantId, Timestamp, TraceRunId};
+use towpath_domain::{ExampleFileId, TenantId, Timestamp, TraceRunId};
+use towpath_store::datasets::files;
 use towpath_store::feedback::{self, Attachment};
 use towpath_store::sealing::Place;
 use uuid::Uuid;
@@ -53,21 +55,57 @@ pub fn link(app: &App, attachment: &Attachment) -> String {
     format!("/attachments/{}", URL_SAFE_NO_PAD.encode(sealed))
 }
 
-/// The bytes of an attachment, by the link that a trace run shows under `s3_urls`. Needs no key; the link ends after an
-/// hour.
-#[utoipa::path(get, path = "/attachments/{link}", tag = "attachments", security(()),
-    params(("link" = String, Path, description = "As it was given out")),
-    responses((status = 200, description = "The file", content_type = "application/octet-stream"),
-              (status = 404, description = "The link was not given out here, or has ended, or the file is gone"),
-              (status = 503, description = "A dependency is away")))]
-pub async fn get(State(app): State<App>, Path(sealed): Path<String>) -> Result<Response, ApiError> {
-    let opened = URL_SAFE_NO_PAD.decode(&sealed).ok();
-    let opened = opened.and_then(|sealed| app.sealer.open(place(), &sealed).ok());
+/// What a link to a file of an example says, sealed.
+#[derive(Serialize, Deserialize)]
+struct ExampleLink {
+    tenant: TenantId,
+    file: ExampleFileId,
+    until: i64,
+}
+
+const fn place_of_example() -> Place<'static> {
+    Place {
+        tenant: TenantId::nil(),
+        table: "example_file",
+        column: "link",
+        row: Uuid::nil(),
+    }
+}
+
+/// The path under which a file of an example can be read for an hour.
+pub fn link_of_example(app: &App, tenant: TenantId, file: ExampleFileId) -> String {
+    let link = ExampleLink {
+        tenant,
+        file,
+        until: app.clock.now().plus(LASTS).micros(),
+    };
+    let plain = serde_json::to_vec(&link).expect("ids are JSON");
+    let sealed = app.sealer.seal(place_of_example(), &plain);
+    format!("/attachments/{}", URL_SAFE_NO_PAD.encode(sealed))
+}
+
+/// Type and bytes of the file of an example, where `sealed` is a link to one.
+async fn of_example(app: &App, sealed: &[u8]) -> Result<Option<(String, Bytes)>, ApiError> {
+    let opened = app.sealer.open(place_of_example(), sealed).ok();
+    let link: Option<ExampleLink> = opened.and_then(|plain| serde_json::from_slice(&plain).ok());
+    let Some(link) = link.filter(|link| app.clock.now() < Timestamp::from_micros(link.until)) else {
+        return Ok(None);
+    };
+    let read = app.store.read(async |tx| files::get(tx, link.tenant, link.file).await);
+    match read.await {
+        Ok(file) => Ok(Some((file.mime_type, file.data.into()))),
+        Err(towpath_store::Error::NotFound) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Type and bytes of the attachment of a trace run, where `sealed` is a link to one.
+async fn of_run(app: &App, sealed: &[u8]) -> Result<Option<(String, Bytes)>, ApiError> {
+    let opened = app.sealer.open(place(), sealed).ok();
     let link: Option<Link> = opened.and_then(|plain| serde_json::from_slice(&plain).ok());
-    let missing = || ApiError::not_found("attachment");
-    let link = link
-        .filter(|link| app.clock.now() < Timestamp::from_micros(link.until))
-        .ok_or_else(missing)?;
+    let Some(link) = link.filter(|link| app.clock.now() < Timestamp::from_micros(link.until)) else {
+        return Ok(None);
+    };
     let read = app.reading.run(move |reader| async move {
         let snapshot = reader.snapshot(link.tenant).await?;
         let stored = snapshot
@@ -81,7 +119,24 @@ pub async fn get(State(app): State<App>, Path(sealed): Path<String>) -> Result<R
         };
         Ok(Some((found.content_type.clone(), snapshot.attachment(found).await?)))
     });
-    let (content_type, bytes) = read.await?.ok_or_else(missing)?;
+    read.await
+}
+
+/// The bytes of an attachment, by the link that a trace run shows under `s3_urls`, or an example under
+/// `attachment_urls`. Needs no key; the link ends after an hour.
+#[utoipa::path(get, path = "/attachments/{link}", tag = "attachments", security(()),
+    params(("link" = String, Path, description = "As it was given out")),
+    responses((status = 200, description = "The file", content_type = "application/octet-stream"),
+              (status = 404, description = "The link was not given out here, or has ended, or the file is gone"),
+              (status = 503, description = "A dependency is away")))]
+pub async fn get(State(app): State<App>, Path(sealed): Path<String>) -> Result<Response, ApiError> {
+    let missing = || ApiError::not_found("attachment");
+    let sealed = URL_SAFE_NO_PAD.decode(&sealed).map_err(|_| missing())?;
+    let found = match of_example(&app, &sealed).await? {
+        Some(found) => Some(found),
+        None => of_run(&app, &sealed).await?,
+    };
+    let (content_type, bytes) = found.ok_or_else(missing)?;
     let content_type = http::HeaderValue::from_str(&content_type)
         .unwrap_or(http::HeaderValue::from_static("application/octet-stream"));
     let mut response = bytes.into_response();

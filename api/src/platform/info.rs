@@ -43,6 +43,8 @@ struct BatchIngest {
 struct Flags {
     zstd_compression_enabled: bool,
     gzip_body_enabled: bool,
+    /// Examples come with their files.
+    dataset_examples_multipart_enabled: bool,
 }
 
 /// Versions and abilities of this server. Needs no key.
@@ -64,6 +66,7 @@ pub async fn get(State(app): State<App>) -> Json<Info> {
         instance_flags: Flags {
             zstd_compression_enabled: true,
             gzip_body_enabled: true,
+            dataset_examples_multipart_enabled: true,
         },
     })
 }

@@ -4,6 +4,8 @@ mod criteria;
 pub mod v2;
 mod view;
 
+use std::collections::HashMap;
+
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -259,6 +261,44 @@ async fn show(
     rows.iter()
         .map(|(project, row)| view::show(app, tenant.id, *project, row, &beside, fields, dialect))
         .collect()
+}
+
+/// Rows as v1 shows them, by the example that each was made of, in their order.
+pub(crate) async fn shown_by_example(
+    app: &App,
+    snapshot: &Snapshot,
+    tenant: Tenant,
+    rows: &[(ProjectId, Row)],
+) -> Result<HashMap<Uuid, Vec<Shown>>, ApiError> {
+    let shown = show(app, snapshot, tenant, rows, &FIELDS, Dialect::V1).await?;
+    let mut by_example: HashMap<Uuid, Vec<Shown>> = HashMap::new();
+    for ((_, row), shown) in rows.iter().zip(shown) {
+        if let Some(example) = row.fields().reference_example_id {
+            by_example.entry(example).or_default().push(shown);
+        }
+    }
+    Ok(by_example)
+}
+
+/// Those of these trace runs that are there, as v1 shows them.
+pub(crate) async fn shown_by_id(
+    app: &App,
+    tenant: Tenant,
+    ids: Vec<TraceRunId>,
+) -> Result<HashMap<TraceRunId, Shown>, ApiError> {
+    let own = app.clone();
+    let read = app.reading.run(move |reader| async move {
+        let snapshot = reader.snapshot(tenant.id).await?;
+        let criteria = Criteria {
+            ids,
+            ..Criteria::default()
+        };
+        let places = criteria.resolve(&snapshot).await?.places.unwrap_or_default();
+        let rows = snapshot.rows(&places).await?;
+        let shown = show(&own, &snapshot, tenant, &rows, &FIELDS, Dialect::V1).await?;
+        Ok(rows.iter().map(|(_, row)| row.id()).zip(shown).collect())
+    });
+    read.await
 }
 
 /// Trace runs, newest first. They are there as soon as they were acknowledged.

@@ -14,6 +14,7 @@ use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
 use crate::extract::{Json, Pairs, Path, Query};
+use crate::platform::datasets::results;
 use crate::platform::exports::MAX_OFFSET;
 use crate::platform::runs;
 
@@ -192,7 +193,7 @@ pub async fn list(State(app): State<App>, tenant: Tenant, sent: Pairs) -> Result
         .collect::<Result<Vec<_>, _>>()?;
     if statistics {
         for session in sessions.iter_mut().take(COUNTED) {
-            session.statistics = Some(numbers(&app, tenant, session.id).await?);
+            session.statistics = Some(numbers(&app, tenant, session).await?);
         }
     }
     Ok(Json(sessions))
@@ -201,16 +202,29 @@ pub async fn list(State(app): State<App>, tenant: Tenant, sent: Pairs) -> Result
 /// Projects whose trace runs are counted for one list.
 const COUNTED: usize = 10;
 
-async fn numbers(app: &App, tenant: Tenant, id: ProjectId) -> Result<Value, ApiError> {
+async fn numbers(app: &App, tenant: Tenant, session: &Session) -> Result<Value, ApiError> {
+    let (id, is_experiment) = (session.id, session.reference_dataset_id.is_some());
     let counted = app.reading.run(move |reader| async move {
         let snapshot = reader.snapshot(tenant.id).await?;
         let criteria = runs::Criteria {
             projects: vec![id],
             ..runs::Criteria::default()
         };
-        runs::counted(&snapshot, &criteria).await
+        let counted = runs::counted(&snapshot, &criteria).await?;
+        // Of other projects it is not asked for, and they may have very many runs.
+        let feedback = match is_experiment {
+            true => Some(results::feedback(reader, tenant.id, id).await?),
+            false => None,
+        };
+        Ok((counted, feedback))
     });
-    Ok(runs::numbers(&counted.await?))
+    let (counted, feedback) = counted.await?;
+    let mut numbers = runs::numbers(&counted);
+    if let Some((on_runs, on_experiment)) = feedback {
+        numbers["feedback_stats"] = on_runs;
+        numbers["session_feedback_stats"] = on_experiment;
+    }
+    Ok(numbers)
 }
 
 /// One tracing project.
@@ -233,7 +247,7 @@ pub async fn get(
         .map_err(missing)?;
     let mut session = Session::try_from(project)?;
     if statistics {
-        session.statistics = Some(numbers(&app, tenant, id).await?);
+        session.statistics = Some(numbers(&app, tenant, &session).await?);
     }
     Ok(Json(session))
 }

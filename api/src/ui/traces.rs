@@ -13,6 +13,7 @@ use towpath_store::projects::{Project, overview};
 use towpath_store::quarantine;
 use towpath_traces::derive::{COST_SCALE, Derived};
 
+pub(super) use content::preview;
 pub(super) use runs::page as runs;
 pub(super) use trace::page as trace;
 
@@ -109,7 +110,7 @@ async fn project(app: &App, id: &str, workspace: &str) -> Result<Project, Troubl
 }
 
 /// The colour of a trace run's state.
-fn tone(status: &str) -> &'static str {
+pub(super) fn tone(status: &str) -> &'static str {
     match status {
         "success" => "good",
         "error" => "bad",
@@ -119,7 +120,7 @@ fn tone(status: &str) -> &'static str {
 }
 
 /// From start to end; `None` where either is not known.
-fn latency(start: Option<Timestamp>, end: Option<Timestamp>) -> Option<String> {
+pub(super) fn latency(start: Option<Timestamp>, end: Option<Timestamp>) -> Option<String> {
     let (start, end) = start.zip(end)?;
     Some(if end > start {
         show::span(end.since(start))

@@ -95,7 +95,11 @@ async fn answers_carry_an_id_and_are_not_sniffed() {
     assert_eq!(info["product_version"], env!("CARGO_PKG_VERSION"));
     assert_eq!(
         info["instance_flags"],
-        json!({"zstd_compression_enabled": true, "gzip_body_enabled": true})
+        json!({
+            "zstd_compression_enabled": true,
+            "gzip_body_enabled": true,
+            "dataset_examples_multipart_enabled": true,
+        })
     );
     assert_eq!(info["batch_ingest_config"]["size_limit_bytes"], 20_971_520);
 }

@@ -5,6 +5,7 @@ mod agent;
 mod auth;
 mod contract;
 mod dashboard;
+mod datasets;
 mod deployments;
 #[path = "../../../tests/src/dice.rs"]
 mod dice;

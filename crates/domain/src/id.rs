@@ -115,6 +115,18 @@ id! {
     UploadId,
     /// A link that takes feedback; not its token.
     FeedbackTokenId,
+    /// A dataset that applications are evaluated on.
+    DatasetId,
+    /// One case of a dataset.
+    ExampleId,
+    /// A file of an example.
+    ExampleFileId,
+    /// Experiments of a dataset that are judged against each other.
+    ComparativeExperimentId,
+    /// How the scores of a key of feedback are meant.
+    FeedbackConfigId,
+    /// Trace runs that people are asked to judge.
+    AnnotationQueueId,
 }
 
 /// The namespace under which clients make the ids of assistants that come with a graph.

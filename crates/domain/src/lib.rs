@@ -6,6 +6,7 @@
 
 pub mod agent;
 pub mod clock;
+pub mod dataset;
 pub mod deployment;
 pub mod disk;
 pub mod export;
@@ -29,7 +30,8 @@ pub mod traceparent;
 pub use clock::Clock;
 pub use disk::{Disk, Disks};
 pub use id::{
-    AssistantId, CronId, DeploymentId, DestinationId, ExportId, ExportRunId, FeedbackTokenId, ImagePullSecretId,
+    AnnotationQueueId, AssistantId, ComparativeExperimentId, CronId, DatasetId, DeploymentId, DestinationId,
+    ExampleFileId, ExampleId, ExportId, ExportRunId, FeedbackConfigId, FeedbackTokenId, ImagePullSecretId,
     IntegrationId, JobId, KeyId, ListenerId, LogLineId, OrganizationId, ProjectId, QuarantineId, RequestId, RevisionId,
     RunId, RunIndexId, ScheduleId, SegmentId, TenantId, ThreadId, TraceRunId, UnitId, UploadId, WorkerId,
 };

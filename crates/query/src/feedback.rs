@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use serde_json::{Value, json};
-use towpath_domain::TraceRunId;
 use towpath_domain::json::{Object, Value as Json, members};
+use towpath_domain::{ProjectId, TraceRunId};
 use towpath_store::feedback::{self, Feedback};
 
 use crate::Result;
@@ -12,6 +12,8 @@ use crate::snapshot::Snapshot;
 
 /// Ids asked for at once.
 const AT_ONCE: usize = 1000;
+/// Feedback on a project that is read.
+const MOST_OF_PROJECT: i64 = 10_000;
 
 impl Snapshot {
     /// All feedback on `runs`, in order of acceptance.
@@ -53,6 +55,27 @@ impl Snapshot {
         }
         let given = given.into_values().filter(|row| is_wanted(row) && !row.deleted);
         let mut given: Vec<Feedback> = given.collect();
+        given.sort_unstable_by_key(|row| (row.seq, row.id));
+        Ok(given)
+    }
+
+    /// Feedback on a whole project, in order of acceptance; of very much, what was accepted last.
+    ///
+    /// # Errors
+    /// What the database says.
+    pub async fn project_feedback(&self, project: ProjectId) -> Result<Vec<Feedback>> {
+        let tenant = self.tenant();
+        let stored = self
+            .store()
+            .read(async |tx| feedback::of_project(tx, tenant, project, MOST_OF_PROJECT).await)
+            .await?;
+        let mut given: HashMap<uuid::Uuid, Feedback> = stored.into_iter().map(|row| (row.id, row)).collect();
+        for row in self.open_feedback() {
+            if row.run_id.is_none() && row.project() == Some(project) {
+                later(&mut given, row);
+            }
+        }
+        let mut given: Vec<Feedback> = given.into_values().filter(|row| !row.deleted).collect();
         given.sort_unstable_by_key(|row| (row.seq, row.id));
         Ok(given)
     }

@@ -28,6 +28,22 @@ macro_rules! columns {
     (a, attachment) => {
         "a.tenant_id, a.run_id, a.name, a.content_type, a.path, a.bytes, a.seq, a.created_at"
     };
+    (annotation_queue) => {
+        "id, tenant_id, name, description, rubric_instructions, rubric_items, created_at, updated_at"
+    };
+    (comparative_experiment) => {
+        "tenant_id, id, dataset_id, name, description, extra, experiment_ids, created_at, modified_at"
+    };
+    (dataset) => {
+        "id, tenant_id, name, description, data_type, inputs_schema, outputs_schema, metadata, created_at, modified_at, \
+         version_at, example_count"
+    };
+    (example) => {
+        "dataset_id, example_id, valid_from, created_at, inputs, outputs, metadata, source_run_id, files"
+    };
+    (feedback_config) => {
+        "tenant_id, feedback_key, id, config, is_lower_score_better, modified_at"
+    };
     (cron) => {
         "id, tenant_id, assistant_id, thread_id, schedule_id, user_id, schedule, timezone, end_time, payload, \
          metadata, next_run_date, on_run_completed, enabled, created_at, updated_at, caller"

@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 
 use serde::Serialize;
 use towpath_domain::json::{self, Object};
-use towpath_domain::{TenantId, Timestamp, TraceRunId};
+use towpath_domain::{ProjectId, TenantId, Timestamp, TraceRunId};
 use uuid::Uuid;
 
 use crate::bulk::{self, storable};
@@ -36,6 +36,15 @@ pub struct Feedback {
     pub modified_at: Option<Timestamp>,
     /// Whether it was taken back. The row stays, so that a fold that is behind does not bring it back.
     pub deleted: bool,
+}
+
+impl Feedback {
+    /// The project that it names.
+    #[must_use]
+    pub fn project(&self) -> Option<ProjectId> {
+        let [project] = json::members(&self.body, ["session_id"])?;
+        json::decode(project?)?.parse().ok()
+    }
 }
 
 /// A file that came with a trace run.
@@ -198,6 +207,28 @@ pub async fn of_runs(tx: &mut Tx<'_>, tenant: TenantId, runs: &[TraceRunId]) -> 
         .bind(ids)
         .fetch_all(conn)
         .await)?)
+}
+
+/// Feedback on a whole project, also what was taken back, at most `limit` of what was accepted last.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn of_project(tx: &mut Tx<'_>, tenant: TenantId, project: ProjectId, limit: i64) -> Result<Vec<Feedback>> {
+    let id = project.0.hyphenated().to_string();
+    let found: Vec<Feedback> = on!(tx, |conn| {
+        sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(feedback),
+        " FROM feedback WHERE tenant_id = $1 AND run_id IS NULL AND lower(body) LIKE $2 ORDER BY seq DESC, id LIMIT $3 + 0"
+    ))
+    .bind(tenant)
+    .bind(format!("%{id}%"))
+    .bind(limit)
+    .fetch_all(conn)
+    .await
+    })?;
+    // The id may stand elsewhere in the body, too.
+    Ok(found.into_iter().filter(|row| row.project() == Some(project)).collect())
 }
 
 /// Trace runs on which feedback was ever given, at most `limit` of them.

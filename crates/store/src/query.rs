@@ -23,6 +23,8 @@ pub enum Arg {
     Real(f64),
     /// A UUID.
     Uuid(Uuid),
+    /// A UUID or nothing.
+    MaybeUuid(Option<Uuid>),
     /// A point in time.
     Time(Timestamp),
     /// A point in time or nothing.
@@ -47,6 +49,7 @@ macro_rules! bind_all {
                 Arg::Int(value) => query.bind(value),
                 Arg::Real(value) => query.bind(value),
                 Arg::Uuid(value) => query.bind(value),
+                Arg::MaybeUuid(value) => query.bind(value),
                 Arg::Time(value) => query.bind(value),
                 Arg::MaybeTime(value) => query.bind(value),
                 Arg::Date(value) => query.bind(value),

@@ -1,11 +1,11 @@
-//! How much trace data a workspace may keep.
+//! How much a workspace may keep of trace data and datasets.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use towpath_domain::{Clock, TenantId, Timestamp};
-use towpath_store::{Store, segments};
+use towpath_store::{Store, datasets, segments};
 
 use crate::errors::ApiError;
 
@@ -16,7 +16,7 @@ const REMEMBERED: usize = 10_000;
 /// Who has no room left may come back then: somebody has to make some.
 const RETRY_AFTER: Duration = Duration::from_secs(60);
 
-/// Bounds what each workspace keeps in segments. What waits to be folded has bounds of its own.
+/// Bounds what each workspace keeps in segments and datasets. What waits to be folded has bounds of its own.
 pub struct Stored {
     /// Bytes; 0 is no limit.
     most: u64,
@@ -44,8 +44,8 @@ impl Stored {
             return Ok(());
         }
         let text = format!(
-            "the workspace has the {} bytes of trace data that it may have: delete projects, or keep traces for a \
-             shorter time",
+            "the workspace has the {} bytes of trace data and datasets that it may have: delete projects or datasets, or \
+             keep traces for a shorter time",
             self.most
         );
         Err(ApiError::insufficient_storage(text, RETRY_AFTER))
@@ -60,7 +60,11 @@ impl Stored {
         {
             return Ok(bytes);
         }
-        let bytes = store.read(async |tx| segments::live_bytes(tx, tenant).await).await?;
+        let read = store.read(async |tx| {
+            let segments = segments::live_bytes(tx, tenant).await?;
+            Ok(segments + datasets::stored_bytes(tx, tenant).await?)
+        });
+        let bytes = read.await?;
         let bytes = u64::try_from(bytes).unwrap_or_default();
         let mut counted = self.lock();
         if counted.len() >= REMEMBERED {

@@ -44,7 +44,7 @@ impl Content {
 }
 
 /// The first line of a value: what its one text says, else its JSON.
-pub(super) fn preview(json: Option<&str>) -> String {
+pub(in crate::ui) fn preview(json: Option<&str>) -> String {
     const LENGTH: usize = 140;
     let json = json.unwrap_or_default().trim();
     let parsed = (json.len() <= 1 << 16).then(|| Value::parse(json).ok()).flatten();

@@ -123,6 +123,60 @@ pub const ROWS: &[Row] = &[
     bare("GET", "/sessions/{session_id}", 404),
     json("PATCH", "/sessions/{session_id}", "{}", 404),
     bare("DELETE", "/sessions/{session_id}", 404),
+    unread("POST", "/datasets"),
+    bare("GET", "/datasets", 200),
+    unread("POST", "/datasets/upload"),
+    unread("POST", "/datasets/comparative"),
+    bare("DELETE", "/datasets/comparative/{comparative_experiment_id}", 404),
+    bare("GET", "/datasets/{dataset_id}", 404),
+    json("PATCH", "/datasets/{dataset_id}", "{}", 404),
+    bare("DELETE", "/datasets/{dataset_id}", 404),
+    bare("PUT", "/datasets/{dataset_id}/share", 404),
+    bare("GET", "/datasets/{dataset_id}/share", 404),
+    bare("GET", "/datasets/{dataset_id}/comparative", 404),
+    unread("POST", "/datasets/{dataset_id}/runs"),
+    bare("GET", "/datasets/{dataset_id}/splits", 404),
+    unread("PUT", "/datasets/{dataset_id}/splits"),
+    unread("PUT", "/datasets/{dataset_id}/tags"),
+    // Which version is missing.
+    bare("GET", "/datasets/{dataset_id}/version", 400),
+    bare("GET", "/datasets/{dataset_id}/versions", 404),
+    bare("GET", "/datasets/{dataset_id}/versions/diff", 422),
+    unread("POST", "/examples"),
+    // Which ones is missing.
+    bare("GET", "/examples", 400),
+    bare("DELETE", "/examples", 422),
+    unread("POST", "/examples/bulk"),
+    unread("PATCH", "/examples/bulk"),
+    bare("GET", "/examples/{example_id}", 404),
+    json("PATCH", "/examples/{example_id}", "{}", 404),
+    bare("DELETE", "/examples/{example_id}", 404),
+    unread("POST", "/v1/platform/datasets/{dataset_id}/examples"),
+    unread("PATCH", "/v1/platform/datasets/{dataset_id}/examples"),
+    unread("POST", "/v1/platform/examples/multipart"),
+    unread("PATCH", "/v1/platform/datasets/{dataset_id}/examples/metadata"),
+    unread("POST", "/v1/platform/datasets/examples/delete"),
+    bare(
+        "DELETE",
+        "/v1/platform/datasets/{dataset_id}/examples/{example_id}",
+        404,
+    ),
+    unread("POST", "/feedback-configs"),
+    bare("GET", "/feedback-configs", 200),
+    unread("PATCH", "/feedback-configs"),
+    // Which one is missing.
+    bare("DELETE", "/feedback-configs", 400),
+    unread("POST", "/annotation-queues"),
+    bare("GET", "/annotation-queues", 200),
+    bare("GET", "/annotation-queues/{queue_id}", 404),
+    json("PATCH", "/annotation-queues/{queue_id}", "{}", 404),
+    bare("DELETE", "/annotation-queues/{queue_id}", 404),
+    unread("POST", "/annotation-queues/{queue_id}/runs"),
+    bare("GET", "/annotation-queues/{queue_id}/runs", 404),
+    unread("POST", "/annotation-queues/{queue_id}/runs/by-key"),
+    // The place is no number.
+    bare("GET", "/annotation-queues/{queue_id}/run/{index}", 422),
+    bare("DELETE", "/annotation-queues/{queue_id}/runs/{queue_run_id}", 404),
     bare("GET", "/settings", 200),
     unread("POST", "/v2/deployments"),
     bare("GET", "/v2/deployments", 200),
@@ -218,7 +272,7 @@ pub fn row(method: &Method, path: &str) -> Option<&'static Row> {
             .find(|row| row.method == method.as_str() && row.path == path)
     };
     at(path).or_else(|| {
-        ["/api/v1", "/api-host"]
+        ["/api/v1", "/api-host", "/api"]
             .iter()
             .find_map(|prefix| at(path.strip_prefix(prefix)?))
     })

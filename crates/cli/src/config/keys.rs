@@ -375,7 +375,7 @@ pub const KEYS: &[Key] = &[
             least: 0,
             most: 1 << 40,
         },
-        about: "trace data that one workspace may keep, as it lies in the objects once it is folded; where it has as much, traces are refused with 507; 0 is no limit",
+        about: "trace data and datasets that one workspace may keep, traces as they lie in the objects once they are folded; where it has as much, traces and examples are refused with 507; 0 is no limit",
     },
     Key {
         name: "traces.index_cache_mb",

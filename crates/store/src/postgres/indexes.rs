@@ -11,8 +11,8 @@ use super::{MIGRATING, Postgres};
 use crate::error::Result;
 
 /// Name and text of each. What is made of `job` serves `store/src/leases.rs`, `jobs/lost.rs`, `jobs/list.rs` and
-/// `jobs/history.rs`; the others `schedules.rs`, `run_events.rs` and `revision_logs.rs`.
-const WANTED: [(&str, &str); 7] = [
+/// `jobs/history.rs`; the others `schedules.rs`, `run_events.rs`, `revision_logs.rs` and `datasets.rs`.
+const WANTED: [(&str, &str); 8] = [
     (
         "job_worker",
         "CREATE INDEX CONCURRENTLY job_worker ON job (worker_id, pool) WHERE state = 'running'",
@@ -40,6 +40,11 @@ const WANTED: [(&str, &str); 7] = [
     (
         "revision_log_deploy",
         "CREATE INDEX CONCURRENTLY revision_log_deploy ON revision_log (id) WHERE kind = 'deploy'",
+    ),
+    (
+        "project_dataset",
+        "CREATE INDEX CONCURRENTLY project_dataset ON project (tenant_id, reference_dataset_id)
+         WHERE reference_dataset_id IS NOT NULL",
     ),
 ];
 

@@ -14,7 +14,7 @@ static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 pub static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.
-const FROZEN: [(&str, &str, &str); 19] = [
+const FROZEN: [(&str, &str, &str); 20] = [
     (
         "0001_schema",
         "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
@@ -109,6 +109,11 @@ const FROZEN: [(&str, &str, &str); 19] = [
         "0019_a2a",
         "142008806475a7aceb09c3460744dd5224ee3a28029be724e9794bfa4b16a7f60da13230bbde4db443df3789d54208e5",
         "458e42fdc807d285fcf0c9667bbfb416468778c27891c6ba0c5ad78b0b5582b4ecba20539860b2beb0a3ecf3f7033c45",
+    ),
+    (
+        "0020_datasets",
+        "9d25ceb1819edeb71a3172523d4fd916fad79434d976726da74c778bf15d11d833646ee26b4f61977e7bd3e482fc2fba",
+        "77bc8ef8f19662eb39e303492a92a607ec1c56b72bdb4ec0118021b9e992dd71e8492682ab8f0c88b34d694066d81c25",
     ),
 ];
 
