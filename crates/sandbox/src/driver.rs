@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::client::BoxAgent;
-use crate::error::Result;
-use crate::spec::{BoxSpec, Generation, Layer, Root};
+use crate::error::{Error, Result};
+use crate::spec::{BoxSpec, Generation, Layer, Root, Source};
 
 /// How a driver isolates, from weaker to stronger. `sandboxes.min_isolation` compares them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -40,7 +40,7 @@ pub struct Capabilities {
     pub freezes: bool,
     /// Whether memory is kept over a stop.
     pub suspends: bool,
-    /// Whether volumes may be [`Source::Image`](crate::Source::Image).
+    /// Whether volumes may be [`Source::Image`].
     pub mounts_images: bool,
     /// What this machine lacks, one sentence each, for people.
     pub missing: Vec<String>,
@@ -113,6 +113,22 @@ pub trait Driver: Send + Sync + std::fmt::Debug {
 
     /// Removes the last trace of a destroyed box. Safe once no job of the box can run any more.
     async fn forget(&self, id: Uuid) -> Result<()>;
+
+    /// Makes a volume of this size, or answers the one that is there. Where the driver cannot hold the size, a
+    /// [`Source::Folder`].
+    async fn make_volume(&self, _id: Uuid, _bytes: u64) -> Result<Source> {
+        Err(Error::Unsupported("this driver has no volumes".to_owned()))
+    }
+
+    /// Makes a volume larger that no box has mounted.
+    async fn grow_volume(&self, _id: Uuid, _bytes: u64) -> Result<()> {
+        Err(Error::Unsupported("this driver has no volumes".to_owned()))
+    }
+
+    /// Removes a volume that no box has mounted.
+    async fn remove_volume(&self, _id: Uuid) -> Result<()> {
+        Err(Error::Unsupported("this driver has no volumes".to_owned()))
+    }
 
     /// Every box that has something on this machine, destroyed ones too until they are forgotten.
     async fn inventory(&self) -> Result<Vec<Mark>>;

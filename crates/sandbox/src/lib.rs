@@ -11,6 +11,7 @@
 //!   layers/<layer>/                    sealed files of a box, read-only
 //!   boxes/<box>/generation             the newest generation that was started or destroyed
 //!   boxes/<box>/upper, work            files of the box; they outlive a stop
+//!   volumes/<volume>.img               an ext4 file system; a folder where the platform is not root
 //!   runs/<box>.<generation>/           one life of a box
 //!     launch.json                      what the launcher is to make
 //!     agent.sock                       socket of the agent
@@ -41,5 +42,7 @@ pub use client::{BoxAgent, Connection, Download, Events, Execution, Input};
 pub use driver::{Capabilities, Driver, Handle, Isolation, Mark};
 pub use error::{Error, Result};
 pub use exec::{CommandStatus, ExecEvent, ExecRequest, PtySize};
+#[cfg(target_os = "linux")]
+pub use namespace::{Namespace, Settings};
 pub use file::{ByteRange, Entry, FileStat, GlobRequest, GrepMatch, GrepRequest, Page};
 pub use spec::{BoxSpec, Generation, Layer, Limits, Mount, Root, Source};
