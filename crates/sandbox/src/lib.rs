@@ -42,7 +42,7 @@ pub use client::{BoxAgent, Connection, Download, Events, Execution, Input};
 pub use driver::{Capabilities, Driver, Handle, Isolation, Mark};
 pub use error::{Error, Result};
 pub use exec::{CommandStatus, ExecEvent, ExecRequest, PtySize};
+pub use file::{ByteRange, Entry, FileStat, GlobRequest, GrepMatch, GrepRequest, Page};
 #[cfg(target_os = "linux")]
 pub use namespace::{Namespace, Settings};
-pub use file::{ByteRange, Entry, FileStat, GlobRequest, GrepMatch, GrepRequest, Page};
 pub use spec::{BoxSpec, Generation, Layer, Limits, Mount, Root, Source};
