@@ -3,6 +3,7 @@
 //! One thread. Commands and file operations are processes of their user, so that the kernel decides what they may do. The
 //! socket came from outside and nothing in the box can connect to it.
 
+mod client;
 pub(crate) mod file;
 mod pattern;
 mod ring;

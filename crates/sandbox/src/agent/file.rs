@@ -29,10 +29,15 @@ pub(crate) fn run(mut arguments: impl Iterator<Item = OsString>) -> io::Result<(
     let mut connection = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     connection.set_read_timeout(Some(STALL))?;
     connection.set_write_timeout(Some(STALL))?;
-    match perform(call, &mut connection)? {
-        Ok(()) => Ok(()),
-        Err(failure) => wire::write_json_blocking(&mut connection, &Reply::Failed { failure }),
-    }
+    let failure = match perform(call, &mut connection) {
+        Ok(Ok(())) => return Ok(()),
+        Ok(Err(failure)) => failure,
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+            Failure::new(FailureKind::Invalid, "path may not hold NUL")
+        }
+        Err(error) => return Err(error),
+    };
+    wire::write_json_blocking(&mut connection, &Reply::Failed { failure })
 }
 
 fn perform(call: FileCall, connection: &mut UnixStream) -> Done {

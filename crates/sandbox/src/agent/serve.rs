@@ -12,7 +12,8 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 
 use super::Agent;
-use super::session::{Client, News, Session};
+use super::client::{Client, News};
+use super::session::Session;
 use super::spawn;
 use super::users::User;
 use crate::wire::{self, Control, Failure, FailureKind, Kind, Reply, Request};
@@ -79,7 +80,7 @@ fn unknown(command_id: &str) -> Reply {
 
 /// Listens to a command until it has ended or the client goes.
 async fn stay(session: &Arc<Session>, stream: UnixStream, offsets: [u64; 2]) -> io::Result<()> {
-    let mut client = session.attach(offsets);
+    let mut client = Client::attach(session, offsets);
     let (read, mut write) = stream.into_split();
     let started = Reply::Started {
         command_id: session.id().to_owned(),

@@ -19,7 +19,7 @@ use super::ring::Ring;
 use super::spawn::{self, Spawned};
 use super::text::Text;
 use crate::exec::{CommandStatus, ExecRequest, PtySize};
-use crate::wire::{CHUNK, Failure};
+use crate::wire::Failure;
 
 /// How long a command without clients is held at a full buffer. Behind it, the oldest output gives way.
 const HOLD: Duration = Duration::from_secs(60);
@@ -34,46 +34,34 @@ type Descriptor = Arc<AsyncFd<OwnedFd>>;
 /// A command.
 #[derive(Debug)]
 pub(super) struct Session {
-    request: ExecRequest,
+    pub(super) request: ExecRequest,
     pid: i32,
     state: Mutex<State>,
     /// Raised at every change of the state.
-    version: watch::Sender<u64>,
+    pub(super) version: watch::Sender<u64>,
     /// A client came or went, or the command ended.
-    life: Notify,
+    pub(super) life: Notify,
     input: Mutex<Option<mpsc::Sender<Bytes>>>,
     terminal: Option<Descriptor>,
     began: Instant,
 }
 
 #[derive(Debug)]
-struct State {
-    output: [Ring; 2],
+pub(super) struct State {
+    pub(super) output: [Ring; 2],
     /// Streams that may still bring output.
-    open: usize,
-    exit_code: Option<i32>,
-    timed_out: bool,
-    ended_at: Option<Instant>,
-    clients: usize,
-    next_client: u64,
+    pub(super) open: usize,
+    pub(super) exit_code: Option<i32>,
+    pub(super) timed_out: bool,
+    pub(super) ended_at: Option<Instant>,
+    pub(super) clients: usize,
+    pub(super) next_client: u64,
     /// What each client was sent.
-    sent: HashMap<u64, [u64; 2]>,
+    pub(super) sent: HashMap<u64, [u64; 2]>,
     /// The most that any client was sent.
-    most_sent: [u64; 2],
-    detached_at: Instant,
-    is_forgotten: bool,
-}
-
-/// What a client is to be told next.
-#[derive(Debug)]
-pub(super) enum News {
-    /// Stream, place of the first byte, bytes.
-    Output(usize, u64, Vec<u8>),
-    Exit {
-        exit_code: i32,
-        timed_out: bool,
-    },
-    Nothing,
+    pub(super) most_sent: [u64; 2],
+    pub(super) detached_at: Instant,
+    pub(super) is_forgotten: bool,
 }
 
 impl Session {
@@ -197,22 +185,6 @@ impl Session {
     pub(super) fn resize(&self, size: PtySize) {
         if let Some(terminal) = &self.terminal {
             let _ = spawn::resize(terminal.get_ref(), size);
-        }
-    }
-
-    /// A client that was sent everything before these places.
-    pub(super) fn attach(self: &Arc<Self>, offsets: [u64; 2]) -> Client {
-        let mut state = self.state();
-        let id = state.next_client;
-        state.next_client += 1;
-        state.clients += 1;
-        state.sent.insert(id, offsets);
-        drop(state);
-        self.life.notify_one();
-        Client {
-            session: self.clone(),
-            id,
-            version: self.version.subscribe(),
         }
     }
 
@@ -352,86 +324,16 @@ impl Session {
         }
     }
 
-    fn changed(&self) {
+    pub(super) fn changed(&self) {
         self.version.send_modify(|version| *version += 1);
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn input(&self) -> MutexGuard<'_, Option<mpsc::Sender<Bytes>>> {
         self.input.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A connection that listens to a command. Dropped, it detaches.
-#[derive(Debug)]
-pub(super) struct Client {
-    session: Arc<Session>,
-    id: u64,
-    version: watch::Receiver<u64>,
-}
-
-impl Client {
-    /// What comes next.
-    pub(super) async fn next(&mut self) -> News {
-        loop {
-            self.version.borrow_and_update();
-            match self.look() {
-                News::Nothing => {
-                    let _ = self.version.changed().await;
-                }
-                news => return news,
-            }
-        }
-    }
-
-    fn look(&self) -> News {
-        let state = self.session.state();
-        let sent = state.sent.get(&self.id).copied().unwrap_or_default();
-        for stream in 0..2 {
-            let (place, bytes) = state.output[stream].read(sent[stream], CHUNK);
-            if !bytes.is_empty() {
-                return News::Output(stream, place, bytes);
-            }
-        }
-        match state.exit_code {
-            Some(exit_code) if state.open == 0 => News::Exit {
-                exit_code,
-                timed_out: state.timed_out,
-            },
-            _ => News::Nothing,
-        }
-    }
-
-    /// Everything of a stream before this place was sent.
-    pub(super) fn sent(&self, stream: usize, place: u64) {
-        let mut state = self.session.state();
-        if let Some(sent) = state.sent.get_mut(&self.id) {
-            sent[stream] = place;
-        }
-        state.most_sent[stream] = state.most_sent[stream].max(place);
-        drop(state);
-        self.session.changed();
-    }
-}
-
-impl Drop for Client {
-    fn drop(&mut self) {
-        let mut state = self.session.state();
-        state.sent.remove(&self.id);
-        state.clients -= 1;
-        let is_last = state.clients == 0;
-        if is_last {
-            state.detached_at = Instant::now();
-        }
-        drop(state);
-        if is_last && self.session.request.kill_on_disconnect {
-            self.session.signal(Signal::SIGKILL);
-        }
-        self.session.changed();
-        self.session.life.notify_one();
     }
 }
 
@@ -443,7 +345,8 @@ async fn write(descriptor: Descriptor, mut inputs: mpsc::Receiver<Bytes>) {
             let written = descriptor.async_io(Interest::WRITABLE, |descriptor| {
                 Ok(rustix::io::write(descriptor, rest)?)
             });
-            match written.await {
+            let written = written.await;
+            match written {
                 Ok(count) => rest = &rest[count..],
                 Err(_) => return,
             }

@@ -170,7 +170,8 @@ fn shell(asked: &str) -> String {
     } else {
         PATH.split(':').any(|folder| Path::new(folder).join(asked).is_file())
     };
-    if is_there { asked } else { SHELL }.to_owned()
+    let shell = if is_there { asked } else { SHELL };
+    shell.to_owned()
 }
 
 fn pid(child: &Child) -> io::Result<i32> {

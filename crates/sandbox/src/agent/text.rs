@@ -14,15 +14,17 @@ impl Text {
         let mut all = std::mem::take(&mut self.held);
         all.extend_from_slice(bytes);
         let mut text = Vec::with_capacity(all.len());
+        let mut seen = 0;
         for chunk in all.utf8_chunks() {
             text.extend_from_slice(chunk.valid().as_bytes());
             let invalid = chunk.invalid();
+            seen += chunk.valid().len() + invalid.len();
             if invalid.is_empty() {
                 continue;
             }
             // Only the last chunk can lack a rest.
-            let lacks_rest = std::str::from_utf8(invalid).is_err_and(|error| error.error_len().is_none());
-            if lacks_rest {
+            let is_begin = std::str::from_utf8(invalid).is_err_and(|error| error.error_len().is_none());
+            if is_begin && seen == all.len() {
                 self.held = invalid.to_vec();
             } else {
                 text.extend_from_slice(REPLACEMENT);

@@ -141,8 +141,8 @@ impl Base {
         format!("{:016x}", hasher.finish())
     }
 
-    /// Makes it below a folder, once. Another process may do the same.
-    pub(super) fn make(&self, bases: &Path) -> io::Result<PathBuf> {
+    /// Makes it below a folder, once, and removes those of an older host that no life in `runs` stands on.
+    pub(super) fn make(&self, bases: &Path, runs: &Path) -> io::Result<PathBuf> {
         let target = bases.join(self.name());
         if target.is_dir() {
             return Ok(target);
@@ -155,7 +155,27 @@ impl Base {
             Err(_) if target.is_dir() => super::tree::remove(&draft)?,
             other => other?,
         }
+        self.prune(bases, runs)?;
         Ok(target)
+    }
+
+    fn prune(&self, bases: &Path, runs: &Path) -> io::Result<()> {
+        let mut launches = Vec::new();
+        for run in fs::read_dir(runs)?.flatten() {
+            // One that has none yet is given the base that was just made.
+            launches.extend(fs::read_to_string(run.path().join(crate::launch::FILE)));
+        }
+        for base in fs::read_dir(bases)?.flatten() {
+            let Ok(name) = base.file_name().into_string() else {
+                continue;
+            };
+            // Drafts have a longer name: another start may be at work on them.
+            let is_old = name.len() == self.name().len() && name != self.name();
+            if is_old && !launches.iter().any(|launch| launch.contains(&name)) {
+                super::tree::remove(&base.path())?;
+            }
+        }
+        Ok(())
     }
 
     fn fill(&self, root: &Path) -> io::Result<()> {
