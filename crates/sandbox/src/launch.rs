@@ -65,7 +65,7 @@ pub(crate) struct Launch {
 }
 
 impl Launch {
-    fn read(folder: &Path) -> io::Result<Self> {
+    pub(crate) fn read(folder: &Path) -> io::Result<Self> {
         Ok(serde_json::from_slice(&fs::read(folder.join(FILE))?)?)
     }
 }

@@ -21,7 +21,7 @@ use crate::driver::{Driver as _, Handle};
 use crate::error::{Error, Result};
 use crate::launch::{FILE, Launch, ROOT};
 use crate::program;
-use crate::spec::{BoxSpec, Generation, Layer};
+use crate::spec::{BoxSpec, Generation, Layer, Source};
 
 const START: Duration = Duration::from_secs(20);
 const KILL: Duration = Duration::from_secs(20);
@@ -57,7 +57,29 @@ impl Namespace {
             record.kill(KILL).await.map_err(Error::io(what()))?;
         }
         groups.remove(&name).await.map_err(Error::io(what()))?;
+        Self::released(folder).await?;
         remove(folder.to_owned()).await
+    }
+
+    /// Waits until no volume of a life is mounted any more: the kernel writes the last of it after the processes have ended.
+    async fn released(folder: &Path) -> Result<()> {
+        let what = "the volumes of the box";
+        // A start that failed early has none.
+        let Ok(launch) = Launch::read(folder) else {
+            return Ok(());
+        };
+        let begun = Instant::now();
+        for mount in &launch.mounts {
+            // Others may read it, too.
+            let Source::Image(image) = &mount.source else { continue };
+            while !mount.read_only && volume::used(image).map_err(Error::io(what))? == volume::Use::Write {
+                if begun.elapsed() >= KILL {
+                    return Err(Error::TimedOut("unmounting the volumes of the box"));
+                }
+                sleep(LOOK).await;
+            }
+        }
+        Ok(())
     }
 
     /// Lets the launcher make the box.
@@ -96,6 +118,9 @@ impl Namespace {
 
     pub(super) async fn prepared(&self, spec: &BoxSpec, generation: Generation) -> Result<Launch> {
         let first_user = self.first_user()?;
+        for mount in &spec.mounts {
+            volume::check(mount)?;
+        }
         let folder = self.folder(spec.id);
         let (upper, work) = (folder.join("upper"), folder.join("work"));
         if spec.fresh {

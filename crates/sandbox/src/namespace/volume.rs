@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use uuid::Uuid;
 
 use crate::error::{Error, Result};
-use crate::spec::Source;
+use crate::spec::{Mount, Source};
 
 /// `user` of boxes.
 const USER: u32 = 1000;
@@ -40,10 +40,62 @@ pub(super) fn make(volumes: &Path, id: Uuid, bytes: u64, first_user: Option<u32>
     Ok(Source::Folder(folder))
 }
 
+/// Whether an image is mounted, and writable. The kernel unmounts it some time after the last process of a box.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Use {
+    None,
+    ReadOnly,
+    Write,
+}
+
+/// Asks the loop devices of the machine.
+pub(super) fn used(image: &Path) -> io::Result<Use> {
+    let mut found = Use::None;
+    let devices = match fs::read_dir("/sys/block") {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(found),
+        other => other?,
+    };
+    for device in devices.flatten() {
+        // Other devices have no such file, and neither has one that is free.
+        let Ok(file) = fs::read_to_string(device.path().join("loop/backing_file")) else {
+            continue;
+        };
+        if Path::new(file.trim_end_matches('\n')) != image {
+            continue;
+        }
+        match fs::read_to_string(device.path().join("ro")).unwrap_or_default().trim() {
+            "1" if found == Use::None => found = Use::ReadOnly,
+            "1" => {}
+            _ => found = Use::Write,
+        }
+    }
+    Ok(found)
+}
+
+/// Refuses a mount that would give an image two writers, or a reader beside a writer.
+pub(super) fn check(mount: &Mount) -> Result<()> {
+    let Source::Image(image) = &mount.source else {
+        return Ok(());
+    };
+    match used(image).map_err(Error::io("the image of the volume"))? {
+        Use::None => Ok(()),
+        Use::ReadOnly if mount.read_only => Ok(()),
+        _ => Err(Error::Busy(format!(
+            "the volume at {} is mounted in another box",
+            mount.path
+        ))),
+    }
+}
+
 /// Lets a volume that no box has mounted hold more.
 pub(super) fn grow(volumes: &Path, id: Uuid, bytes: u64) -> Result<()> {
     let image = image(volumes, id);
     if image.is_file() {
+        if used(&image).map_err(Error::io("the image of the volume"))? != Use::None {
+            return Err(Error::Busy(format!(
+                "volume {id} is mounted in a box: stop the box first"
+            )));
+        }
         return grow_image(&image, bytes);
     }
     if folder(volumes, id).is_dir() {
@@ -54,6 +106,11 @@ pub(super) fn grow(volumes: &Path, id: Uuid, bytes: u64) -> Result<()> {
 
 /// Takes a volume away at once, then removes its bytes. What a kill leaves goes with the next call.
 pub(super) fn remove(volumes: &Path, id: Uuid) -> Result<()> {
+    if used(&image(volumes, id)).map_err(Error::io("the image of the volume"))? != Use::None {
+        return Err(Error::Busy(format!(
+            "volume {id} is mounted in a box: stop the box first"
+        )));
+    }
     let doomed = volumes.join(format!("{id}.deleted"));
     let removed = || -> io::Result<()> {
         for path in [image(volumes, id), folder(volumes, id)] {
