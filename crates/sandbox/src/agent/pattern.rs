@@ -79,10 +79,9 @@ fn expression(pattern: &str) -> Option<String> {
             '?' => text.push_str("[^/]"),
             '[' => {
                 // A bracket that comes first is one of the characters.
-                let first = rest
-                    .find(|other| !matches!(other, '!' | '^'))
-                    .filter(|first| *first <= 1)?;
-                let end = first + 1 + rest.get(first + 1..)?.find(']')?;
+                let begin = usize::from(rest.starts_with(['!', '^']));
+                let after = begin + rest[begin..].chars().next()?.len_utf8();
+                let end = after + rest[after..].find(']')?;
                 text.push_str(&class(&rest[..end]));
                 rest = &rest[end + 1..];
             }
@@ -118,7 +117,7 @@ fn class(inner: &str) -> String {
     };
     let mut text = begin.to_owned();
     for character in inner.chars() {
-        if character != '-' && character.is_ascii_punctuation() {
+        if matches!(character, '\\' | '[' | ']' | '^' | '&' | '~') {
             text.push('\\');
         }
         text.push(character);
@@ -148,6 +147,7 @@ mod tests {
             ("[a-c].txt", "b.txt", true),
             ("[!a-c].txt", "b.txt", false),
             ("[]x].txt", "].txt", true),
+            ("[é<].txt", "é.txt", true),
             ("[[:a].txt", ":.txt", true),
             ("*.{py,js}", "x.js", true),
             ("*.{py,{js,ts}}", "x.ts", true),
