@@ -1,0 +1,45 @@
+//! The commands of our own binary that boxes are made of. Each runs without threads before it, as its first word says.
+
+use std::ffi::OsString;
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use crate::{agent, launch};
+
+/// Makes the namespaces of a box; ends when the box runs.
+pub(crate) const LAUNCH: &str = "box-launch";
+/// The first process of a box, until it becomes the agent.
+pub(crate) const INIT: &str = "box-init";
+/// The agent of a box.
+pub(crate) const AGENT: &str = "box-agent";
+/// One operation on files, as the user of a box.
+pub(crate) const FILE: &str = "box-file";
+/// Takes a terminal and becomes a command.
+pub(crate) const TERMINAL: &str = "box-terminal";
+
+/// Performs one of these commands. None: the arguments name another one. Call it before any thread is started.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Option<ExitCode> {
+    let mut arguments = arguments.into_iter();
+    let command = arguments.next()?;
+    let done = match command.to_str()? {
+        LAUNCH => folder(arguments).and_then(|folder| launch::outside(&folder)),
+        INIT => folder(arguments).and_then(|folder| launch::inside(&folder)),
+        AGENT => agent::run(),
+        FILE => agent::file::run(arguments),
+        TERMINAL => agent::terminal::run(arguments),
+        _ => return None,
+    };
+    Some(match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{}: {error}", command.display());
+            ExitCode::FAILURE
+        }
+    })
+}
+
+fn folder(mut arguments: impl Iterator<Item = OsString>) -> io::Result<PathBuf> {
+    let folder = arguments.next().map(PathBuf::from);
+    folder.ok_or_else(|| io::Error::other("the folder of the box is missing: the platform starts this command"))
+}
