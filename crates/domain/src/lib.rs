@@ -19,6 +19,7 @@ pub mod json;
 pub mod patch;
 pub mod registry;
 pub mod rejection;
+pub mod sandbox;
 pub mod scope;
 pub mod secret;
 pub mod shard;
@@ -29,9 +30,10 @@ pub mod traceparent;
 pub use clock::Clock;
 pub use disk::{Disk, Disks};
 pub use id::{
-    AssistantId, CronId, DeploymentId, DestinationId, ExportId, ExportRunId, FeedbackTokenId, ImagePullSecretId,
-    IntegrationId, JobId, KeyId, ListenerId, LogLineId, OrganizationId, ProjectId, QuarantineId, RequestId, RevisionId,
-    RunId, RunIndexId, ScheduleId, SegmentId, TenantId, ThreadId, TraceRunId, UnitId, UploadId, WorkerId,
+    AssistantId, BoxId, BoxRegistryId, CronId, DeploymentId, DestinationId, ExportId, ExportRunId, FeedbackTokenId,
+    ImagePullSecretId, IntegrationId, JobId, KeyId, ListenerId, LogLineId, OrganizationId, PoolId, ProjectId,
+    QuarantineId, RequestId, RevisionId, RunId, RunIndexId, ScheduleId, SegmentId, SnapshotId, TemplateId, TenantId,
+    ThreadId, TraceRunId, UnitId, UploadId, VolumeId, WorkerId,
 };
 pub use patch::Patch;
 pub use rejection::{Rejection, Why};
