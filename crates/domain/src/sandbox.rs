@@ -3,6 +3,7 @@
 mod config;
 mod name;
 mod quantity;
+mod times;
 
 use serde::{Deserialize, Serialize};
 
@@ -13,6 +14,7 @@ pub use name::{
     SnapshotReference, check_box_name, check_mount_path, check_tag, check_text, check_volume_name, host_name,
 };
 pub use quantity::{GIB, format_bytes, parse_bytes, parse_cpu_millis};
+pub use times::{Due, Standing, Times};
 
 /// Where a box stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, sqlx::Type)]
