@@ -140,7 +140,8 @@ pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: &NewBox<'_>) -> Resu
         stopped_at: None,
     };
     let due = new.times.next(&standing).map(|(at, _)| at);
-    let row = on!(tx, |conn| sqlx::query_as(concat!(
+    let row = on!(tx, |conn| {
+        sqlx::query_as(concat!(
         "INSERT INTO sandbox_box (id, tenant_id, name, status, generation, config, template_name, template_id, snapshot_id,
                                   pool_id, idle_ttl_seconds, ttl_seconds, delete_after_stop_seconds, active_at, due_at,
                                   request, created_by, updated_by, created_at, updated_at)
@@ -164,7 +165,8 @@ pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: &NewBox<'_>) -> Resu
     .bind(new.request)
     .bind(new.created_by)
     .fetch_one(conn)
-    .await)?;
+    .await
+    })?;
     for attachment in new.attachments {
         on!(tx, |conn| sqlx::query(
             "INSERT INTO sandbox_box_volume (box_id, volume_id, mount_path, read_only) VALUES ($1, $2, $3, $4)"

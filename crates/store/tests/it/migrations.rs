@@ -14,7 +14,7 @@ static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 pub static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.
-const FROZEN: [(&str, &str, &str); 18] = [
+const FROZEN: [(&str, &str, &str); 19] = [
     (
         "0001_schema",
         "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
@@ -104,6 +104,11 @@ const FROZEN: [(&str, &str, &str); 18] = [
         "0018_revision_keys",
         "acd945df2a7c751a5cbe19b1a50e35b442621144366b0ea6954d71bb8c17cd0de8b02332dc907f00527bf4507959d69f",
         "a6a4b57b4a2458e4174a427cf64dbd40402557f4e6f043c22a06f2e19b954e39882c51d90b9f25795cdffbcac4c69ebc",
+    ),
+    (
+        "0021_sandboxes",
+        "088e38d3ef58623087739249119c088b98aa52c28a2f804f3063ab5a3c986904f8a683cc0a9cb55dc70e36dc4f6c15dd",
+        "4abd0459f5e0d396ef993554917c288b12a171c52361b09d276ab85a04d16ac99211fc406286ad38f23f34b5b691bfef",
     ),
 ];
 

@@ -120,7 +120,9 @@ pub async fn list(
         return Ok(Vec::new()); // PostgreSQL refuses the parameter itself.
     }
     let mut query = Query::new(tx, "SELECT ");
-    query.push(columns!(sandbox_box)).push(" FROM sandbox_box WHERE tenant_id = ");
+    query
+        .push(columns!(sandbox_box))
+        .push(" FROM sandbox_box WHERE tenant_id = ");
     query.bind(Arg::Uuid(tenant.0));
     query.push(" AND status <> 'deleting' AND pool_id IS NULL");
     if let Some(part) = &filter.name_contains {

@@ -52,7 +52,8 @@ pub async fn started(
     started: Started<'_>,
 ) -> Result<bool> {
     let now = tx.now();
-    let row: Option<SandboxBox> = on!(tx, |conn| sqlx::query_as(concat!(
+    let row: Option<SandboxBox> = on!(tx, |conn| {
+        sqlx::query_as(concat!(
         "UPDATE sandbox_box SET status = 'ready', status_message = $8, root = $4, host_id = $5, isolation = $6, active_at = $7,
                 stopped_at = NULL, updated_at = $7
          WHERE tenant_id = $1 AND id = $2 AND generation = $3 AND status = 'provisioning' RETURNING ",
@@ -67,7 +68,8 @@ pub async fn started(
     .bind(now)
     .bind(started.message)
     .fetch_optional(conn)
-    .await)?;
+    .await
+    })?;
     Ok(with_due(tx, row).await?.is_some())
 }
 
