@@ -12,8 +12,8 @@ use super::{read, written};
 use crate::{Result, Tx};
 
 pub use change::{Change, claim_member, update};
-pub use find::{Filter, Located, after, attachments, count, due, find, get, list, lock, members, sent_again};
-pub use life::{Started, begin_start, delete, fail, forget, started, stopped, touch, update_due};
+pub use find::{Filter, Located, after, attachments, count, due, exists, find, get, list, lock, members, sent_again};
+pub use life::{Started, begin_start, delete, fail, forget, postpone, started, stopped, touch, update_due};
 
 /// A box as it is stored.
 #[derive(Clone, Debug, sqlx::FromRow)]

@@ -36,8 +36,6 @@ pub struct Started<'a> {
     pub host_id: Uuid,
     /// How it is isolated.
     pub isolation: &'a str,
-    /// What could not be done as asked.
-    pub message: Option<&'a str>,
 }
 
 /// A life has begun. False where the box has moved on.
@@ -54,7 +52,7 @@ pub async fn started(
     let now = tx.now();
     let row: Option<SandboxBox> = on!(tx, |conn| {
         sqlx::query_as(concat!(
-        "UPDATE sandbox_box SET status = 'ready', status_message = $8, root = $4, host_id = $5, isolation = $6, active_at = $7,
+        "UPDATE sandbox_box SET status = 'ready', status_message = NULL, root = $4, host_id = $5, isolation = $6, active_at = $7,
                 stopped_at = NULL, updated_at = $7
          WHERE tenant_id = $1 AND id = $2 AND generation = $3 AND status = 'provisioning' RETURNING ",
         columns!(sandbox_box)
@@ -66,7 +64,6 @@ pub async fn started(
     .bind(started.host_id)
     .bind(started.isolation)
     .bind(now)
-    .bind(started.message)
     .fetch_optional(conn)
     .await
     })?;
@@ -193,6 +190,23 @@ pub async fn update_due(tx: &mut Tx<'_>, row: &SandboxBox) -> Result<()> {
     .bind(row.id)
     .bind(row.generation)
     .bind(due)
+    .execute(conn)
+    .await
+    .map(drop))?;
+    Ok(())
+}
+
+/// Looks again at the times of a box at `at`: what they asked for is recorded as a job.
+///
+/// # Errors
+/// Those of the database.
+pub async fn postpone(tx: &mut Tx<'_>, id: BoxId, generation: i64, at: Timestamp) -> Result<()> {
+    on!(tx, |conn| sqlx::query(
+        "UPDATE sandbox_box SET due_at = $3 WHERE id = $1 AND generation = $2 AND status <> 'deleting'"
+    )
+    .bind(id)
+    .bind(generation)
+    .bind(at)
     .execute(conn)
     .await
     .map(drop))?;
