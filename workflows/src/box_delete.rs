@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use towpath_domain::job::{Ended, RetryPolicy};
+use towpath_domain::sandbox::BoxStatus;
 use towpath_domain::{BoxId, JobId, TenantId};
 use towpath_durable::{Again, Ctx, Outcome, Start, Verdict, Workflow};
 use towpath_sandbox::Error;
@@ -58,6 +59,10 @@ impl Workflow for BoxDelete {
             Err(store::Error::NotFound) => return ctx.done(),
             found => found.retry()?,
         };
+        if row.status != BoxStatus::Deleting {
+            // It was claimed out of its pool in the last moment.
+            return ctx.done();
+        }
         let machine = world.boxes()?;
         match machine.driver.destroy(id.0, generation(row.generation)).await {
             Ok(()) | Err(Error::NotRunning) => {}

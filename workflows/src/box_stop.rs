@@ -38,8 +38,7 @@ pub async fn start(tx: &mut Tx<'_>, tenant: TenantId, id: BoxId, generation: i64
 impl Workflow for BoxStop {
     const KIND: &'static str = "box_stop";
     const POOL: &'static str = crate::boxes::POOL;
-    const RETRY: RetryPolicy = RetryPolicy::doubling(100, Duration::from_secs(1), Duration::from_secs(60));
-    const KEEP_PLACE: bool = true;
+    const RETRY: RetryPolicy = RetryPolicy::fixed(5, Duration::from_secs(1));
     type World = World;
 
     async fn run(&self, ctx: &mut Ctx, world: &World) -> Outcome {

@@ -78,7 +78,10 @@ impl Workflow for PoolFill {
                 box_start::start(tx, tenant, *id, 1).await?;
             }
             for id in &surplus {
-                boxes::delete(tx, tenant, *id).await?;
+                // A caller may have claimed it since.
+                if boxes::lock(tx, tenant, *id).await?.pool_id == Some(pool) {
+                    boxes::delete(tx, tenant, *id).await?;
+                }
             }
             for id in &new {
                 let name = format!("pool-{}", id.0.simple());
