@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use towpath_domain::job::{Ended, RetryPolicy};
-use towpath_domain::sandbox::{SnapshotStatus, host_name};
+use towpath_domain::sandbox::{BoxStatus, SnapshotStatus, host_name};
 use towpath_domain::{BoxId, JobId, TenantId};
 use towpath_durable::{Cause, Ctx, Failure, Lane, Outcome, Start, Verdict, Workflow};
 use towpath_sandbox::{BoxSpec, Error, Mount, Root, Source};
@@ -74,7 +74,7 @@ impl Workflow for BoxStart {
             Err(store::Error::NotFound) => return ctx.done(),
             found => found.retry()?,
         };
-        if row.generation != self.generation || !row.status.is_live() {
+        if row.generation != self.generation || row.status != BoxStatus::Provisioning {
             // It was stopped, started anew or removed since.
             return ctx.done();
         }

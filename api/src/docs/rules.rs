@@ -25,7 +25,7 @@ pub(crate) const DEPLOYMENTS: &str = include_str!("rules/deployments.json");
 pub(crate) const AGENT: &str = include_str!("rules/agent.json");
 
 /// What stands in front of a path at its other places.
-const PREFIXES: [&str; 3] = ["", "/api/v1", "/api-host"];
+const PREFIXES: [&str; 4] = ["", "/api/v1", "/api-host", "/api"];
 
 /// Adds rules to a document. A rule about something that is not described is a mistake in the rules: it panics, and
 /// tests put both documents together.

@@ -340,6 +340,7 @@ fn parts(store: &Store, clock: &Clock, folder: &Path, ops: Ops, settings: Settin
         disk: Disk::default(),
         clock: clock.clone(),
         ops,
+        boxes: None,
         limits,
         settings,
     }
