@@ -151,7 +151,7 @@ async fn remove(app: &App, tenant: Tenant, name: &str) -> Result<(), ApiError> {
 pub struct DeleteMany {
     /// Names or ids.
     #[schema(max_items = 100)]
-    names: Vec<String>,
+    pub(super) names: Vec<String>,
 }
 
 /// What was deleted.
@@ -174,7 +174,7 @@ impl DeletedMany {
     /// # Errors
     /// There are too many.
     pub(super) async fn each(
-        names: Vec<String>,
+        pub(super) names: Vec<String>,
         delete: impl AsyncFn(&str) -> Result<(), ApiError>,
     ) -> Result<Self, ApiError> {
         if names.len() > MOST_AT_ONCE {
