@@ -123,9 +123,7 @@ pub(crate) fn verdict(error: &Error) -> Failure {
 async fn spec(world: &World, machine: &Boxes, row: &SandboxBox) -> Result<(BoxSpec, &'static str), Failure> {
     let config = row.config().fatal()?;
     let capabilities = machine.capabilities().await.map_err(|error| verdict(&error))?;
-    let (limits, _) = machine
-        .limits(&config, capabilities)
-        .map_err(|error| verdict(&error))?;
+    let (limits, _) = machine.limits(&config, capabilities).map_err(|error| verdict(&error))?;
     if row.host_id.is_some_and(|host| host != machine.host_id()) && !config.is_temporary {
         return Err(Failure::fatal(
             "its files lie on another machine, which does not hold boxes any more: delete the box and make another one",

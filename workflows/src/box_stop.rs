@@ -52,7 +52,9 @@ impl Workflow for BoxStop {
             return ctx.done();
         }
         let machine = world.boxes()?;
-        let stopped = machine.driver.stop(id.0, generation(row.generation), machine.settings.grace);
+        let stopped = machine
+            .driver
+            .stop(id.0, generation(row.generation), machine.settings.grace);
         match stopped.await {
             Ok(()) | Err(Error::NotRunning) => {}
             // A newer life has begun.

@@ -173,7 +173,12 @@ impl Boxes {
         };
         let settings = &self.settings;
         let limits = Limits {
-            memory_bytes: limit("memory", config.mem_bytes, Some(settings.memory_bytes), machine.limits_memory),
+            memory_bytes: limit(
+                "memory",
+                config.mem_bytes,
+                Some(settings.memory_bytes),
+                machine.limits_memory,
+            ),
             cpu_millis: limit("cpu", config.cpu_millis(), None, machine.limits_cpu),
             processes: limit("processes", None, Some(settings.processes), machine.limits_processes),
             disk_bytes: limit("disk", config.fs_capacity_bytes, None, machine.limits_disk),
@@ -264,7 +269,8 @@ fn host_id(folder: &Path) -> io::Result<Uuid> {
     let path = folder.join(HOST_ID);
     match fs::read_to_string(&path) {
         Ok(text) => {
-            let malformed = |_| io::Error::other(format!("{HOST_ID} holds no id; remove it where no box is to be kept"));
+            let malformed =
+                |_| io::Error::other(format!("{HOST_ID} holds no id; remove it where no box is to be kept"));
             text.trim().parse().map_err(malformed)
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -283,4 +289,3 @@ fn host_id(folder: &Path) -> io::Result<Uuid> {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
-

@@ -93,7 +93,9 @@ impl Keeper {
             .write(async |tx| hosts::take(tx, &self.claim, LEASE).await)
             .await?;
         if !holds && !self.machine.is_lost() {
-            tracing::error!("another process holds the machine of boxes by now; this one starts none until that has ended");
+            tracing::error!(
+                "another process holds the machine of boxes by now; this one starts none until that has ended"
+            );
         }
         self.machine.set_lost(!holds);
         Ok(())
@@ -135,10 +137,7 @@ impl Keeper {
                 None => self.store.write(async |tx| boxes::update_due(tx, &row).await).await?,
                 Some((_, Due::Delete)) => self.delete(&row).await?,
                 Some((_, Due::Stop)) if self.is_in_use(&row).await => {
-                    let used = SandboxBox {
-                        active_at: now,
-                        ..row
-                    };
+                    let used = SandboxBox { active_at: now, ..row };
                     let at = [(used.id, now)];
                     self.store
                         .write(async |tx| {
@@ -241,7 +240,8 @@ impl Keeper {
                 self.machine.announce();
             }
             BoxStatus::Stopped | BoxStatus::Failed => {
-                if let Some(mark) = mark.filter(|mark| mark.is_running && mark.generation <= generation(row.generation)) {
+                if let Some(mark) = mark.filter(|mark| mark.is_running && mark.generation <= generation(row.generation))
+                {
                     self.end_stale(mark).await;
                 }
             }
@@ -284,6 +284,9 @@ impl Keeper {
 
 fn report(what: &'static str, done: store::Result<()>) {
     if let Err(error) = done {
-        tracing::warn!(error = &error as &dyn std::error::Error, "{what} failed; it is tried again");
+        tracing::warn!(
+            error = &error as &dyn std::error::Error,
+            "{what} failed; it is tried again"
+        );
     }
 }

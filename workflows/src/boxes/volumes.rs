@@ -65,7 +65,9 @@ impl Boxes {
             .kill_on_drop(true);
         let ended = copy.status().await?;
         if !ended.success() {
-            return Err(io::Error::other(format!("copying the files of the volume ended with {ended}")));
+            return Err(io::Error::other(format!(
+                "copying the files of the volume ended with {ended}"
+            )));
         }
         fs::rename(partial, to).await
     }

@@ -360,7 +360,10 @@ async fn pool_of(
     template: TemplateId,
 ) -> store::Result<Option<towpath_domain::PoolId>> {
     let pools = store::sandboxes::pools::list(tx, tenant.id, 1000, 0).await?;
-    Ok(pools.into_iter().find(|pool| pool.template_id == template).map(|pool| pool.id))
+    Ok(pools
+        .into_iter()
+        .find(|pool| pool.template_id == template)
+        .map(|pool| pool.id))
 }
 
 async fn resolve(tx: &mut Tx<'_>, tenant: Tenant, plan: &Plan) -> store::Result<Result<Made, ApiError>> {
@@ -378,7 +381,12 @@ async fn resolve(tx: &mut Tx<'_>, tenant: Tenant, plan: &Plan) -> store::Result<
     }
 }
 
-async fn of_template(tx: &mut Tx<'_>, tenant: Tenant, plan: &Plan, name: &str) -> store::Result<Result<Made, ApiError>> {
+async fn of_template(
+    tx: &mut Tx<'_>,
+    tenant: Tenant,
+    plan: &Plan,
+    name: &str,
+) -> store::Result<Result<Made, ApiError>> {
     let template = match templates::find(tx, tenant.id, name).await {
         Err(store::Error::NotFound) => {
             let shown: String = name.chars().take(64).collect();
@@ -392,7 +400,9 @@ async fn of_template(tx: &mut Tx<'_>, tenant: Tenant, plan: &Plan, name: &str) -
     let config = BoxConfig {
         image: usual.image,
         vcpus: own.vcpus,
-        cpu_millicores: own.cpu_millicores.or(usual.cpu_millicores.filter(|_| own.vcpus.is_none())),
+        cpu_millicores: own
+            .cpu_millicores
+            .or(usual.cpu_millicores.filter(|_| own.vcpus.is_none())),
         mem_bytes: own.mem_bytes.or(usual.mem_bytes),
         fs_capacity_bytes: own.fs_capacity_bytes.or(usual.fs_capacity_bytes),
         ..own.clone()

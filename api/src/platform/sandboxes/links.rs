@@ -76,7 +76,10 @@ pub async fn create_service(
     let row = found.map_err(missing("Sandbox", &name))?;
     for (field, is_sent) in [
         ("access", new.access.is_some_and(|access| access != "off")),
-        ("embed_origins", new.embed_origins.is_some_and(|origins| !origins.is_empty())),
+        (
+            "embed_origins",
+            new.embed_origins.is_some_and(|origins| !origins.is_empty()),
+        ),
     ] {
         if is_sent {
             let text = format!("{field} of a service URL is not available in this build; leave it out for a token");
@@ -93,7 +96,10 @@ pub async fn create_service(
         content_disposition: None,
         expires_at: Some(expires_at),
     };
-    let token = app.store.write(async |tx| tokens::insert(tx, tenant.id, new).await).await?;
+    let token = app
+        .store
+        .write(async |tx| tokens::insert(tx, tenant.id, new).await)
+        .await?;
     let service_url = format!("{}/v2/sandboxes/services/{}/{port}", app.settings.public_url, row.id);
     Ok(Json(ServiceUrl {
         browser_url: format!("{service_url}/_svc/auth?token={token}"),
@@ -199,18 +205,29 @@ impl NewDownloadUrl {
         if self.path.is_empty() {
             return Err(Rejection::invalid("path", "must not be empty").into());
         }
-        if self.expires_in_seconds.is_some_and(|seconds| !(1..=315_360_000).contains(&seconds)) {
+        if self
+            .expires_in_seconds
+            .is_some_and(|seconds| !(1..=315_360_000).contains(&seconds))
+        {
             return Err(Rejection::invalid("expires_in_seconds", "expected 1 to 315360000 seconds").into());
         }
         let is_header = |text: &str| text.len() <= 255 && http::HeaderValue::from_str(text).is_ok();
-        if self.content_type.as_deref().is_some_and(|kind| !is_header(kind) || !kind.contains('/')) {
+        if self
+            .content_type
+            .as_deref()
+            .is_some_and(|kind| !is_header(kind) || !kind.contains('/'))
+        {
             return Err(Rejection::invalid("content_type", "expected a media type such as text/plain").into());
         }
         match self.content_disposition.as_deref() {
             None | Some("attachment" | "inline") => Ok(()),
             Some(_) => {
                 let loc = vec![Place::from("body"), Place::from("content_disposition")];
-                Err(ApiError::invalid_at(loc, "value_error", "expected attachment or inline"))
+                Err(ApiError::invalid_at(
+                    loc,
+                    "value_error",
+                    "expected attachment or inline",
+                ))
             }
         }
     }
@@ -230,7 +247,9 @@ pub async fn create_download(
     new.check()?;
     let found = app.store.read(async |tx| boxes::find(tx, tenant.id, &name).await).await;
     let row = found.map_err(missing("Sandbox", &name))?;
-    let span = new.expires_in_seconds.map(|seconds| Duration::from_secs(seconds.unsigned_abs()));
+    let span = new
+        .expires_in_seconds
+        .map(|seconds| Duration::from_secs(seconds.unsigned_abs()));
     let expires_at = span.map(|span| app.clock.now().plus(span));
     let made = NewToken {
         box_id: row.id,
@@ -241,7 +260,10 @@ pub async fn create_download(
         content_disposition: new.content_disposition.as_deref(),
         expires_at,
     };
-    let token = app.store.write(async |tx| tokens::insert(tx, tenant.id, made).await).await?;
+    let token = app
+        .store
+        .write(async |tx| tokens::insert(tx, tenant.id, made).await)
+        .await?;
     Ok(Json(DownloadUrl {
         download_url: format!("{}/v2/sandboxes/downloads/{token}", app.settings.public_url),
         token,

@@ -129,7 +129,9 @@ pub async fn create(State(app): State<App>, tenant: Tenant, Json(new): Json<New>
             let text = "a template with volumes cannot be pooled: only one sandbox may write to a volume";
             return Ok(Err(ApiError::named(StatusCode::BAD_REQUEST, "ValidationError", text)));
         }
-        Ok(Ok(pools::insert(tx, tenant.id, &new.name, template.id, new.replicas).await?))
+        Ok(Ok(
+            pools::insert(tx, tenant.id, &new.name, template.id, new.replicas).await?
+        ))
     });
     let row = made.await.map_err(taken("pool", &new.name))??;
     app.store
@@ -150,14 +152,20 @@ async fn full(app: &App, pool: &Row, patience: Duration) -> Result<(), ApiError>
             .store
             .read(async |tx| boxes::members(tx, pool.tenant_id, pool.id).await)
             .await?;
-        let ready = members.iter().filter(|member| member.status == BoxStatus::Ready).count();
+        let ready = members
+            .iter()
+            .filter(|member| member.status == BoxStatus::Ready)
+            .count();
         if i64::try_from(ready).unwrap_or(i64::MAX) >= pool.replicas {
             return Ok(());
         }
         if Instant::now() >= deadline {
             let failed = members.iter().find_map(|member| member.status_message.as_deref());
             let why = failed.map_or_else(String::new, |why| format!(": {why}"));
-            let text = format!("{ready} of {} sandboxes of pool '{}' run{why}", pool.replicas, pool.name);
+            let text = format!(
+                "{ready} of {} sandboxes of pool '{}' run{why}",
+                pool.replicas, pool.name
+            );
             return Err(ApiError::named(StatusCode::GATEWAY_TIMEOUT, "Timeout", text));
         }
         let look = deadline.min(Instant::now() + LOOK);
@@ -174,7 +182,10 @@ pub async fn list(State(app): State<App>, tenant: Tenant, pairs: Pairs) -> Resul
         .store
         .read(async |tx| {
             let rows = pools::list(tx, tenant.id, page.limit, page.offset).await?;
-            Ok((rows, templates::list(tx, tenant.id, None, i64::from(u16::MAX), 0).await?))
+            Ok((
+                rows,
+                templates::list(tx, tenant.id, None, i64::from(u16::MAX), 0).await?,
+            ))
         })
         .await?;
     let next_cursor = page.next(rows.len());

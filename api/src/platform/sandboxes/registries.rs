@@ -167,7 +167,10 @@ pub async fn list(State(app): State<App>, tenant: Tenant) -> Result<Json<Registr
     responses((status = 200, description = "The registry", body = Registry),
               (status = 404, description = "No such registry in this workspace"), ApiError))]
 pub async fn get(State(app): State<App>, tenant: Tenant, Path(name): Path<String>) -> Result<Json<Registry>, ApiError> {
-    let found = app.store.read(async |tx| registries::find(tx, tenant.id, &name).await).await;
+    let found = app
+        .store
+        .read(async |tx| registries::find(tx, tenant.id, &name).await)
+        .await;
     let row = found.map_err(missing("Registry", &name))?;
     Ok(Json(Registry::of(&app, row)?))
 }
@@ -185,7 +188,10 @@ pub async fn update(
     Json(sent): Json<Sent>,
 ) -> Result<Json<Registry>, ApiError> {
     sent.check()?;
-    let found = app.store.read(async |tx| registries::find(tx, tenant.id, &name).await).await;
+    let found = app
+        .store
+        .read(async |tx| registries::find(tx, tenant.id, &name).await)
+        .await;
     let before = found.map_err(missing("Registry", &name))?;
     let known = before.credentials(&app.sealer);
     let known = known.map_err(|error| ApiError::internal(&error))?;

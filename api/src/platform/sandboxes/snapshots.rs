@@ -276,7 +276,10 @@ pub struct Capture {
 impl Capture {
     fn refuse(&self) -> Result<(), Rejection> {
         if self.docker_image.is_some() || self.image_config.as_ref().is_some_and(|config| !config.is_null()) {
-            return Err(Rejection::unsupported("docker_image", "a snapshot of an image built in a sandbox"));
+            return Err(Rejection::unsupported(
+                "docker_image",
+                "a snapshot of an image built in a sandbox",
+            ));
         }
         if self.include_memory == Some(true) {
             return Err(Rejection::unsupported("include_memory", "a snapshot with memory"));
@@ -287,7 +290,10 @@ impl Capture {
         let others = self.include.iter().flatten().find(|part| *part != "labels");
         match others {
             None => Ok(()),
-            Some(_) => Err(Rejection::unsupported("include", "a snapshot with more than files, run_config and labels")),
+            Some(_) => Err(Rejection::unsupported(
+                "include",
+                "a snapshot with more than files, run_config and labels",
+            )),
         }
     }
 }
@@ -311,7 +317,11 @@ pub async fn capture(
     let source = found.map_err(missing("Sandbox", &name))?;
     let config = source.config()?;
     let included = asked.include.unwrap_or_default();
-    let mut labels = if included.is_empty() { BTreeMap::new() } else { config.labels };
+    let mut labels = if included.is_empty() {
+        BTreeMap::new()
+    } else {
+        config.labels
+    };
     labels.extend(asked.labels.unwrap_or_default());
     let content = Content {
         name: asked.name,
@@ -399,7 +409,9 @@ async fn found(app: &App, tenant: Tenant, text: &str) -> Result<Row, ApiError> {
     let Ok(reference) = SnapshotReference::parse("reference", text) else {
         return Err(missing("Snapshot", text)(store::Error::NotFound));
     };
-    let found = app.store.read(async |tx| snapshots::find(tx, tenant.id, &reference).await);
+    let found = app
+        .store
+        .read(async |tx| snapshots::find(tx, tenant.id, &reference).await);
     found.await.map_err(missing("Snapshot", text))
 }
 

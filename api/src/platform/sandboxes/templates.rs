@@ -206,7 +206,10 @@ pub async fn list(State(app): State<App>, tenant: Tenant, pairs: Pairs) -> Resul
     responses((status = 200, description = "The template", body = Template),
               (status = 404, description = "No such template in this workspace"), ApiError))]
 pub async fn get(State(app): State<App>, tenant: Tenant, Path(name): Path<String>) -> Result<Json<Template>, ApiError> {
-    let found = app.store.read(async |tx| templates::find(tx, tenant.id, &name).await).await;
+    let found = app
+        .store
+        .read(async |tx| templates::find(tx, tenant.id, &name).await)
+        .await;
     let row = found.map_err(missing("Template", &name))?;
     Ok(Json(Template::read(&app, row).await?))
 }

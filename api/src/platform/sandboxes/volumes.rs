@@ -66,7 +66,9 @@ pub struct Volume {
 
 impl Volume {
     fn of(row: Row, holders: &[Holder]) -> Result<Self, ApiError> {
-        let own = holders.iter().filter(|holder| holder.volume_id == row.id && holder.kind == "box");
+        let own = holders
+            .iter()
+            .filter(|holder| holder.volume_id == row.id && holder.kind == "box");
         let attachments = own.map(|holder| VolumeAttachment {
             sandbox_id: holder.id,
             sandbox_name: holder.name.clone(),
@@ -133,7 +135,10 @@ fn size(text: Option<&str>, bytes: Option<i64>) -> Result<Option<i64>, Rejection
         (None, None) => Ok(None),
         (Some(_), Some(_)) => Err(Rejection::rule("size", "send either size or size_bytes")),
         (Some(text), None) => match parse_bytes(text) {
-            None => Err(Rejection::invalid("size", "expected an amount of bytes such as 512Mi or 1Gi")),
+            None => Err(Rejection::invalid(
+                "size",
+                "expected an amount of bytes such as 512Mi or 1Gi",
+            )),
             bytes => Ok(bytes),
         },
         (None, Some(bytes)) if (1..=1 << 50).contains(&bytes) => Ok(Some((bytes + GIB - 1) / GIB * GIB)),
@@ -166,12 +171,12 @@ pub async fn create(State(app): State<App>, tenant: Tenant, Json(new): Json<New>
         labels: &labels,
         source: None,
     };
-    let made = app.store.write(async |tx| {
-        match room(&app, volumes::usage(tx, tenant.id).await?, size) {
+    let made = app.store.write(
+        async |tx| match room(&app, volumes::usage(tx, tenant.id).await?, size) {
             Ok(()) => Ok(Ok(volumes::insert(tx, tenant.id, row).await?)),
             Err(refusal) => Ok(Err(refusal)),
-        }
-    });
+        },
+    );
     let row = made.await.map_err(taken("volume", &new.name))??;
     Ok((StatusCode::CREATED, Json(Volume::of(row, &[])?)).into_response())
 }
@@ -188,7 +193,10 @@ fn room(app: &App, (count, bytes): (i64, i64), more: i64) -> Result<(), ApiError
 fn enough(app: &App, bytes: i64, more: i64) -> Result<(), ApiError> {
     let most = app.settings.sandboxes.volume_bytes;
     if most > 0 && bytes.saturating_add(more) > most {
-        let text = format!("the storage of this workspace's volumes may be {} in all", format_bytes(most));
+        let text = format!(
+            "the storage of this workspace's volumes may be {} in all",
+            format_bytes(most)
+        );
         return Err(quota(text));
     }
     Ok(())
@@ -225,7 +233,10 @@ pub async fn list(State(app): State<App>, tenant: Tenant, pairs: Pairs) -> Resul
     responses((status = 200, description = "The volume", body = Volume),
               (status = 404, description = "No such volume in this workspace"), ApiError))]
 pub async fn get(State(app): State<App>, tenant: Tenant, Path(name): Path<String>) -> Result<Json<Volume>, ApiError> {
-    let found = app.store.read(async |tx| volumes::find(tx, tenant.id, &name).await).await;
+    let found = app
+        .store
+        .read(async |tx| volumes::find(tx, tenant.id, &name).await)
+        .await;
     let row = found.map_err(missing("Volume", &name))?;
     Ok(Json(Volume::read(&app, row).await?))
 }
@@ -337,7 +348,11 @@ fn in_use(name: &str, holders: &[Holder]) -> ApiError {
         let more = names.len().saturating_sub(SHOWN);
         names.truncate(SHOWN);
         let names = names.join(", ");
-        if more > 0 { format!("{names} and {more} more") } else { names }
+        if more > 0 {
+            format!("{names} and {more} more")
+        } else {
+            names
+        }
     };
     let (templates, boxes) = (of("template"), of("box"));
     let text = match (templates.as_str(), boxes.as_str()) {
@@ -347,13 +362,17 @@ fn in_use(name: &str, holders: &[Holder]) -> ApiError {
             format!("volume '{name}' is referenced by templates: {templates}; it is attached to sandboxes: {boxes}")
         }
     };
-    ApiError::named(StatusCode::CONFLICT, "VolumeInUse", format!("{text}; delete or change those first"))
+    ApiError::named(
+        StatusCode::CONFLICT,
+        "VolumeInUse",
+        format!("{text}; delete or change those first"),
+    )
 }
 
 /// A copy to make.
 #[derive(Deserialize, utoipa::ToSchema)]
-#[schema(as = VolumeClone)]
-pub struct Clone {
+#[schema(as = CloneVolume)]
+pub struct CloneVolume {
     #[schema(max_length = 63)]
     name: String,
     #[serde(default)]
@@ -364,7 +383,7 @@ pub struct Clone {
 
 /// Make a volume with the files of another one, that no sandbox may write to meanwhile. It is `provisioning` until they are
 /// copied.
-#[utoipa::path(post, path = "/v2/sandboxes/volumes/{name}/clone", tag = "sandbox-volumes", request_body = Clone,
+#[utoipa::path(post, path = "/v2/sandboxes/volumes/{name}/clone", tag = "sandbox-volumes", request_body = CloneVolume,
     params(("name" = String, Path, description = "Name or id of the volume to copy")),
     responses((status = 201, description = "The new volume", body = Volume),
               (status = 404, description = "No such volume in this workspace"),
@@ -375,13 +394,16 @@ pub async fn clone(
     State(app): State<App>,
     tenant: Tenant,
     Path(name): Path<String>,
-    Json(asked): Json<Clone>,
+    Json(asked): Json<CloneVolume>,
 ) -> Result<Response, ApiError> {
     check_volume_name("name", &asked.name)?;
     check_text("description", asked.description.as_deref().unwrap_or_default(), 1000)?;
     let labels = asked.labels.unwrap_or_default();
     check_labels("labels", &labels)?;
-    let found = app.store.read(async |tx| volumes::find(tx, tenant.id, &name).await).await;
+    let found = app
+        .store
+        .read(async |tx| volumes::find(tx, tenant.id, &name).await)
+        .await;
     let from = found.map_err(missing("Volume", &name))?;
     machine(&app)?;
     let id = VolumeId::new();

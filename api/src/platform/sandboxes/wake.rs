@@ -39,7 +39,8 @@ pub(crate) struct Awake {
 /// This process does not hold it.
 pub(crate) fn machine(app: &App) -> Result<&Arc<Boxes>, ApiError> {
     app.boxes.as_ref().filter(|boxes| !boxes.is_lost()).ok_or_else(|| {
-        let text = "this process does not hold the machine of sandboxes: set sandboxes.enabled where it is to, and ask there";
+        let text =
+            "this process does not hold the machine of sandboxes: set sandboxes.enabled where it is to, and ask there";
         ApiError::named(StatusCode::NOT_IMPLEMENTED, "Unsupported", text)
     })
 }

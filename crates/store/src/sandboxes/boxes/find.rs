@@ -245,9 +245,11 @@ pub async fn after(tx: &mut Tx<'_>, id: BoxId, limit: i64) -> Result<Vec<Located
 /// # Errors
 /// Those of the database.
 pub async fn exists(tx: &mut Tx<'_>, id: BoxId) -> Result<bool> {
-    let found: Option<BoxId> = on!(tx, |conn| sqlx::query_scalar("SELECT id FROM sandbox_box WHERE id = $1")
-        .bind(id)
-        .fetch_optional(conn)
-        .await)?;
+    let found: Option<BoxId> = on!(tx, |conn| sqlx::query_scalar(
+        "SELECT id FROM sandbox_box WHERE id = $1"
+    )
+    .bind(id)
+    .fetch_optional(conn)
+    .await)?;
     Ok(found.is_some())
 }
