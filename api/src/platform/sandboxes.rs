@@ -2,6 +2,7 @@
 //! `/api/v2/sandboxes` the newer one; both are one set of boxes.
 
 pub mod boxes;
+pub mod capture;
 pub mod change;
 pub mod create;
 pub mod exec;
@@ -38,7 +39,7 @@ fn control() -> Routes<App> {
         .routes(routes!(boxes::status))
         .routes(routes!(lifecycle::start))
         .routes(routes!(lifecycle::stop))
-        .routes(routes!(snapshots::capture))
+        .routes(routes!(capture::capture))
         .routes(routes!(links::create_service))
         .routes(routes!(links::list_services, links::revoke_services))
         .routes(routes!(links::create_download))

@@ -174,7 +174,7 @@ impl DeletedMany {
     /// # Errors
     /// There are too many.
     pub(super) async fn each(
-        pub(super) names: Vec<String>,
+        names: Vec<String>,
         delete: impl AsyncFn(&str) -> Result<(), ApiError>,
     ) -> Result<Self, ApiError> {
         if names.len() > MOST_AT_ONCE {

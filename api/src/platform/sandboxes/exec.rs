@@ -224,7 +224,8 @@ pub async fn execute(
 }
 
 async fn collect(events: &mut Events) -> Result<(CommandResult, bool), towpath_sandbox::Error> {
-    let (mut stdout, mut stderr, mut truncated) = (Vec::new(), Vec::new(), false);
+    let (mut stdout, mut stderr): (Vec<u8>, Vec<u8>) = (Vec::new(), Vec::new());
+    let mut truncated = false;
     loop {
         let (into, data) = match events.next().await? {
             Some(ExecEvent::Stdout { data, .. }) => (&mut stdout, data),

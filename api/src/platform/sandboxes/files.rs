@@ -74,7 +74,7 @@ pub struct Uploaded {
 /// Write a file, with the folders above it. Readers see the old file or the new one.
 #[utoipa::path(post, path = "/v2/sandboxes/dp/{box_id}/upload", tag = "sandbox-dataplane",
     params(("box_id" = Uuid, Path, description = "The sandbox"), FilePath),
-    request_body(content = Object, content_type = "multipart/form-data", description = "One part, `file`"),
+    request_body(content = String, content_type = "multipart/form-data", description = "One part, `file`"),
     responses((status = 200, description = "It is there", body = Uploaded),
               (status = 404, description = "No such sandbox in this workspace"),
               (status = 408, description = "It came too slowly"),
@@ -113,15 +113,20 @@ pub async fn upload(
 async fn write(awake: &Awake, id: BoxId, path: &str, field: Field<'_>) -> Result<FileStat, ApiError> {
     // The reader hands on a text alone, so what broke is kept here.
     let broken = std::sync::Mutex::new(None);
-    let chunks = stream::unfold(field, async |mut field| match field.chunk().await {
-        Ok(Some(chunk)) => Some((Ok::<Bytes, io::Error>(chunk), field)),
-        Ok(None) => None,
-        Err(error) => {
-            let text = error.to_string();
-            if let Ok(mut broken) = broken.lock() {
-                *broken = Some(unread(&error));
+    let chunks = stream::unfold(field, |mut field| {
+        let broken = &broken;
+        async move {
+            match field.chunk().await {
+                Ok(Some(chunk)) => Some((Ok::<Bytes, io::Error>(chunk), field)),
+                Ok(None) => None,
+                Err(error) => {
+                    let text = error.to_string();
+                    if let Ok(mut broken) = broken.lock() {
+                        *broken = Some(unread(&error));
+                    }
+                    Some((Err(io::Error::other(text)), field))
+                }
             }
-            Some((Err(io::Error::other(text)), field))
         }
     });
     let mut reader = pin!(StreamReader::new(chunks));
@@ -231,8 +236,8 @@ fn dress(headers: &mut HeaderMap, opened: &BoxToken, path: &str) {
     if let Some(kind) = kind {
         headers.insert(CONTENT_TYPE, kind);
     }
-    let name: String = path.rsplit('/').next().unwrap_or_default().chars().collect();
-    let is_plain = |letter: char| letter.is_ascii_graphic() && !"\"\\".contains(letter) || letter == ' ';
+    let name = path.rsplit('/').next().unwrap_or_default();
+    let is_plain = |letter: char| letter == ' ' || (letter.is_ascii_graphic() && !"\"\\".contains(letter));
     let name: String = name
         .chars()
         .map(|letter| if is_plain(letter) { letter } else { '_' })

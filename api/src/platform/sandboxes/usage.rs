@@ -29,7 +29,7 @@ pub struct Usage {
 }
 
 /// What the workspace has, and what it may have.
-#[utoipa::path(get, path = "/v2/sandboxes/usage", tag = "sandboxes",
+#[utoipa::path(get, path = "/v2/sandboxes/usage", tag = "sandbox-usage",
     responses((status = 200, description = "Amounts and limits", body = Usage), ApiError))]
 pub async fn get(State(app): State<App>, tenant: Tenant) -> Result<Json<Usage>, ApiError> {
     let (sandboxes, kept, (count, bytes)) = app
