@@ -7,9 +7,9 @@ use towpath_domain::job::{Ended, RetryPolicy};
 use towpath_domain::sandbox::{BoxStatus, SnapshotStatus, host_name};
 use towpath_domain::{BoxId, JobId, TenantId};
 use towpath_durable::{Cause, Ctx, Failure, Lane, Outcome, Start, Verdict, Workflow};
-use towpath_sandbox::{BoxSpec, Error, Mount, Root, Source};
+use towpath_sandbox::{BoxSpec, Error, Mount, Root};
 use towpath_store::sandboxes::boxes::{self, SandboxBox, Started};
-use towpath_store::sandboxes::snapshots;
+use towpath_store::sandboxes::{snapshots, volumes};
 use towpath_store::{self as store, Tx};
 
 use crate::World;
@@ -133,19 +133,7 @@ async fn spec(world: &World, machine: &Boxes, row: &SandboxBox) -> Result<(BoxSp
         Some(root) => serde_json::from_str(root).fatal()?,
         None => root(world, machine, row, config.image.as_deref()).await?,
     };
-    let attached = world
-        .store
-        .read(async |tx| boxes::attachments(tx, &[row.id]).await)
-        .await
-        .retry()?;
-    let mut mounts = Vec::with_capacity(attached.len());
-    for volume in attached {
-        mounts.push(Mount {
-            source: Source::Folder(machine.volume_folder(volume.volume_id).await.retry()?),
-            path: volume.mount_path,
-            read_only: volume.read_only,
-        });
-    }
+    let mounts = mounts(world, machine, row).await?;
     let run = config.run_config.clone().unwrap_or_default();
     let spec = BoxSpec {
         id: row.id.0,
@@ -159,6 +147,35 @@ async fn spec(world: &World, machine: &Boxes, row: &SandboxBox) -> Result<(BoxSp
         mounts,
     };
     Ok((spec, isolation_name(capabilities.isolation)))
+}
+
+async fn mounts(world: &World, machine: &Boxes, row: &SandboxBox) -> Result<Vec<Mount>, Failure> {
+    let found = world.store.read(async |tx| {
+        let attached = boxes::attachments(tx, &[row.id]).await?;
+        let ids: Vec<_> = attached.iter().map(|volume| volume.volume_id).collect();
+        let holders = volumes::holders(tx, &ids).await?;
+        let mut found = Vec::with_capacity(attached.len());
+        for mount in attached {
+            let mut others = holders.iter().filter(|holder| holder.kind == "box" && holder.id != row.id.0);
+            let is_shared = others.any(|holder| holder.volume_id == mount.volume_id);
+            found.push((volumes::get(tx, row.tenant_id, mount.volume_id).await?, mount, is_shared));
+        }
+        Ok(found)
+    });
+    let mut mounts = Vec::new();
+    for (volume, mount, is_shared) in found.await.retry()? {
+        let source = machine.volume(&volume).await.map_err(|error| verdict(&error))?;
+        if !is_shared {
+            // It may be larger than when it was made; nobody else has it mounted.
+            machine.grow_volume(&volume).await.map_err(|error| verdict(&error))?;
+        }
+        mounts.push(Mount {
+            source,
+            path: mount.mount_path,
+            read_only: mount.read_only,
+        });
+    }
+    Ok(mounts)
 }
 
 /// What a box that was never started is started on.

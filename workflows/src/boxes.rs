@@ -6,8 +6,7 @@ mod volumes;
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -63,7 +62,6 @@ pub struct Boxes {
     pub settings: Settings,
     /// Cancelled when the process begins to drain.
     pub draining: CancellationToken,
-    folder: PathBuf,
     host_id: Uuid,
     clock: Clock,
     handles: Mutex<HashMap<BoxId, Handle>>,
@@ -101,16 +99,10 @@ impl Boxes {
             }
             Err(TryLockError::Error(error)) => return Err(error),
         }
-        for name in ["volumes", "trash"] {
-            let folder = folder.join(name);
-            fs::create_dir_all(&folder)?;
-            fs::set_permissions(&folder, fs::Permissions::from_mode(0o700))?;
-        }
         Ok(Self {
             driver,
             settings,
             draining,
-            folder: folder.to_owned(),
             host_id: host_id(folder)?,
             clock,
             handles: Mutex::default(),

@@ -11,6 +11,7 @@ use towpath_store::sandboxes::volumes;
 use towpath_store::{self as store, Tx};
 
 use crate::World;
+use crate::box_start::verdict;
 use crate::snapshot_capture::reason;
 
 /// Copies one volume.
@@ -48,8 +49,11 @@ impl Workflow for VolumeClone {
 
     async fn run(&self, ctx: &mut Ctx, world: &World) -> Outcome {
         let &Self { tenant, from, to } = self;
-        let found = world.store.read(async |tx| volumes::get(tx, tenant, to).await);
-        let volume = match found.await {
+        let found = world.store.read(async |tx| {
+            let source = volumes::get(tx, tenant, from).await?;
+            Ok((source, volumes::get(tx, tenant, to).await?))
+        });
+        let (source, volume) = match found.await {
             Err(store::Error::NotFound) => return ctx.done(),
             found => found.retry()?,
         };
@@ -57,7 +61,8 @@ impl Workflow for VolumeClone {
             return ctx.done();
         }
         let machine = world.boxes()?;
-        machine.copy_volume(from, to).await.retry()?;
+        let copied = machine.copy_volume(&source, &volume).await;
+        copied.map_err(|error| verdict(&error))?;
         let settled = ctx
             .settle(async |tx| volumes::set_status(tx, tenant, to, VolumeStatus::Ready, None).await)
             .await;

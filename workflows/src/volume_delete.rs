@@ -10,6 +10,7 @@ use towpath_store::sandboxes::volumes;
 use towpath_store::{self as store, Tx};
 
 use crate::World;
+use crate::box_start::verdict;
 use crate::volume_clone::lane_of;
 
 /// Removes one volume.
@@ -44,7 +45,8 @@ impl Workflow for VolumeDelete {
             Err(store::Error::NotFound) => return ctx.done(),
             found => drop(found.retry()?),
         }
-        world.boxes()?.remove_volume(volume).await.retry()?;
+        let removed = world.boxes()?.remove_volume(volume).await;
+        removed.map_err(|error| verdict(&error))?;
         ctx.settle_final(async |tx| volumes::forget(tx, tenant, volume).await)
             .await
     }

@@ -46,6 +46,11 @@ use threads::Threads;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
+    // Before any thread: these commands become the first processes of a box.
+    #[cfg(target_os = "linux")]
+    if let Some(code) = towpath_sandbox::program::run(std::env::args_os().skip(1)) {
+        return code;
+    }
     // First of all: the tree holds one TLS provider, and whoever opens a connection finds it installed.
     if rustls::crypto::ring::default_provider().install_default().is_err() {
         eprintln!("error: a TLS provider was installed already");

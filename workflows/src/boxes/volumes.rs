@@ -1,95 +1,84 @@
 //! Files of volumes on the machine.
-//!
-//! ```text
-//! <folder>/
-//!   volumes/<volume>/      files of a volume
-//!   volumes/<volume>.copy  a copy that is not whole yet
-//!   trash/<volume>         a volume on its way out
-//! ```
 
-use std::fs::Permissions;
 use std::io;
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use tokio::fs;
 use tokio::process::Command;
 use towpath_domain::VolumeId;
+use towpath_sandbox::{Error, Source};
+use towpath_store::sandboxes::volumes::Volume;
 
 use super::Boxes;
 
 impl Boxes {
-    fn volume(&self, id: VolumeId) -> PathBuf {
-        self.folder.join("volumes").join(id.to_string())
-    }
-
-    /// The folder of a volume, which is made where it is missing.
+    /// Where a volume lies, which is made where it is missing.
     ///
     /// # Errors
-    /// It cannot be made.
-    pub(crate) async fn volume_folder(&self, id: VolumeId) -> io::Result<PathBuf> {
-        let folder = self.volume(id);
-        match fs::create_dir(&folder).await {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            // Every user of the box may write to it; the folder above keeps others of the host out.
-            made => {
-                made?;
-                fs::set_permissions(&folder, Permissions::from_mode(0o777)).await?;
-            }
-        }
-        Ok(folder)
+    /// Those of the driver.
+    pub(crate) async fn volume(&self, volume: &Volume) -> Result<Source, Error> {
+        self.driver.make_volume(volume.id.0, bytes(volume)).await
+    }
+
+    /// Lets a volume that no box has mounted hold what its row says.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub(crate) async fn grow_volume(&self, volume: &Volume) -> Result<(), Error> {
+        self.driver.grow_volume(volume.id.0, bytes(volume)).await
     }
 
     /// Copies the files of one volume into a new one. May be repeated.
     ///
     /// # Errors
     /// They cannot be copied.
-    pub(crate) async fn copy_volume(&self, from: VolumeId, to: VolumeId) -> io::Result<()> {
-        let (from, to) = (self.volume_folder(from).await?, self.volume(to));
-        if fs::try_exists(&to).await? {
-            return Ok(());
-        }
-        let partial = to.with_extension("copy");
-        remove(&partial).await?;
-        // Shares blocks where the file system can, and keeps owners, links and times.
+    pub(crate) async fn copy_volume(&self, from: &Volume, to: &Volume) -> Result<(), Error> {
+        let (from, to) = (self.volume(from).await?, self.volume(to).await?);
         let mut copy = Command::new("cp");
-        copy.args(["--archive", "--reflink=auto", "--one-file-system", "--"])
-            .arg(&from)
-            .arg(&partial)
-            .env_clear()
+        match (&from, &to) {
+            (Source::Folder(from), Source::Folder(to)) => {
+                // Shares blocks where the file system can, and keeps owners, links and times.
+                copy.args(["--archive", "--reflink=auto", "--one-file-system", "--"]);
+                copy.arg(from.join(".")).arg(to);
+            }
+            (Source::Image(from), Source::Image(to)) => {
+                copy.args(["--reflink=auto", "--sparse=always", "--"]);
+                copy.arg(from).arg(to);
+            }
+            _ => {
+                let text = "the volume was made while the platform ran as another account, and cannot be copied";
+                return Err(Error::Unsupported(text.to_owned()));
+            }
+        }
+        copy.env_clear()
             .env("PATH", "/usr/local/bin:/usr/bin:/bin")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .kill_on_drop(true);
-        let ended = copy.status().await?;
-        if !ended.success() {
-            return Err(io::Error::other(format!(
-                "copying the files of the volume ended with {ended}"
-            )));
+        let failed = |source: io::Error| Error::Io {
+            what: "copying the files of the volume".to_owned(),
+            source,
+        };
+        let ended = copy.status().await.map_err(failed)?;
+        if ended.success() {
+            Ok(())
+        } else {
+            Err(failed(io::Error::other(format!("cp ended with {ended}"))))
         }
-        fs::rename(partial, to).await
     }
 
-    /// Removes the files of a volume: by one rename first, so that half of them are never seen. May be repeated.
+    /// Removes the files of a volume. May be repeated.
     ///
     /// # Errors
-    /// They cannot be removed.
-    pub(crate) async fn remove_volume(&self, id: VolumeId) -> io::Result<()> {
-        let trash = self.folder.join("trash").join(id.to_string());
-        match fs::rename(self.volume(id), &trash).await {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            renamed => renamed?,
+    /// Those of the driver.
+    pub(crate) async fn remove_volume(&self, id: VolumeId) -> Result<(), Error> {
+        match self.driver.remove_volume(id.0).await {
+            Err(Error::NotFound(_)) => Ok(()),
+            removed => removed,
         }
-        remove(&self.volume(id).with_extension("copy")).await?;
-        remove(&trash).await
     }
 }
 
-async fn remove(folder: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(folder).await {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        removed => removed,
-    }
+fn bytes(volume: &Volume) -> u64 {
+    u64::try_from(volume.size_bytes).unwrap_or_default()
 }

@@ -146,8 +146,8 @@ fn size(text: Option<&str>, bytes: Option<i64>) -> Result<Option<i64>, Rejection
     }
 }
 
-/// Make a volume. It can be used at once. Its size is recorded and counts against the workspace; the driver `namespace` does
-/// not enforce it.
+/// Make a volume. It can be used at once. Its size counts against the workspace; whether the machine enforces it depends on
+/// the driver.
 #[utoipa::path(post, path = "/v2/sandboxes/volumes", tag = "sandbox-volumes", request_body = New,
     responses((status = 201, description = "The volume", body = Volume),
               (status = 409, description = "The name is taken"),
