@@ -1,6 +1,7 @@
 //! The machine of boxes, in the one process of an installation that holds it.
 
 mod activity;
+pub mod fake;
 mod volumes;
 
 use std::collections::HashMap;
