@@ -316,7 +316,13 @@ pub fn recorder() -> PrometheusRecorder {
 fn machine(clock: &Clock, folder: &Path) -> Arc<Boxes> {
     let folder = folder.join(format!("sandboxes-{}", towpath_domain::BoxId::new()));
     let fake = Arc::new(Fake::default());
-    let boxes = Boxes::open(fake, &folder, boxes::Settings::default(), clock.clone(), CancellationToken::new());
+    let boxes = Boxes::open(
+        fake,
+        &folder,
+        boxes::Settings::default(),
+        clock.clone(),
+        CancellationToken::new(),
+    );
     Arc::new(boxes.unwrap())
 }
 
