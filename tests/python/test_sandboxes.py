@@ -54,8 +54,8 @@ def clear(world):
 
 def open_jobs(world):
     """The names of boxes are free at once; their jobs say when the machine has let go of them."""
-    jobs = world.call("GET", "/internal/jobs?limit=100")["jobs"]
-    return [job for job in jobs if job["kind"].startswith("box_") and job.get("finished_at") is None]
+    jobs = world.call("GET", "/internal/jobs?pool=sandboxes&limit=1000")["items"]
+    return [job for job in jobs if job["state"] in ("scheduled", "blocked", "ready", "running", "waiting")]
 
 
 @pytest.mark.parametrize("client", CLIENTS)

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
-use towpath_domain::BoxId;
 use towpath_domain::sandbox::{BoxStatus, Due};
+use towpath_domain::{BoxId, Timestamp};
 use towpath_sandbox::{Error, Mark};
 use towpath_store::sandboxes::boxes::{self, Located, SandboxBox};
 use towpath_store::sandboxes::hosts::{self, Claim};
@@ -136,17 +136,13 @@ impl Keeper {
             match over {
                 None => self.store.write(async |tx| boxes::update_due(tx, &row).await).await?,
                 Some((_, Due::Delete)) => self.delete(&row).await?,
-                Some((_, Due::Stop)) if self.is_in_use(&row).await => {
-                    let used = SandboxBox { active_at: now, ..row };
-                    let at = [(used.id, now)];
-                    self.store
-                        .write(async |tx| {
-                            boxes::touch(tx, &at).await?;
-                            boxes::update_due(tx, &used).await
-                        })
-                        .await?;
+                Some((_, Due::Stop)) => {
+                    if self.is_in_use(&row).await {
+                        self.prolong(row, now).await?;
+                    } else {
+                        self.stop(&row).await?;
+                    }
                 }
-                Some((_, Due::Stop)) => self.stop(&row).await?,
             }
         }
         Ok(())
@@ -162,6 +158,17 @@ impl Keeper {
         };
         let commands = agent.commands().await.unwrap_or_default();
         commands.iter().any(|command| command.exit_code.is_none())
+    }
+
+    async fn prolong(&self, row: SandboxBox, now: Timestamp) -> store::Result<()> {
+        let used = SandboxBox { active_at: now, ..row };
+        let at = [(used.id, now)];
+        self.store
+            .write(async |tx| {
+                boxes::touch(tx, &at).await?;
+                boxes::update_due(tx, &used).await
+            })
+            .await
     }
 
     async fn stop(&self, row: &SandboxBox) -> store::Result<()> {

@@ -211,7 +211,7 @@ pub fn check_attachments<'a>(field: &str, paths: impl IntoIterator<Item = &'a st
             };
             short == long || long.strip_prefix(short).is_some_and(|rest| rest.starts_with('/'))
         };
-        if known.iter().any(|other| overlaps(other)) {
+        if known.iter().any(overlaps) {
             return Err(Rejection::rule(
                 field,
                 "two volumes cannot be mounted on one path, or one below another",

@@ -74,7 +74,7 @@ pub fn check_mount_path(field: &str, path: &str) -> Result<(), Rejection> {
         let text = "expected an absolute path other than '/', without '.', '..', '//' and '/' at its end";
         return Err(Rejection::invalid(field, text));
     }
-    let below = |reserved: &&str| path == **reserved || path.starts_with(&format!("{reserved}/"));
+    let below = |reserved: &&str| path == *reserved || path.starts_with(&format!("{reserved}/"));
     match RESERVED.iter().find(|reserved| below(reserved)) {
         None => Ok(()),
         Some(reserved) => Err(Rejection::invalid(

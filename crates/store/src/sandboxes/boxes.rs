@@ -74,7 +74,7 @@ impl SandboxBox {
     /// # Errors
     /// [`crate::Error::Corrupt`].
     pub fn config(&self) -> Result<BoxConfig> {
-        read(&self.config, "sandbox_box", "config", self.id)
+        read(&self.config, "sandbox_box", "config", &self.id)
     }
 
     /// Its times.
@@ -132,7 +132,7 @@ pub struct NewBox<'a> {
 /// [`crate::Error::Conflict`] when the name is taken.
 pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: &NewBox<'_>) -> Result<SandboxBox> {
     let now = tx.now();
-    let config = written(new.config, "sandbox_box", "config", new.id)?;
+    let config = written(new.config, "sandbox_box", "config", &new.id)?;
     let standing = Standing {
         status: BoxStatus::Provisioning,
         created_at: now,

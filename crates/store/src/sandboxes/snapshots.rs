@@ -1,5 +1,7 @@
 //! Snapshots: the files of a box, kept, under a name with tags.
 
+mod tags;
+
 use std::collections::BTreeMap;
 
 use towpath_domain::sandbox::{RunConfig, SnapshotReference, SnapshotStatus};
@@ -8,6 +10,8 @@ use towpath_domain::{BoxId, SnapshotId, TenantId, Timestamp};
 use super::{read, written};
 use crate::query::{Arg, Query};
 use crate::{Error, Result, Tx};
+
+pub use tags::{Tag, tag, tags, tags_of};
 
 /// A snapshot as it is stored.
 #[derive(Clone, Debug, sqlx::FromRow)]
@@ -57,7 +61,7 @@ impl Snapshot {
     /// [`Error::Corrupt`].
     pub fn run_config(&self) -> Result<Option<RunConfig>> {
         let text = self.run_config.as_deref();
-        text.map(|text| read(text, "sandbox_snapshot", "run_config", self.id))
+        text.map(|text| read(text, "sandbox_snapshot", "run_config", &self.id))
             .transpose()
     }
 
@@ -66,7 +70,7 @@ impl Snapshot {
     /// # Errors
     /// [`Error::Corrupt`].
     pub fn labels(&self) -> Result<BTreeMap<String, String>> {
-        read(&self.labels, "sandbox_snapshot", "labels", self.id)
+        read(&self.labels, "sandbox_snapshot", "labels", &self.id)
     }
 
     /// What was kept of the box beside its files.
@@ -74,7 +78,7 @@ impl Snapshot {
     /// # Errors
     /// [`Error::Corrupt`].
     pub fn included(&self) -> Result<Vec<String>> {
-        read(&self.included, "sandbox_snapshot", "included", self.id)
+        read(&self.included, "sandbox_snapshot", "included", &self.id)
     }
 }
 
@@ -114,10 +118,10 @@ pub struct NewSnapshot<'a> {
 pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: NewSnapshot<'_>) -> Result<Snapshot> {
     let now = tx.now();
     let run_config = new.run_config;
-    let run_config = run_config.map(|config| written(config, "sandbox_snapshot", "run_config", new.id));
+    let run_config = run_config.map(|config| written(config, "sandbox_snapshot", "run_config", &new.id));
     let run_config = run_config.transpose()?;
-    let labels = written(new.labels, "sandbox_snapshot", "labels", new.id)?;
-    let included = written(&new.included, "sandbox_snapshot", "included", new.id)?;
+    let labels = written(new.labels, "sandbox_snapshot", "labels", &new.id)?;
+    let included = written(&new.included, "sandbox_snapshot", "included", &new.id)?;
     Ok(on!(tx, |conn| {
         sqlx::query_as(concat!(
         "INSERT INTO sandbox_snapshot (id, tenant_id, name, status, docker_image, fs_capacity_bytes, source_box_id, parent_id,
@@ -389,60 +393,4 @@ pub async fn forget(tx: &mut Tx<'_>, tenant: TenantId, id: SnapshotId) -> Result
     .await
     .map(drop))?;
     Ok(())
-}
-
-/// A tag of a name.
-#[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
-pub struct Tag {
-    /// The tag.
-    pub tag: String,
-    /// What it stands for.
-    pub snapshot_id: SnapshotId,
-}
-
-/// Moves a tag to a snapshot of this name.
-///
-/// # Errors
-/// Those of the database.
-pub async fn tag(tx: &mut Tx<'_>, tenant: TenantId, name: &str, tag: &str, id: SnapshotId) -> Result<()> {
-    on!(tx, |conn| sqlx::query(
-        "INSERT INTO sandbox_snapshot_tag (tenant_id, name, tag, snapshot_id) VALUES ($1, $2, $3, $4)
-         ON CONFLICT (tenant_id, name, tag) DO UPDATE SET snapshot_id = excluded.snapshot_id"
-    )
-    .bind(tenant)
-    .bind(name)
-    .bind(tag)
-    .bind(id)
-    .execute(conn)
-    .await
-    .map(drop))?;
-    Ok(())
-}
-
-/// The tags of a name.
-///
-/// # Errors
-/// Those of the database.
-pub async fn tags(tx: &mut Tx<'_>, tenant: TenantId, name: &str) -> Result<Vec<Tag>> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT tag, snapshot_id FROM sandbox_snapshot_tag WHERE tenant_id = $1 AND name = $2 ORDER BY tag LIMIT 1000"
-    )
-    .bind(tenant)
-    .bind(name)
-    .fetch_all(conn)
-    .await)?)
-}
-
-/// The tags of these snapshots.
-///
-/// # Errors
-/// Those of the database.
-pub async fn tags_of(tx: &mut Tx<'_>, snapshots: &[SnapshotId]) -> Result<Vec<Tag>> {
-    if snapshots.is_empty() {
-        return Ok(Vec::new());
-    }
-    let mut query = Query::new(tx, "SELECT tag, snapshot_id FROM sandbox_snapshot_tag WHERE ");
-    query.any_of("snapshot_id", snapshots.iter().map(|id| Arg::Uuid(id.0)));
-    query.push(" ORDER BY snapshot_id, tag");
-    query.fetch_all(tx).await
 }

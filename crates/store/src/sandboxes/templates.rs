@@ -33,7 +33,7 @@ impl Template {
     /// # Errors
     /// [`Error::Corrupt`].
     pub fn resources(&self) -> Result<TemplateResources> {
-        read(&self.resources, "sandbox_template", "resources", self.id)
+        read(&self.resources, "sandbox_template", "resources", &self.id)
     }
 }
 
@@ -49,7 +49,7 @@ pub async fn insert(
     resources: &TemplateResources,
 ) -> Result<Template> {
     let (id, now) = (TemplateId::new(), tx.now());
-    let resources = written(resources, "sandbox_template", "resources", id)?;
+    let resources = written(resources, "sandbox_template", "resources", &id)?;
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "INSERT INTO sandbox_template (id, tenant_id, name, image, resources, created_at, updated_at)
          VALUES ($1, $2, $3, $4, $5, $6, $6) RETURNING ",

@@ -136,7 +136,7 @@ pub async fn services(tx: &mut Tx<'_>, tenant: TenantId, id: BoxId) -> Result<Ve
 pub async fn revoke_services(tx: &mut Tx<'_>, tenant: TenantId, id: BoxId, port: Option<u16>) -> Result<()> {
     on!(tx, |conn| sqlx::query(
         "DELETE FROM sandbox_token
-         WHERE tenant_id = $1 AND box_id = $2 AND kind = 'service' AND ($3 IS NULL OR port = $3)"
+         WHERE tenant_id = $1 AND box_id = $2 AND kind = 'service' AND (port = $3 OR $3 IS NULL)"
     )
     .bind(tenant)
     .bind(id)

@@ -45,7 +45,7 @@ impl Volume {
     /// # Errors
     /// [`Error::Corrupt`].
     pub fn labels(&self) -> Result<BTreeMap<String, String>> {
-        read(&self.labels, "sandbox_volume", "labels", self.id)
+        read(&self.labels, "sandbox_volume", "labels", &self.id)
     }
 }
 
@@ -74,7 +74,7 @@ pub struct NewVolume<'a> {
 /// [`Error::Conflict`] when the name is taken.
 pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: NewVolume<'_>) -> Result<Volume> {
     let now = tx.now();
-    let labels = written(new.labels, "sandbox_volume", "labels", new.id)?;
+    let labels = written(new.labels, "sandbox_volume", "labels", &new.id)?;
     let status = if new.source.is_some() {
         VolumeStatus::Provisioning
     } else {
@@ -219,7 +219,7 @@ pub struct Change<'a> {
 /// [`Error::Conflict`] when the name is taken.
 pub async fn update(tx: &mut Tx<'_>, tenant: TenantId, id: VolumeId, change: Change<'_>) -> Result<Volume> {
     let now = tx.now();
-    let labels = written(change.labels, "sandbox_volume", "labels", id)?;
+    let labels = written(change.labels, "sandbox_volume", "labels", &id)?;
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "UPDATE sandbox_volume SET name = $3, size_bytes = $4, description = $5, labels = $6, updated_at = $7
          WHERE tenant_id = $1 AND id = $2 RETURNING ",

@@ -27,7 +27,7 @@ pub struct Change<'a> {
 /// [`crate::Error::Conflict`] when the name is taken, [`crate::Error::NotFound`] also for another tenant's.
 pub async fn update(tx: &mut Tx<'_>, tenant: TenantId, id: BoxId, change: Change<'_>) -> Result<SandboxBox> {
     let now = tx.now();
-    let config = written(change.config, "sandbox_box", "config", id)?;
+    let config = written(change.config, "sandbox_box", "config", &id)?;
     let row: SandboxBox = on!(tx, |conn| sqlx::query_as(concat!(
         "UPDATE sandbox_box SET name = $3, config = $4, idle_ttl_seconds = $5, ttl_seconds = $6,
                 delete_after_stop_seconds = $7, updated_by = $8, updated_at = $9
@@ -61,7 +61,7 @@ pub async fn claim_member(
     request: &[u8],
 ) -> Result<Option<SandboxBox>> {
     let now = tx.now();
-    let config = written(change.config, "sandbox_box", "config", template)?;
+    let config = written(change.config, "sandbox_box", "config", &template)?;
     let text = sql!(tx,
         sqlite: concat!(
             "UPDATE sandbox_box SET name = $3, config = $4, idle_ttl_seconds = $5, ttl_seconds = $6,
