@@ -4,12 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use towpath_domain::export::Limits;
+use towpath_domain::sandbox::Quota;
 use towpath_domain::{Clock, DeploymentId, Disk};
 use towpath_queue::Queue;
 use towpath_store::Store;
 use towpath_store::sealing::Sealer;
 use towpath_traces::objects::Objects;
 use towpath_traces::wal::Wal;
+use towpath_workflows::boxes::Boxes;
 
 use crate::auth::Keys;
 use crate::gate::Gate;
@@ -51,6 +53,8 @@ pub struct Parts {
     pub clock: Clock,
     /// Health and metrics.
     pub ops: Ops,
+    /// The machine of boxes, in the process that holds it.
+    pub boxes: Option<Arc<Boxes>>,
     /// How often one caller may ask.
     pub limits: RateLimits,
     /// Limits.
@@ -85,6 +89,8 @@ pub struct Settings {
     pub stored_bytes_per_workspace: u64,
     /// How many exports work at the same time.
     pub exports: Limits,
+    /// Boxes and what belongs to them that a workspace may have.
+    pub sandboxes: Quota,
     /// Whether only this machine reaches this surface. Browsers must then call the dashboard by a name of this machine,
     /// or by that of `public_url`.
     pub loopback: bool,
@@ -127,6 +133,7 @@ impl Default for Settings {
             ingest_memory_bytes: 256 << 20,
             stored_bytes_per_workspace: 0,
             exports: Limits::default(),
+            sandboxes: Quota::default(),
             loopback: false,
             public_url: "http://127.0.0.1:8400".to_owned(),
             hold: Duration::from_secs(5),

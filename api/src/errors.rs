@@ -28,6 +28,8 @@ pub struct ApiError {
     status: StatusCode,
     /// A word for programs; the tracing clients read it.
     code: &'static str,
+    /// A word that the clients of sandboxes know an error by; empty where its status says enough.
+    name: &'static str,
     text: String,
     issues: Vec<Issue>,
     retry_after: Option<Duration>,
@@ -76,9 +78,27 @@ impl ApiError {
         Self {
             status,
             code: code(status),
+            name: "",
             text: text.into(),
             issues: Vec::new(),
             retry_after: None,
+        }
+    }
+
+    /// An error that the clients of sandboxes know by this name.
+    pub fn named(status: StatusCode, name: &'static str, text: impl Into<String>) -> Self {
+        Self {
+            name,
+            ..Self::new(status, text)
+        }
+    }
+
+    /// The same, to be tried again after so long.
+    #[must_use]
+    pub fn after(self, retry_after: Duration) -> Self {
+        Self {
+            retry_after: Some(retry_after),
+            ..self
         }
     }
 
@@ -230,6 +250,18 @@ impl ApiError {
         json!({ "error": self.code, "details": details })
     }
 
+    fn sandbox(&self) -> serde_json::Value {
+        if !self.issues.is_empty() {
+            return self.detail();
+        }
+        let name = if self.name.is_empty() {
+            name(self.status)
+        } else {
+            self.name
+        };
+        json!({ "detail": { "error": name, "message": self.text } })
+    }
+
     fn problem(&self) -> serde_json::Value {
         json!({
             "type": "about:blank",
@@ -259,6 +291,11 @@ impl IntoResponse for ApiError {
 /// Gives an error the shape the tracing clients read.
 pub(crate) fn tracing_shape(response: Response) -> Response {
     reshaped(response, |error| error.answer(error.error_and_details()))
+}
+
+/// Gives an error the shape that the clients of sandboxes read.
+pub(crate) fn sandbox_shape(response: Response) -> Response {
+    reshaped(response, |error| error.answer(error.sandbox()))
 }
 
 /// Gives an error the shape of problem details (RFC 9457).
@@ -351,6 +388,26 @@ fn dotted(loc: &[Place]) -> String {
     parts.collect::<Vec<_>>().join(".")
 }
 
+/// What the clients of sandboxes call an error of this status.
+fn name(status: StatusCode) -> &'static str {
+    match status {
+        StatusCode::BAD_REQUEST => "ValidationError",
+        StatusCode::UNAUTHORIZED => "Unauthorized",
+        StatusCode::FORBIDDEN => "PermissionDenied",
+        StatusCode::NOT_FOUND => "NotFound",
+        StatusCode::METHOD_NOT_ALLOWED => "MethodNotAllowed",
+        StatusCode::REQUEST_TIMEOUT => "Timeout",
+        StatusCode::CONFLICT => "Conflict",
+        StatusCode::PAYLOAD_TOO_LARGE => "PayloadTooLarge",
+        StatusCode::UNSUPPORTED_MEDIA_TYPE => "UnsupportedMediaType",
+        StatusCode::TOO_MANY_REQUESTS => "TooManyRequests",
+        StatusCode::NOT_IMPLEMENTED => "Unsupported",
+        StatusCode::BAD_GATEWAY => "ConnectionError",
+        StatusCode::SERVICE_UNAVAILABLE => "ServiceUnavailable",
+        _ => "InternalError",
+    }
+}
+
 fn code(status: StatusCode) -> &'static str {
     match status {
         StatusCode::BAD_REQUEST => "bad request",
@@ -401,6 +458,24 @@ impl IntoResponses for ApiError {
             })
             .collect()
     }
+}
+
+/// The body of an error of sandboxes.
+#[derive(utoipa::ToSchema)]
+#[expect(dead_code, reason = "names the shape in the API description")]
+pub(crate) struct SandboxError {
+    detail: NamedError,
+}
+
+/// An error with a name.
+#[derive(utoipa::ToSchema)]
+#[expect(dead_code, reason = "names the shape in the API description")]
+pub(crate) struct NamedError {
+    /// What is wrong, for programs.
+    #[schema(example = "NotFound")]
+    error: String,
+    /// What is wrong and what to do.
+    message: String,
 }
 
 /// An error's body.

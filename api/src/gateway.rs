@@ -9,9 +9,9 @@
 //! while there is none, a request waits for a moment before it is refused. A request that may have reached an agent
 //! server is repeated only if doing it twice is the same.
 
-mod headers;
+pub(crate) mod headers;
 pub(crate) mod signature;
-mod upstream;
+pub(crate) mod upstream;
 
 use std::time::Duration;
 

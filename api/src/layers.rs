@@ -22,7 +22,7 @@ use tracing::field::{Empty, display};
 
 use crate::agent::AgentError;
 use crate::app::App;
-use crate::errors::{ApiError, problem_shape, tracing_shape};
+use crate::errors::{ApiError, problem_shape, sandbox_shape, tracing_shape};
 use crate::gate::Gate;
 use crate::turn::{self, Full};
 use crate::{limits, metric};
@@ -198,6 +198,7 @@ async fn observe(mut request: Request, next: Next) -> Response {
     let method = method(request.method());
     let in_tracing_shape = is_tracing(request.uri().path());
     let in_problem_shape = has_problems(request.uri().path());
+    let in_sandbox_shape = is_of_sandboxes(request.uri().path());
     let given = trace_parent(request.headers());
     let place = given.map_or_else(Traceparent::new, Traceparent::child);
     let span = tracing::info_span!(
@@ -227,6 +228,8 @@ async fn observe(mut request: Request, next: Next) -> Response {
         response = tracing_shape(response);
     } else if in_problem_shape {
         response = problem_shape(response);
+    } else if in_sandbox_shape {
+        response = sandbox_shape(response);
     }
     if response.status() == StatusCode::UNAUTHORIZED {
         // RFC 9110 wants a challenge with every 401.
@@ -331,7 +334,14 @@ pub(crate) fn is_tracing(path: &str) -> bool {
 
 /// Whether errors of a route are problem details.
 pub(crate) fn has_problems(path: &str) -> bool {
-    path.starts_with("/api/v2/")
+    path.starts_with("/api/v2/") && !is_of_sandboxes(path)
+}
+
+/// Whether the clients of sandboxes call this path.
+pub(crate) fn is_of_sandboxes(path: &str) -> bool {
+    let path = path.strip_prefix("/api").unwrap_or(path);
+    path.strip_prefix("/v2/sandboxes")
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ pub mod reading;
 pub mod revision_logs;
 pub mod revisions;
 pub mod runs;
+pub mod sandboxes;
 pub mod sessions;
 pub mod settings;
 pub mod source_uploads;
@@ -46,7 +47,8 @@ pub fn platform_router(app: App) -> Router {
     });
     let beside = ops::routes(app.ops.clone())
         .merge(gateway::routes(&app))
-        .merge(registry::routes(&app));
+        .merge(registry::routes(&app))
+        .merge(sandboxes::service::routes(&app));
     let pages = ui::routes(&app);
     let router = api.merge(pages).with_state(app.clone()).merge(docs::routes(document));
     layers::limited(router, beside, app)
@@ -75,7 +77,8 @@ fn put_together(app: &App, purpose: Purpose) -> (Router<App>, OpenApi) {
             feedback::given::routes(),
         ))))
         .merge(router(session::routes()))
-        .merge(below_api_host(router(signed())));
+        .merge(below_api_host(router(signed())))
+        .merge(router(sandboxes::open_routes()));
     keyed.merge(operators).merge(open).split_for_parts()
 }
 
@@ -87,6 +90,7 @@ fn keyed(purpose: Purpose) -> OpenApiRouter<App> {
         .merge(below_api(router(bulk_examples())))
         .merge(router(traces_v2()))
         .merge(below_api_host(router(control_plane())))
+        .merge(below_api(router(sandboxes::routes())))
 }
 
 /// What needs no key.
@@ -235,6 +239,11 @@ fn below_api_host(router: OpenApiRouter<App>) -> OpenApiRouter<App> {
     router.clone().nest("/api-host", router)
 }
 
+/// Newer clients of sandboxes put `/api` in front.
+fn below_api(router: OpenApiRouter<App>) -> OpenApiRouter<App> {
+    router.clone().nest("/api", router)
+}
+
 /// Official clients add nothing to the endpoint they are given, and people give it with and without `/api/v1`.
 fn both_places(router: OpenApiRouter<App>) -> OpenApiRouter<App> {
     router.clone().nest("/api/v1", router)
@@ -279,7 +288,14 @@ fn unique_operations(document: &mut OpenApi) {
 
 /// Schemas that answers refer to by name.
 #[derive(utoipa::OpenApi)]
-#[openapi(components(schemas(errors::Error, errors::InvalidRequest, errors::Issue, errors::Place)))]
+#[openapi(components(schemas(
+    errors::Error,
+    errors::NamedError,
+    errors::SandboxError,
+    errors::InvalidRequest,
+    errors::Issue,
+    errors::Place
+)))]
 struct Shared;
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use towpath_store::access::Principal;
 
 use crate::errors::ApiError;
 use crate::internal::keys::administers;
+use crate::platform::sandboxes;
 use crate::routes::Route;
 use crate::{gateway, registry, ui};
 
@@ -43,7 +44,9 @@ const fn needs(method: &'static str, path: &'static str, need: Need) -> Line {
     Line { method, path, need }
 }
 
-use Scope::{Deployments, Exports, Operator, OperatorRead, OrgAdmin, TracesRead, TracesWrite, WorkspaceAdmin};
+use Scope::{
+    Deployments, Exports, Operator, OperatorRead, OrgAdmin, Sandboxes, TracesRead, TracesWrite, WorkspaceAdmin,
+};
 
 const LINES: &[Line] = &[
     line("GET", "/api/v1/bulk-exports", Exports),
@@ -201,6 +204,57 @@ const LINES: &[Line] = &[
     line("POST", "/v1/integrations/github", WorkspaceAdmin),
     line("DELETE", "/v1/integrations/github/{integration_id}", WorkspaceAdmin),
     line("GET", "/v1/integrations/github/{integration_id}/repos", Deployments),
+    line("GET", "/v2/sandboxes/boxes", Sandboxes),
+    line("POST", "/v2/sandboxes/boxes", Sandboxes),
+    line("POST", "/v2/sandboxes/boxes/batch-delete", Sandboxes),
+    line("GET", "/v2/sandboxes/boxes/{name}", Sandboxes),
+    line("PATCH", "/v2/sandboxes/boxes/{name}", Sandboxes),
+    line("DELETE", "/v2/sandboxes/boxes/{name}", Sandboxes),
+    line("GET", "/v2/sandboxes/boxes/{name}/status", Sandboxes),
+    line("POST", "/v2/sandboxes/boxes/{name}/start", Sandboxes),
+    line("POST", "/v2/sandboxes/boxes/{name}/stop", Sandboxes),
+    line("POST", "/v2/sandboxes/boxes/{name}/snapshot", Sandboxes),
+    line("POST", "/v2/sandboxes/boxes/{name}/service-url", Sandboxes),
+    line("GET", "/v2/sandboxes/boxes/{name}/service-urls", Sandboxes),
+    line("DELETE", "/v2/sandboxes/boxes/{name}/service-urls", Sandboxes),
+    line("POST", "/v2/sandboxes/boxes/{name}/download-url", Sandboxes),
+    line("GET", "/v2/sandboxes/snapshots", Sandboxes),
+    line("POST", "/v2/sandboxes/snapshots", Sandboxes),
+    line("GET", "/v2/sandboxes/snapshots/{reference}", Sandboxes),
+    line("DELETE", "/v2/sandboxes/snapshots/{reference}", Sandboxes),
+    line("GET", "/v2/sandboxes/snapshots-by-name/{name}", Sandboxes),
+    line("GET", "/v2/sandboxes/volumes", Sandboxes),
+    line("POST", "/v2/sandboxes/volumes", Sandboxes),
+    line("GET", "/v2/sandboxes/volumes/{name}", Sandboxes),
+    line("PATCH", "/v2/sandboxes/volumes/{name}", Sandboxes),
+    line("DELETE", "/v2/sandboxes/volumes/{name}", Sandboxes),
+    line("POST", "/v2/sandboxes/volumes/{name}/clone", Sandboxes),
+    line("GET", "/v2/sandboxes/templates", Sandboxes),
+    line("POST", "/v2/sandboxes/templates", Sandboxes),
+    line("POST", "/v2/sandboxes/templates/batch-delete", Sandboxes),
+    line("GET", "/v2/sandboxes/templates/{name}", Sandboxes),
+    line("PATCH", "/v2/sandboxes/templates/{name}", Sandboxes),
+    line("DELETE", "/v2/sandboxes/templates/{name}", Sandboxes),
+    line("GET", "/v2/sandboxes/pools", Sandboxes),
+    line("POST", "/v2/sandboxes/pools", Sandboxes),
+    line("GET", "/v2/sandboxes/pools/{name}", Sandboxes),
+    line("PATCH", "/v2/sandboxes/pools/{name}", Sandboxes),
+    line("DELETE", "/v2/sandboxes/pools/{name}", Sandboxes),
+    line("GET", "/v2/sandboxes/registries", Sandboxes),
+    line("POST", "/v2/sandboxes/registries", WorkspaceAdmin),
+    line("GET", "/v2/sandboxes/registries/{name}", Sandboxes),
+    line("PATCH", "/v2/sandboxes/registries/{name}", WorkspaceAdmin),
+    line("DELETE", "/v2/sandboxes/registries/{name}", WorkspaceAdmin),
+    line("GET", "/v2/sandboxes/usage", Sandboxes),
+    line("GET", "/v2/sandboxes/dp/{box_id}/execute/ws", Sandboxes),
+    line("POST", "/v2/sandboxes/dp/{box_id}/execute", Sandboxes),
+    line("POST", "/v2/sandboxes/dp/{box_id}/execute/stream/start", Sandboxes),
+    line("POST", "/v2/sandboxes/dp/{box_id}/execute/stream/resume", Sandboxes),
+    line("POST", "/v2/sandboxes/dp/{box_id}/upload", Sandboxes),
+    line("GET", "/v2/sandboxes/dp/{box_id}/download", Sandboxes),
+    line("POST", "/v2/sandboxes/dp/{box_id}/glob", Sandboxes),
+    line("POST", "/v2/sandboxes/dp/{box_id}/grep", Sandboxes),
+    line("GET", "/v2/sandboxes/dp/{box_id}/tunnel", Sandboxes),
     line("GET", "/internal/queues", OperatorRead),
     line("GET", "/internal/queues/{pool}", OperatorRead),
     line("POST", "/internal/queues/{pool}/pause", Operator),
@@ -319,6 +373,8 @@ pub struct Undescribed {
     pub gateway: Vec<Route>,
     /// Of images.
     pub registry: Vec<Route>,
+    /// Of ports of boxes.
+    pub services: Vec<Route>,
     /// Pages of the dashboard for those who have signed in.
     pub pages: Vec<Route>,
     /// What the dashboard gives everybody.
@@ -332,6 +388,7 @@ impl Undescribed {
         Self {
             gateway: gateway::listed().routes(),
             registry: registry::listed().routes(),
+            services: sandboxes::service::listed().routes(),
             pages: ui::behind_the_gate(),
             open_pages: ui::before_the_gate(),
         }

@@ -48,6 +48,7 @@ PATHS = (
     # Environments of tests that are written in Rust are made of the same packages.
     ("tests/python/requirements.txt", effect("rust", *SERVED)),
     ("tests/python/newest/*", effect("python")),
+    ("tests/python/sandboxes/*", effect("python")),
     ("tests/python/*", effect(*PYTHON_SUITES)),
     ("tests/js/*.py", effect("js")),
     # The suite agent runs the JavaScript client, too.

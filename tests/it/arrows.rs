@@ -37,7 +37,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     (
         "workflows",
         &[
-            "compute", "domain", "durable", "outbound", "query", "queue", "runtime", "store", "traces",
+            "compute", "domain", "durable", "outbound", "query", "queue", "runtime", "sandbox", "store", "traces",
         ],
     ),
     ("workers", &["domain", "durable", "queue", "store"]),
@@ -51,6 +51,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "query",
             "queue",
             "runtime",
+            "sandbox",
             "store",
             "traces",
             "workflows",

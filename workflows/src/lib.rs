@@ -16,6 +16,11 @@
 //! | [`clean_export`] | none | gives up uploads that nobody will finish |
 //! | [`build_revision`] | `deployment:<deployment>`, one place | fetches, builds and rolls out a revision |
 //! | [`delete_deployment`] | the same | tears a deployment down |
+//! | [`box_start`], [`box_stop`], [`box_delete`] | `box:<box>`, one place | a box begins a life, ends it, goes |
+//! | [`snapshot_capture`] | `box:<box>`, one place | the files of a box become a snapshot |
+//! | [`snapshot_build`], [`snapshot_delete`] | `snapshot:<snapshot>`, one place | a snapshot of an image; one that goes |
+//! | [`volume_clone`], [`volume_delete`] | `volume:<volume>`, one place | the files of a volume are copied; they go |
+//! | [`pool_fill`] | `pool:<pool>`, one place | boxes are started ahead |
 //! | [`reseal_secrets`] | `reseal_secrets`, one place | seals secrets anew under the first encryption key |
 //!
 //! And of an agent server ([`agent`]):
@@ -30,6 +35,10 @@
 
 pub mod a2a;
 pub mod agent;
+pub mod box_delete;
+pub mod box_start;
+pub mod box_stop;
+pub mod boxes;
 pub mod build_revision;
 pub mod clean_export;
 pub mod compact_day;
@@ -46,15 +55,20 @@ pub mod hosting;
 pub mod images;
 pub mod index_runs;
 mod intents;
+pub mod keep_boxes;
 pub mod keep_deployments;
 pub mod keeper;
 pub mod metric;
+pub mod pool_fill;
 pub mod quarantine;
 pub mod reseal_secrets;
 pub mod run_agent;
 pub mod run_export;
 pub mod send_push;
 pub mod send_webhook;
+pub mod snapshot_build;
+pub mod snapshot_capture;
+pub mod snapshot_delete;
 pub mod spawn_export;
 pub mod sweep_agent;
 pub mod sweep_archives;
@@ -62,6 +76,8 @@ pub mod sweep_traces;
 pub mod thread_history;
 pub mod thread_state;
 pub mod tracer;
+pub mod volume_clone;
+pub mod volume_delete;
 pub mod world;
 
 use towpath_durable::Registry;
@@ -83,4 +99,13 @@ pub fn registry() -> Registry<World> {
         .with::<build_revision::BuildRevision>()
         .with::<delete_deployment::DeleteDeployment>()
         .with::<reseal_secrets::ResealSecrets>()
+        .with::<box_start::BoxStart>()
+        .with::<box_stop::BoxStop>()
+        .with::<box_delete::BoxDelete>()
+        .with::<snapshot_build::SnapshotBuild>()
+        .with::<snapshot_capture::SnapshotCapture>()
+        .with::<snapshot_delete::SnapshotDelete>()
+        .with::<volume_clone::VolumeClone>()
+        .with::<volume_delete::VolumeDelete>()
+        .with::<pool_fill::PoolFill>()
 }

@@ -16,6 +16,7 @@ use towpath_traces::hive::Prefix;
 use towpath_traces::objects::Objects;
 use towpath_traces::parquet_file::FILE_BYTES;
 
+use crate::boxes::Boxes;
 use crate::delete_destination::DELETED;
 use crate::fold_units;
 use crate::heavy::Heavy;
@@ -38,6 +39,8 @@ pub struct World {
     pub heavy: Heavy,
     /// What runs deployments, in the process that keeps them.
     pub hosting: Option<Arc<Hosting>>,
+    /// The machine of boxes, in the process that holds it.
+    pub boxes: Option<Arc<Boxes>>,
     /// Where builds and exports to folders find room, or wait for it.
     pub disks: Disks,
     /// Sizes.
@@ -129,6 +132,15 @@ impl World {
     pub(crate) fn hosting(&self) -> Result<&Hosting, Failure> {
         let missing = || Failure::retry("this process keeps no deployments");
         self.hosting.as_deref().ok_or_else(missing)
+    }
+
+    /// The machine of boxes.
+    ///
+    /// # Errors
+    /// Retryable: another process has it, and serves the pool of these jobs.
+    pub(crate) fn boxes(&self) -> Result<&Arc<Boxes>, Failure> {
+        let boxes = self.boxes.as_ref().filter(|boxes| !boxes.is_lost());
+        boxes.ok_or_else(|| Failure::retry("this process does not hold the machine of boxes"))
     }
 
     /// Opens the destination of an export as it is stored now.

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use utoipa::openapi::OpenApi;
 
 use super::rules;
-use crate::layers::{has_problems, is_kept, is_tracing};
+use crate::layers::{has_problems, is_kept, is_of_sandboxes, is_tracing};
 use crate::platform::ingest;
 
 /// The version of the control plane's API description, which the contract fixes. The product's own stands in `/info`.
@@ -137,6 +137,9 @@ fn complete_operation(method: &Method, path: &str, operation: &mut Value) {
         }
         if tracing {
             *schema = named("TracingError");
+        }
+        if is_of_sandboxes(path) && *schema == named("Error") {
+            *schema = named("SandboxError");
         }
         if matches!(status.as_str(), "429" | "503" | "507") {
             response["headers"]["Retry-After"] = json!({

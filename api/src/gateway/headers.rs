@@ -53,7 +53,7 @@ pub(super) fn is_upgrade(headers: &HeaderMap) -> bool {
 }
 
 /// Makes the caller's headers those of the agent server's.
-pub(super) fn prepare(headers: &mut HeaderMap, prefix: &str, client: Client) {
+pub(crate) fn prepare(headers: &mut HeaderMap, prefix: &str, client: Client) {
     let upgrade = headers.get(UPGRADE).cloned();
     let host = headers.get(HOST).cloned();
     strip(headers);

@@ -13,6 +13,7 @@ use http::header::{HOST, HeaderValue};
 use http::{StatusCode, Uri};
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
 use super::headers;
@@ -22,7 +23,7 @@ use crate::turn::Held;
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);
 
 /// A connection that nothing was sent on yet.
-pub(super) struct Connection {
+pub(crate) struct Connection {
     send: SendRequest<Body>,
     host: HeaderValue,
 }
@@ -32,6 +33,14 @@ pub(super) async fn connect(address: &str) -> io::Result<Connection> {
     let stream = tokio::time::timeout(CONNECT_LIMIT, TcpStream::connect(address)).await??;
     // Requests are small and somebody waits for them.
     stream.set_nodelay(true)?;
+    over(stream, address).await
+}
+
+/// Speaks HTTP over a connection that is there.
+pub(crate) async fn over<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    stream: S,
+    host: &str,
+) -> io::Result<Connection> {
     let (send, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
     // It ends with the answer's body, or with the protocol it was upgraded to.
     tokio::spawn(async move {
@@ -39,13 +48,13 @@ pub(super) async fn connect(address: &str) -> io::Result<Connection> {
             tracing::debug!(%error, "a connection to an agent server broke off");
         }
     });
-    let host = HeaderValue::from_str(address).map_err(io::Error::other)?;
+    let host = HeaderValue::from_str(host).map_err(io::Error::other)?;
     Ok(Connection { send, host })
 }
 
 impl Connection {
     /// Sends the request; its answer's head is there when this returns, its body passes on as it comes.
-    pub(super) async fn send(mut self, mut request: Request) -> hyper::Result<Response> {
+    pub(crate) async fn send(mut self, mut request: Request) -> hyper::Result<Response> {
         request.headers_mut().insert(HOST, self.host);
         *request.version_mut() = http::Version::HTTP_11;
         let held = Held::of(request.extensions());

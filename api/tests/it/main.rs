@@ -27,6 +27,7 @@ mod own_auth;
 mod quarantine;
 mod reading;
 mod registry;
+mod sandboxes;
 mod scopes;
 mod serving;
 mod sessions;

@@ -22,6 +22,8 @@ use towpath_store::{Options, Store};
 use towpath_testing::Database;
 use towpath_traces::objects::Objects;
 use towpath_traces::wal::{self, Wal};
+use towpath_workflows::boxes::fake::Fake;
+use towpath_workflows::boxes::{self, Boxes};
 use towpath_workflows::heavy::Heavy;
 
 /// The key of every world.
@@ -310,6 +312,20 @@ pub fn recorder() -> PrometheusRecorder {
     PrometheusBuilder::new().build_recorder()
 }
 
+/// A machine of boxes that runs nothing.
+fn machine(clock: &Clock, folder: &Path) -> Arc<Boxes> {
+    let folder = folder.join(format!("sandboxes-{}", towpath_domain::BoxId::new()));
+    let fake = Arc::new(Fake::default());
+    let boxes = Boxes::open(
+        fake,
+        &folder,
+        boxes::Settings::default(),
+        clock.clone(),
+        CancellationToken::new(),
+    );
+    Arc::new(boxes.unwrap())
+}
+
 fn parts(store: &Store, clock: &Clock, folder: &Path, ops: Ops, settings: Settings, limits: Limits) -> Parts {
     let objects = Objects::folder(&folder.join("objects")).unwrap();
     let options = wal::Options::for_store(&objects);
@@ -340,6 +356,7 @@ fn parts(store: &Store, clock: &Clock, folder: &Path, ops: Ops, settings: Settin
         disk: Disk::default(),
         clock: clock.clone(),
         ops,
+        boxes: Some(machine(clock, folder)),
         limits,
         settings,
     }

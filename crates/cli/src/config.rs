@@ -23,7 +23,7 @@ use towpath_domain::Secret;
 
 pub use environment::read as read_environment;
 pub use official::{refusal, warnings_of_file};
-pub use settings::{AgentAuth, DeploymentBackend, HostSettings, LogFormat, Settings, TlsFiles};
+pub use settings::{AgentAuth, DeploymentBackend, HostSettings, LogFormat, SandboxSwitch, Settings, TlsFiles};
 pub use switches::Switches;
 pub use values::{Origin, Resolved};
 

@@ -46,7 +46,7 @@ use threads::Threads;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    // Boxes are made without threads, and what becomes one needs nothing of the platform.
+    // Before any thread: these commands become the first processes of a box.
     #[cfg(target_os = "linux")]
     if let Some(code) = towpath_sandbox::program::run(std::env::args_os().skip(1)) {
         return code;

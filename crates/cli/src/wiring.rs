@@ -7,6 +7,7 @@ mod housekeeping;
 mod keeper;
 mod parts;
 mod roles;
+mod sandboxes;
 mod surface;
 
 use std::net::SocketAddr;
@@ -61,6 +62,8 @@ pub struct Server {
     key_uses: Option<JoinHandle<()>>,
     /// Keeps deployments, until it is told to stop them.
     deployments: Option<(CancellationToken, JoinHandle<anyhow::Result<()>>)>,
+    /// Keeps sandboxes, which run on after that.
+    sandboxes: Option<(CancellationToken, JoinHandle<()>)>,
     /// The folder's lock, given back last.
     _data: Option<crate::data_dir::DataDir>,
 }
@@ -96,6 +99,8 @@ impl Server {
         let hosting = hosting::open(config, roles, shared.guard(), address, plain)?;
         let part = Part::of(settings, &store, hosting).await?;
         let draining = CancellationToken::new();
+        let machine = sandboxes::open(settings, roles, &store, &draining).await?;
+        let boxes = machine.as_ref().map(|machine| Arc::clone(&machine.boxes));
         let health = part.told(shared.health(Health::new(draining.clone())));
         let ops = Ops::new(health, metrics.clone())
             .behind(settings.metrics_key.as_ref())
@@ -108,7 +113,15 @@ impl Server {
         };
         let app = wal
             .as_ref()
-            .map(|wal| shared.app(settings, address, agents, wal.clone(), (ops.clone(), limits)))
+            .map(|wal| {
+                shared.app(
+                    settings,
+                    address,
+                    (agents, boxes.clone()),
+                    wal.clone(),
+                    (ops.clone(), limits),
+                )
+            })
             .transpose()?;
         let router = match &app {
             Some(app) => towpath_api::platform_router(app.clone()),
@@ -150,6 +163,7 @@ impl Server {
             let hosting = part.hosting();
             // Performed where deployments are run, and nowhere else.
             pools.retain(|pool| *pool != towpath_workflows::hosting::POOL || hosting.is_some());
+            pools.retain(|pool| *pool != towpath_workflows::boxes::POOL || boxes.is_some());
             let mut options = parts::pools(settings, &pools);
             let mut builds = options.clone();
             builds
@@ -160,7 +174,7 @@ impl Server {
                     .pools
                     .retain(|(pool, _)| pool != towpath_workflows::hosting::POOL);
             }
-            let world = Arc::new(shared.world(settings, hosting)?);
+            let world = Arc::new(shared.world(settings, hosting, boxes)?);
             let builders = Builders {
                 engine: engine.clone(),
                 queue: shared.queue.clone(),
@@ -174,6 +188,10 @@ impl Server {
         } else {
             None
         };
+        let sandboxes = machine.map(|machine| {
+            let stop = CancellationToken::new();
+            (stop.clone(), tokio::spawn(machine.keeper.run(stop)))
+        });
         let key_uses = app.clone().map(|app| tokio::spawn(housekeeping::record_key_uses(app)));
         let upkeep = tokio::spawn(housekeeping::run(
             store.clone(),
@@ -196,6 +214,7 @@ impl Server {
             upkeep,
             key_uses,
             deployments,
+            sandboxes,
             _data: data,
         })
     }
@@ -302,6 +321,10 @@ impl Server {
         let ((), served) = tokio::join!(workers, self.http);
         // After the requests that go to them, and the builds that replace them.
         if let Some((stop, kept)) = self.deployments {
+            stop.cancel();
+            let _ = kept.await;
+        }
+        if let Some((stop, kept)) = self.sandboxes {
             stop.cancel();
             let _ = kept.await;
         }

@@ -127,6 +127,18 @@ id! {
     FeedbackConfigId,
     /// Trace runs that people are asked to judge.
     AnnotationQueueId,
+    /// A box: an isolated machine. Official clients call it sandbox.
+    BoxId,
+    /// A volume of boxes.
+    VolumeId,
+    /// A template of boxes.
+    TemplateId,
+    /// A pool of boxes that were started ahead.
+    PoolId,
+    /// The files of a box, kept.
+    SnapshotId,
+    /// A registry that boxes' images come from.
+    BoxRegistryId,
 }
 
 /// The namespace under which clients make the ids of assistants that come with a graph.

@@ -20,6 +20,7 @@ pub mod json;
 pub mod patch;
 pub mod registry;
 pub mod rejection;
+pub mod sandbox;
 pub mod scope;
 pub mod secret;
 pub mod shard;
@@ -30,10 +31,11 @@ pub mod traceparent;
 pub use clock::Clock;
 pub use disk::{Disk, Disks};
 pub use id::{
-    AnnotationQueueId, AssistantId, ComparativeExperimentId, CronId, DatasetId, DeploymentId, DestinationId,
-    ExampleFileId, ExampleId, ExportId, ExportRunId, FeedbackConfigId, FeedbackTokenId, ImagePullSecretId,
-    IntegrationId, JobId, KeyId, ListenerId, LogLineId, OrganizationId, ProjectId, QuarantineId, RequestId, RevisionId,
-    RunId, RunIndexId, ScheduleId, SegmentId, TenantId, ThreadId, TraceRunId, UnitId, UploadId, WorkerId,
+    AnnotationQueueId, AssistantId, BoxId, BoxRegistryId, ComparativeExperimentId, CronId, DatasetId, DeploymentId,
+    DestinationId, ExampleFileId, ExampleId, ExportId, ExportRunId, FeedbackConfigId, FeedbackTokenId,
+    ImagePullSecretId, IntegrationId, JobId, KeyId, ListenerId, LogLineId, OrganizationId, PoolId, ProjectId,
+    QuarantineId, RequestId, RevisionId, RunId, RunIndexId, ScheduleId, SegmentId, SnapshotId, TemplateId, TenantId,
+    ThreadId, TraceRunId, UnitId, UploadId, VolumeId, WorkerId,
 };
 pub use patch::Patch;
 pub use rejection::{Rejection, Why};

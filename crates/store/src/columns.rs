@@ -120,6 +120,31 @@ macro_rules! columns {
     (run_index) => {
         "id, tenant_id, path, state, job, entries, bytes, first_run, last_run, created_at, changed_at"
     };
+    (sandbox_box) => {
+        "id, tenant_id, name, status, status_message, generation, host_id, isolation, root, config, template_name, \
+         template_id, snapshot_id, pool_id, idle_ttl_seconds, ttl_seconds, delete_after_stop_seconds, active_at, due_at, \
+         stopped_at, created_by, updated_by, created_at, updated_at"
+    };
+    (sandbox_pool) => {
+        "id, tenant_id, name, template_id, replicas, created_at, updated_at"
+    };
+    (sandbox_registry) => {
+        "id, tenant_id, name, url, auth_type, credentials, created_at, updated_at"
+    };
+    (sandbox_snapshot) => {
+        "id, tenant_id, name, status, status_message, docker_image, fs_capacity_bytes, fs_used_bytes, source_box_id, \
+         parent_id, root, run_config, labels, description, included, created_by, created_at, updated_at"
+    };
+    (sandbox_template) => {
+        "id, tenant_id, name, image, resources, created_at, updated_at"
+    };
+    (sandbox_token) => {
+        "tenant_id, box_id, kind, port, path, content_type, content_disposition, created_at, expires_at"
+    };
+    (sandbox_volume) => {
+        "id, tenant_id, name, status, status_message, size_bytes, storage_class, description, labels, source_volume_id, \
+         created_at, updated_at"
+    };
     (schedule) => {
         "id, tenant_id, kind, pool, input, next_at, paused, spawn_job, created_at, ended_at"
     };

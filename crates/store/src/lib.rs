@@ -66,6 +66,7 @@ pub mod revisions;
 pub mod run_events;
 pub mod run_index;
 pub mod runs;
+pub mod sandboxes;
 pub mod schedules;
 pub mod sealed;
 pub mod sealing;

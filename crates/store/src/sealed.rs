@@ -78,7 +78,7 @@ macro_rules! sealed {
     };
 }
 
-static COLUMNS: [Column; 7] = [
+static COLUMNS: [Column; 8] = [
     sealed!("revision", "secrets"),
     sealed!("destination", "credentials"),
     sealed!("image_pull_secret", "logins"),
@@ -86,6 +86,7 @@ static COLUMNS: [Column; 7] = [
     sealed!("integration", "webhook_secret"),
     sealed!("feedback_token", "token"),
     sealed!("revision_key", "secret"),
+    sealed!("sandbox_registry", "credentials"),
 ];
 
 /// How many records of a column are sealed under one key.

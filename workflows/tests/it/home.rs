@@ -197,6 +197,7 @@ impl Home {
             },
             heavy: Heavy::with_threads(1).unwrap(),
             hosting: None,
+            boxes: None,
             disks: Disks::default(),
             sizes: Sizes {
                 file_rows: FILE_ROWS,

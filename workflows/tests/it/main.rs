@@ -2,6 +2,7 @@
 //! can interrupt each at any call.
 
 mod artifacts;
+mod boxes;
 mod cancelling;
 mod compacting;
 mod crowd;

@@ -73,6 +73,12 @@ const GATEWAY: &[(&str, &str)] = &[
     ("*", "/d/{deployment}/{*path}"),
 ];
 
+const SERVICES: &[(&str, &str)] = &[
+    ("*", "/v2/sandboxes/services/{box_id}/{port}"),
+    ("*", "/v2/sandboxes/services/{box_id}/{port}/"),
+    ("*", "/v2/sandboxes/services/{box_id}/{port}/{*path}"),
+];
+
 /// What the registry answers to a token of the deployment, where everything else is unknown; the query that is needed.
 const REGISTRY: &[(&str, &str, &str, u16)] = &[
     ("GET", "/v2", "", 200),
@@ -175,6 +181,21 @@ async fn each_page_takes_the_scope_it_declares_and_no_other() {
     }
     println!("{cells} cells checked");
     assert!(cells > 350, "only {cells} cells were checked");
+}
+
+/// They ask for a token of their own, and no key stands in for it.
+#[tokio::test]
+async fn services_of_sandboxes_take_no_key() {
+    covered(&Undescribed::all().services, SERVICES.iter().copied());
+    let world = World::new().await;
+    let key = world
+        .key_with(world.organization().await, Some(world.tenant), &SCOPES)
+        .await;
+    for path in ["", "/", "/a/b", "/_svc/auth", "/_svc/auth?token=x"] {
+        let path = format!("/v2/sandboxes/services/{UNKNOWN}/80{path}");
+        let answer = send(&world, &key, world.tenant, Method::GET, &path, None).await;
+        assert_eq!(answer.status, 401, "{path}: {}", answer.text);
+    }
 }
 
 async fn deployed(world: &World, key: &Secret, tenant: TenantId, source: &str) -> String {

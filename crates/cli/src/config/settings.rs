@@ -11,11 +11,13 @@ use towpath_api::{GatewayAccess, Proxies};
 use towpath_compute::isolation::Level;
 use towpath_domain::export::Limits;
 use towpath_domain::git::Transport;
+use towpath_domain::sandbox::Quota;
 use towpath_domain::{Secret, TenantId};
 use towpath_outbound::Allowed;
+use towpath_sandbox::Isolation;
 use towpath_store::pending_patches::Bounds;
 use towpath_store::quarantine::Quota;
-use towpath_workflows::run_agent;
+use towpath_workflows::{boxes, run_agent};
 
 use super::kind;
 use super::values::Resolved;
@@ -103,6 +105,8 @@ pub struct Settings {
     pub agent: AgentSettings,
     /// Deployments.
     pub deployments: DeploymentSettings,
+    /// Sandboxes.
+    pub sandboxes: SandboxSettings,
     /// Directives of `tracing`.
     pub log_filter: String,
     /// How log lines look.
@@ -160,6 +164,30 @@ pub struct AgentSettings {
     pub checkpoints_kept: Duration,
     /// Processes that run users' own graphs.
     pub hosts: HostSettings,
+}
+
+/// How sandboxes are kept.
+#[derive(Clone, Debug)]
+pub struct SandboxSettings {
+    /// Whether this process holds their machine.
+    pub enabled: SandboxSwitch,
+    /// The first of the user ids that are for them.
+    pub first_user_id: u32,
+    /// How the machine keeps them.
+    pub machine: boxes::Settings,
+    /// What one workspace may have.
+    pub quota: Quota,
+}
+
+/// Whether a process holds the machine of sandboxes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SandboxSwitch {
+    /// Where one process does everything.
+    Auto,
+    /// It does.
+    On,
+    /// It does not.
+    Off,
 }
 
 /// How deployments are built and run.
@@ -452,6 +480,31 @@ impl Settings {
                     user: values.text("deployments.docker_user").to_owned(),
                     build_memory_bytes: values.number::<i32>("deployments.docker_build_memory_mb") << 20,
                     build_cpus: values.number("deployments.docker_build_cpus"),
+                },
+            },
+            sandboxes: SandboxSettings {
+                enabled: match values.text("sandboxes.enabled") {
+                    "on" => SandboxSwitch::On,
+                    "off" => SandboxSwitch::Off,
+                    _ => SandboxSwitch::Auto,
+                },
+                first_user_id: values.number("sandboxes.first_user_id"),
+                machine: boxes::Settings {
+                    min_isolation: match values.text("sandboxes.min_isolation") {
+                        "gvisor" => Isolation::Gvisor,
+                        "vm" => Isolation::Vm,
+                        _ => Isolation::Namespace,
+                    },
+                    allow_unenforced: values.text("sandboxes.unenforced_limits") == "allow",
+                    memory_bytes: values.number::<u64>("sandboxes.memory_mb") << 20,
+                    processes: values.number("sandboxes.processes"),
+                    grace: Duration::from_secs(values.number("sandboxes.stop_grace_seconds")),
+                },
+                quota: Quota {
+                    boxes: values.number("sandboxes.most_per_workspace"),
+                    snapshots: values.number("sandboxes.snapshots_per_workspace"),
+                    volumes: values.number("sandboxes.volumes_per_workspace"),
+                    volume_bytes: values.number::<i64>("sandboxes.volume_mb_per_workspace") << 20,
                 },
             },
             log_filter: values.text("log.filter").to_owned(),

@@ -19,6 +19,7 @@ use towpath_store::Store;
 use towpath_store::sealing::Sealer;
 use towpath_traces::objects::Objects;
 use towpath_traces::wal::{self, Wal};
+use towpath_workflows::boxes::Boxes;
 use towpath_workflows::fold_units;
 use towpath_workflows::heavy::Heavy;
 use towpath_workflows::hosting::Hosting;
@@ -115,7 +116,7 @@ impl Shared {
         &self,
         settings: &Settings,
         address: SocketAddr,
-        agents: Option<Store>,
+        (agents, boxes): (Option<Store>, Option<Arc<Boxes>>),
         wal: Wal,
         (ops, limits): (Ops, Limits),
     ) -> anyhow::Result<App> {
@@ -135,6 +136,7 @@ impl Shared {
             disk: self.disks.data.clone(),
             clock: Clock::system(),
             ops,
+            boxes,
             limits,
             settings: towpath_api::Settings {
                 requests: settings.requests,
@@ -143,6 +145,7 @@ impl Shared {
                 ingest_body_bytes: settings.ingest_body_bytes,
                 ingest_memory_bytes: settings.ingest_memory_bytes,
                 exports: settings.exports,
+                sandboxes: settings.sandboxes.quota,
                 loopback: address.ip().is_loopback(),
                 public_url: public_url(settings, address),
                 hold: settings.deployments.hold,
@@ -163,7 +166,12 @@ impl Shared {
     ///
     /// # Errors
     /// When the system gives no threads.
-    pub fn world(&self, settings: &Settings, hosting: Option<Arc<Hosting>>) -> anyhow::Result<World> {
+    pub fn world(
+        &self,
+        settings: &Settings,
+        hosting: Option<Arc<Hosting>>,
+        boxes: Option<Arc<Boxes>>,
+    ) -> anyhow::Result<World> {
         Ok(World {
             store: self.store.clone(),
             objects: self.objects.clone(),
@@ -171,6 +179,7 @@ impl Shared {
             destinations: self.destinations.clone(),
             heavy: Heavy::new().context("threads for heavy work")?,
             hosting,
+            boxes,
             disks: self.disks.clone(),
             sizes: Sizes {
                 file_bytes: settings.export_file_bytes,

@@ -183,6 +183,7 @@ impl Home {
             destinations: self.world.destinations.clone(),
             heavy: Heavy::with_threads(1).unwrap(),
             hosting: self.world.hosting.clone(),
+            boxes: self.world.boxes.clone(),
             disks: self.world.disks.clone(),
             sizes: self.world.sizes,
             exports: self.world.exports,
