@@ -13,7 +13,7 @@
 
 pub(crate) mod choose;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use chrono::{Datelike, NaiveDate};
@@ -107,11 +107,17 @@ impl Workflow for CompactDay {
         } = self;
         let place = world.heavy.place(&ctx.cancelled()).await?;
         for _ in 0..ROUNDS {
-            let live = world
-                .store
-                .read(async |tx| segments::live_parts(tx, tenant, project, day, day).await);
             let now = world.store.clock().now();
-            let Some(Choice { parts, compacted }) = choose(live.await.retry()?, whole, day < now.day(), now) else {
+            let closed = day < now.day();
+            let live = world.store.read(async |tx| {
+                let mut live = segments::live_parts(tx, tenant, project, day, day).await?;
+                // An export copies out of a torn segment as well.
+                if closed && !whole {
+                    scatter_torn(tx, &mut live).await?;
+                }
+                Ok(live)
+            });
+            let Some(Choice { parts, compacted }) = choose(live.await.retry()?, whole, closed, now) else {
                 break;
             };
             // What an earlier attempt of this job began to write and did not bring in, nobody will.
@@ -158,6 +164,19 @@ impl Workflow for CompactDay {
     fn again(&self) -> Again {
         Again::Allowed(Some(self.lane()))
     }
+}
+
+/// What lies in a torn segment counts as scattered, so that it is written anew and the segment goes: what was deleted of
+/// it stays in the object until then.
+pub(crate) async fn scatter_torn(tx: &mut Tx<'_>, live: &mut [PlacedPart]) -> store::Result<()> {
+    let mut segments: Vec<SegmentId> = live.iter().map(|placed| placed.part.segment_id).collect();
+    segments.sort_unstable();
+    segments.dedup();
+    let torn: HashSet<SegmentId> = replace::torn(tx, &segments).await?.into_iter().collect();
+    for placed in live {
+        placed.compacted &= !torn.contains(&placed.part.segment_id);
+    }
+    Ok(())
 }
 
 /// Gives up what was begun under `mark` and not brought in.

@@ -25,7 +25,7 @@ use towpath_traces::scan::PartRef;
 
 use crate::World;
 use crate::compact_day::choose::{Choice, DEEP, choose};
-use crate::compact_day::{abandon, lane, replacement, unindexed};
+use crate::compact_day::{abandon, lane, replacement, scatter_torn, unindexed};
 use crate::index_runs;
 use crate::intents::{self, Interrupted};
 
@@ -103,9 +103,11 @@ impl Workflow for CompactDays {
             tenant, project, mark, ..
         } = self;
         let place = world.heavy.place(&ctx.cancelled()).await?;
-        let live = world
-            .store
-            .read(async |tx| segments::live_parts_on(tx, tenant, project, &self.days).await);
+        let live = world.store.read(async |tx| {
+            let mut live = segments::live_parts_on(tx, tenant, project, &self.days).await?;
+            scatter_torn(tx, &mut live).await?;
+            Ok(live)
+        });
         let days = chosen(live.await.retry()?, world.store.clock().now());
         // What an earlier attempt of this job began to write and did not bring in, nobody will.
         ctx.commit(async |tx| abandon(tx, mark).await).await?;

@@ -134,6 +134,22 @@ async fn retire(tx: &mut Tx<'_>, given: &str) -> Result<u64> {
     if moved == gone { Ok(moved) } else { Err(Error::Stale) }
 }
 
+/// Those of the segments of which row groups were replaced or deleted.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn torn(tx: &mut Tx<'_>, segments: &[SegmentId]) -> Result<Vec<SegmentId>> {
+    let text = sql!(tx,
+        sqlite: "SELECT DISTINCT segment_id FROM segment_part_past
+                 WHERE segment_id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($1))",
+        postgres: "SELECT DISTINCT segment_id FROM segment_part_past
+                   WHERE segment_id = ANY (ARRAY (SELECT value::uuid FROM json_array_elements_text($1::json)))");
+    Ok(on!(tx, |conn| sqlx::query_scalar(text)
+        .bind(id_list(segments.iter().map(|id| id.0)))
+        .fetch_all(conn)
+        .await)?)
+}
+
 /// Row groups as text that both databases take apart.
 fn part_list<'a>(parts: impl Iterator<Item = &'a Part>) -> String {
     let parts: Vec<(String, i64)> = parts
@@ -214,7 +230,9 @@ impl Row {
     fn is_worth_it(&self, worth: Worth) -> bool {
         let closed =
             self.segments >= worth.closed_segments || self.scattered_rows >= worth.closed_rows || self.torn > 0;
-        self.scattered > 0 && (self.segments >= worth.open_segments || (self.day < worth.open_from && closed))
+        let is_open_worth = self.scattered > 0 && self.segments >= worth.open_segments;
+        // Of a torn segment also what is compacted: else rows past their time stay in its object.
+        is_open_worth || (self.day < worth.open_from && closed && (self.scattered > 0 || self.torn > 0))
     }
 }
 
