@@ -4,6 +4,7 @@
 mod artifacts;
 mod cancelling;
 mod compacting;
+mod compacting_days;
 mod crowd;
 mod databases;
 mod deleting;
