@@ -186,3 +186,48 @@ fn refs(tenant: TenantId, project: ProjectId, days: &[Vec<PlacedPart>]) -> Vec<(
     });
     days.collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use chrono::Days;
+    use towpath_store::segments::replace::Candidate;
+
+    use super::*;
+
+    fn days(count: u64, rows: i64) -> Vec<Scattered> {
+        let day = |number| Scattered {
+            of: Candidate {
+                tenant_id: TenantId::nil(),
+                project_id: ProjectId::nil(),
+                day: NaiveDate::default() + Days::new(number),
+            },
+            segments: 4,
+            rows,
+        };
+        (0..count).rev().map(day).collect()
+    }
+
+    #[test]
+    fn a_job_has_so_many_days_and_so_many_rows_at_most() {
+        let sizes = |count, rows| -> Vec<usize> { batches(days(count, rows)).iter().map(Vec::len).collect() };
+        assert_eq!(sizes(0, 1), [] as [usize; 0]);
+        assert_eq!(sizes(600, 1), [256, 256, 88]);
+        assert_eq!(sizes(25, 9_999), [10, 10, 5]);
+        assert!(batches(days(600, 1)).concat().is_sorted(), "in order, each once");
+    }
+
+    #[test]
+    fn days_that_go_on_or_are_large_are_not_compacted_with_others() {
+        let today = NaiveDate::default() + Days::new(1);
+        let of = |day: NaiveDate, rows, segments| {
+            let mut scattered = days(1, rows)[0];
+            (scattered.of.day, scattered.segments) = (day, segments);
+            is_small(&scattered, today)
+        };
+        let yesterday = NaiveDate::default();
+        assert!(of(yesterday, 10, 4));
+        assert!(!of(today, 10, 4));
+        assert!(!of(yesterday, FEW_ROWS, 4));
+        assert!(!of(yesterday, 100, 25));
+    }
+}

@@ -119,13 +119,14 @@ fn due(mut found: Vec<Scattered>, now: Timestamp) -> Vec<(Lane, Due)> {
     }
     for ((lane, tenant, project), days) in lanes {
         for days in batches(days) {
-            due.push(match days[..] {
-                [day] => one(Candidate {
+            let only = days.first().copied().filter(|_| days.len() == 1);
+            due.push(match only {
+                Some(day) => one(Candidate {
                     tenant_id: tenant,
                     project_id: project,
                     day,
                 }),
-                _ => (lane.clone(), Due::Days(CompactDays::new(tenant, project, days))),
+                None => (lane.clone(), Due::Days(CompactDays::new(tenant, project, days))),
             });
         }
     }
