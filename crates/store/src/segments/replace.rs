@@ -9,7 +9,8 @@ use crate::segments::id_list;
 use crate::{Error, Result, Tx, run_index};
 
 /// Puts `new` in the place of the row groups `old`, all of one project: from now on readers see the one and not the
-/// others. Whoever has pinned those goes on reading them. `compacted` says that `old` is all there is of each day in it. What comes of indexed segments alone is indexed: its rows lie where they lay.
+/// others. Whoever has pinned those goes on reading them. `compacted` says that `old` is all there is of each day in it. What
+/// comes of indexed segments alone is indexed: its rows lie where they lay.
 ///
 /// # Errors
 /// [`Error::Stale`] when one of `old` is not to be seen any more, or an intent of `new` was swept: this work counts for
