@@ -1,19 +1,22 @@
 //! Compacts one day of a project: row groups that lie scattered over many segments become few, sorted from end to end,
 //! which exports copy instead of reading.
 //!
-//! A lane of one place per project and day keeps two from doing the same. Nothing changes before the one transaction
+//! No two compactions do the same day at once: the days of a project are dealt out over a fixed number of lanes of one place, and
+//! [`CompactDays`](crate::compact_days::CompactDays) takes days of one lane only. Jobs of earlier builds lie in a lane for
+//! each day; where one of those is at the same day, whoever commits second finds its row groups replaced and begins anew.
+//! Nothing changes before the one transaction
 //! that lets readers see the new row groups and not the old ones; who has pinned those goes on reading them. What comes
 //! in meanwhile lies beside the result, for the next time.
 //!
 //! Rows that the index of trace runs does not name yet are brought into it in the same transaction. Else a day would be
 //! indexed again as a whole for the sake of a few rows that came last, and its trace runs would be named twice.
 
-mod choose;
+pub(crate) mod choose;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
-use chrono::NaiveDate;
+use chrono::{Datelike, NaiveDate};
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
 use towpath_domain::job::{Ended, RetryPolicy};
@@ -34,6 +37,15 @@ use choose::{Choice, choose};
 
 /// Merges of one job. A day that needs more is met again by the sweep.
 const ROUNDS: usize = 16;
+
+/// Lanes of a project. Days that follow one another are in different ones, so that they are compacted side by side.
+pub(crate) const LANES: i32 = 16;
+
+/// The lane of a day.
+pub(crate) fn lane(tenant: TenantId, project: ProjectId, day: NaiveDate) -> Lane {
+    let number = day.num_days_from_ce().rem_euclid(LANES);
+    Lane::new(format!("compact:{tenant}:{project}:{number}"), 1)
+}
 
 /// Compacts one day.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -75,7 +87,7 @@ impl CompactDay {
     /// Its lane.
     #[must_use]
     pub fn lane(&self) -> Lane {
-        Lane::new(format!("compact:{}:{}:{}", self.tenant, self.project, self.day), 1)
+        lane(self.tenant, self.project, self.day)
     }
 }
 
@@ -95,11 +107,17 @@ impl Workflow for CompactDay {
         } = self;
         let place = world.heavy.place(&ctx.cancelled()).await?;
         for _ in 0..ROUNDS {
-            let live = world
-                .store
-                .read(async |tx| segments::live_parts(tx, tenant, project, day, day).await);
             let now = world.store.clock().now();
-            let Some(Choice { parts, compacted }) = choose(live.await.retry()?, whole, day < now.day(), now) else {
+            let closed = day < now.day();
+            let live = world.store.read(async |tx| {
+                let mut live = segments::live_parts(tx, tenant, project, day, day).await?;
+                // An export copies out of a torn segment as well.
+                if closed && !whole {
+                    scatter_torn(tx, &mut live).await?;
+                }
+                Ok(live)
+            });
+            let Some(Choice { parts, compacted }) = choose(live.await.retry()?, whole, closed, now) else {
                 break;
             };
             // What an earlier attempt of this job began to write and did not bring in, nobody will.
@@ -148,14 +166,27 @@ impl Workflow for CompactDay {
     }
 }
 
+/// What lies in a torn segment counts as scattered, so that it is written anew and the segment goes: what was deleted of
+/// it stays in the object until then.
+pub(crate) async fn scatter_torn(tx: &mut Tx<'_>, live: &mut [PlacedPart]) -> store::Result<()> {
+    let mut segments: Vec<SegmentId> = live.iter().map(|placed| placed.part.segment_id).collect();
+    segments.sort_unstable();
+    segments.dedup();
+    let torn: HashSet<SegmentId> = replace::torn(tx, &segments).await?.into_iter().collect();
+    for placed in live {
+        placed.compacted &= !torn.contains(&placed.part.segment_id);
+    }
+    Ok(())
+}
+
 /// Gives up what was begun under `mark` and not brought in.
-async fn abandon(tx: &mut Tx<'_>, mark: JobId) -> store::Result<()> {
+pub(crate) async fn abandon(tx: &mut Tx<'_>, mark: JobId) -> store::Result<()> {
     segments::abandon_of(tx, mark).await?;
     catalog::abandon_of(tx, mark).await.map(drop)
 }
 
 /// Those of the row groups whose rows the index does not name.
-fn unindexed(parts: &[PlacedPart]) -> Vec<Indexed> {
+pub(crate) fn unindexed(parts: &[PlacedPart]) -> Vec<Indexed> {
     let mut segments: BTreeMap<&str, Vec<(usize, ProjectId)>> = BTreeMap::new();
     for placed in parts.iter().filter(|placed| !placed.indexed) {
         let row_group = usize::try_from(placed.part.row_group).unwrap_or_default();
@@ -169,7 +200,7 @@ fn unindexed(parts: &[PlacedPart]) -> Vec<Indexed> {
     indexed.collect()
 }
 
-fn replacement(new: &NewSegment) -> Replacement {
+pub(crate) fn replacement(new: &NewSegment) -> Replacement {
     let int = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
     Replacement {
         id: new.id,

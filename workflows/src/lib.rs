@@ -7,7 +7,8 @@
 //! | job | lane | story |
 //! |---|---|---|
 //! | [`fold_units`] | `fold:<shard>`, one place | open units of the write-ahead log become segments |
-//! | [`compact_day`] | `compact:<tenant>:<project>:<day>`, one place | row groups of a day become few, sorted from end to end |
+//! | [`compact_day`] | `compact:<tenant>:<project>:<n>`, one place | row groups of a day become few, sorted from end to end |
+//! | [`compact_days`] | as `compact_day` | the same for days of few rows, many in one segment |
 //! | [`index_runs`] | `index:<workspace>`, one place | segments come into the index of trace runs by id |
 //! | [`sweep_traces`] | none | days to compact, rows to forget, objects to remove |
 //! | [`run_export`] | `exports:<workspace>` | fold what is open, pin, one [`export_part`] per UTC day, manifest |
@@ -42,6 +43,7 @@ pub mod boxes;
 pub mod build_revision;
 pub mod clean_export;
 pub mod compact_day;
+pub mod compact_days;
 pub mod delete_deployment;
 pub mod delete_destination;
 pub mod delete_project;
@@ -94,6 +96,7 @@ pub fn registry() -> Registry<World> {
         .with::<clean_export::CleanExport>()
         .with::<spawn_export::SpawnExport>()
         .with::<compact_day::CompactDay>()
+        .with::<compact_days::CompactDays>()
         .with::<index_runs::IndexRuns>()
         .with::<sweep_traces::SweepTraces>()
         .with::<build_revision::BuildRevision>()

@@ -6,10 +6,10 @@
 mod attachments;
 mod beside;
 pub(crate) mod chore;
+mod days;
 pub(crate) mod pending;
 mod quarantine;
 
-use std::cmp::Reverse;
 use std::time::{Duration, Instant};
 
 use chrono::NaiveDate;
@@ -20,13 +20,12 @@ use towpath_domain::{ScheduleId, TenantId, Timestamp, failpoint};
 use towpath_durable::{Cause, Ctx, Failure, Outcome, Start, Verdict, Workflow};
 use towpath_store::schedules::{self, Schedule};
 use towpath_store::segments::Segment;
-use towpath_store::segments::replace::{self, Candidate, Worth};
+use towpath_store::segments::replace::{self, Candidate};
 use towpath_store::segments::waste;
-use towpath_store::{self as store, Store, Tx, jobs, lanes, run_index, segments};
+use towpath_store::{self as store, Store, Tx, jobs, run_index, segments};
 
 use self::chore::Chore;
 use crate::World;
-use crate::compact_day::CompactDay;
 use crate::index_runs;
 use crate::metric;
 
@@ -38,17 +37,8 @@ pub(crate) const SOON: Duration = Duration::from_secs(1);
 const BATCH: i64 = 200;
 /// … and objects of which the rows are read at once.
 const OBJECTS: i64 = 2000;
-/// Row groups looked at in one statement for days worth compacting…
-const PARTS: i64 = 20_000;
-/// … and how long one sweep goes on with it.
-const LOOKING_TAKES: Duration = Duration::from_secs(10);
 /// Workspaces of which one sweep has segments indexed.
 const WORKSPACES: i64 = 100;
-/// So many scattered rows of a closed day, or segments of it, are worth a compaction…
-const CLOSED_ROWS: i64 = 20_000;
-const CLOSED_SEGMENTS: i64 = 4;
-/// … and so many segments of a day that is still open.
-const OPEN_SEGMENTS: i64 = 8;
 /// No writer takes this long: what it intended and did not finish was left by a process that died.
 const ABANDONED: Duration = Duration::from_secs(60 * 60);
 /// Before an object that cannot be removed is tried again; each further time it is twice as long…
@@ -153,7 +143,7 @@ async fn sweep(ctx: &mut Ctx, world: &World, from: &SweepTraces) -> Result<(Swee
     })
     .await?;
     failpoint::hit("sweep.retired");
-    let (days, left) = compact(ctx, world, now, from.days).await?;
+    let (days, left) = days::compact(ctx, world, now, from.days).await?;
     is_behind |= left;
     index(ctx, world, now).await?;
     let replaced = now.minus(world.keeping.replaced);
@@ -187,59 +177,6 @@ async fn sweep(ctx: &mut Ctx, world: &World, from: &SweepTraces) -> Result<(Swee
     is_behind |= attachments::remove_waste(ctx, world, replaced).await?;
     let look = quarantine::sweep(ctx, world, from.look, now).await?;
     Ok((SweepTraces { look, days }, is_behind))
-}
-
-/// Starts a compaction of the days most worth it, unless one waits already. Answers where the next sweep goes on looking, and whether
-/// days are left that were found.
-async fn compact(
-    ctx: &mut Ctx,
-    world: &World,
-    now: Timestamp,
-    from: Option<Candidate>,
-) -> Result<(Option<Candidate>, bool), Failure> {
-    let worth = Worth {
-        open_from: now.day(),
-        closed_rows: CLOSED_ROWS,
-        closed_segments: CLOSED_SEGMENTS,
-        open_segments: OPEN_SEGMENTS,
-    };
-    let until = Instant::now() + LOOKING_TAKES;
-    let (mut found, mut from) = (Vec::new(), from);
-    loop {
-        let behind = from;
-        let seen = world
-            .store
-            .read(async |tx| replace::candidates(tx, worth, behind, PARTS).await)
-            .await
-            .retry()?;
-        found.extend(seen.worth_it);
-        from = seen.last;
-        if from.is_none() || Instant::now() >= until {
-            break;
-        }
-    }
-    found.sort_by_key(|(segments, _)| Reverse(*segments));
-    let chore = Chore::begin("days to compact");
-    let mut left = found.len();
-    for (_, day) in found {
-        if chore.is_spent() {
-            break;
-        }
-        let compact = CompactDay::new(day.tenant_id, day.project_id, day.day);
-        let lane = compact.lane();
-        ctx.commit_in(std::slice::from_ref(&lane), async |tx| {
-            lanes::lock(tx, lane.key(), 1).await?;
-            if jobs::lane_has_queued(tx, lane.key()).await? {
-                return Ok(());
-            }
-            let how = Start::new(compact.tenant).lane(lane.clone());
-            towpath_durable::start(tx, &compact, how).await.map(drop)
-        })
-        .await?;
-        failpoint::hit("sweep.compaction_started");
-        left -= 1;
-    }
-    Ok((from, chore.end(left)))
 }
 
 /// Has segments indexed that wait for it: whoever published them may have died before it could say so, or they are too

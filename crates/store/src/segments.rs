@@ -49,7 +49,7 @@ pub struct Segment {
     pub state: SegmentState,
     /// The job that wrote it.
     pub job: Option<JobId>,
-    /// Whether it is of one project and one day, sorted from end to end.
+    /// Whether it is of one project, each of its days sorted from end to end.
     pub compacted: bool,
     /// Whether index files say where its rows lie: see [`run_index`](crate::run_index).
     pub indexed: bool,
@@ -110,7 +110,7 @@ pub struct PlacedPart {
     pub path: String,
     /// Size of the segment's object.
     pub bytes: i64,
-    /// Whether the segment is of one project and one day, sorted from end to end.
+    /// Whether the segment is of one project, each of its days sorted from end to end.
     pub compacted: bool,
     /// Whether index files say where the segment's rows lie.
     pub indexed: bool,
@@ -233,6 +233,36 @@ pub async fn live_parts(
         .fetch_all(conn)
         .await
     })?)
+}
+
+/// Live parts of a project on some days, by day and then sort time.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn live_parts_on(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    project: ProjectId,
+    days: &[NaiveDate],
+) -> Result<Vec<PlacedPart>> {
+    let text = sql!(tx,
+        sqlite: concat!("SELECT ", placed!(), " FROM segment_part p JOIN segment s ON s.id = p.segment_id
+                 WHERE p.tenant_id = $1 AND p.project_id = $2 AND p.day IN (SELECT value FROM json_each($3))
+                   AND s.state = 'live'
+                 ORDER BY p.day, p.min_sort_time, p.segment_id, p.row_group"),
+        postgres: concat!("SELECT ", placed!(), " FROM segment_part p JOIN segment s ON s.id = p.segment_id
+                   WHERE p.tenant_id = $1 AND p.project_id = $2
+                     AND p.day = ANY (ARRAY (SELECT value::date FROM json_array_elements_text($3::json)))
+                     AND s.state = 'live'
+                   ORDER BY p.day, p.min_sort_time, p.segment_id, p.row_group"));
+    let days: Vec<String> = days.iter().map(NaiveDate::to_string).collect();
+    let days = serde_json::to_string(&days).expect("texts are always JSON");
+    Ok(on!(tx, |conn| sqlx::query_as(text)
+        .bind(tenant)
+        .bind(project)
+        .bind(days)
+        .fetch_all(conn)
+        .await)?)
 }
 
 /// Days of a project from `first` to `last`, both included, of which at least `rows` rows lie in segments that are not

@@ -55,57 +55,74 @@ pub async fn compact<E>(
     objects: &Objects,
     day: &Day,
     parts: Vec<PartRef>,
+    intend: impl AsyncFnMut(TenantId, SegmentId, &Path) -> Result<(), E>,
+) -> Result<Vec<NewSegment>, FoldError<E>> {
+    compact_all(objects, vec![(day.clone(), parts)], intend).await
+}
+
+/// As [`compact`], of several days of one workspace: they share segments, in which each day has row groups of its own.
+///
+/// # Errors
+/// As [`compact`].
+pub async fn compact_all<E>(
+    objects: &Objects,
+    days: Vec<(Day, Vec<PartRef>)>,
     mut intend: impl AsyncFnMut(TenantId, SegmentId, &Path) -> Result<(), E>,
 ) -> Result<Vec<NewSegment>, FoldError<E>> {
-    let request = Request {
-        tenant: day.tenant,
-        project: day.project,
-        parts,
-        range: day.range(),
-        after: None,
-        selection: Selection::stored(),
-    };
-    let mut scan = Scan::new(objects.near_store(), request);
     let mut segments = Vec::new();
     let mut writer: Option<(SegmentId, Writer)> = None;
-    while let Some(mut batch) = scan.next().await? {
-        while !batch.keys.is_empty() {
-            let open = match &mut writer {
-                Some((_, open)) => open,
-                None => {
-                    let id = SegmentId::new();
-                    let path = segment::path(day.tenant, id);
-                    intend(day.tenant, id, &path).await.map_err(FoldError::Intend)?;
-                    let upload = Upload::new(objects.store().clone(), path);
-                    &mut writer.insert((id, Writer::new(day, upload)?)).1
+    for (day, parts) in days {
+        let request = Request {
+            tenant: day.tenant,
+            project: day.project,
+            parts,
+            range: day.range(),
+            after: None,
+            selection: Selection::stored(),
+        };
+        let mut scan = Scan::new(objects.near_store(), request);
+        while let Some(mut batch) = scan.next().await? {
+            while !batch.keys.is_empty() {
+                let open = match &mut writer {
+                    Some((_, open)) => open,
+                    None => {
+                        let id = SegmentId::new();
+                        let path = segment::path(day.tenant, id);
+                        intend(day.tenant, id, &path).await.map_err(FoldError::Intend)?;
+                        let upload = Upload::new(objects.store().clone(), path);
+                        &mut writer.insert((id, Writer::new(day.tenant, upload)?)).1
+                    }
+                };
+                let used = open.take(&day, &batch).await?;
+                open.starts_are_derived &= scan.starts_are_derived();
+                batch = batch.after(used);
+                if open.parts.len() >= SEGMENT_GROUPS
+                    && let Some((id, full)) = writer.take()
+                {
+                    segments.push(finish(objects, id, full).await?);
                 }
-            };
-            let used = open.take(&batch).await?;
-            batch = batch.after(used);
-            if open.parts.len() >= SEGMENT_GROUPS
-                && let Some((id, full)) = writer.take()
-            {
-                segments.push(finish(objects, day.tenant, id, full, scan.starts_are_derived()).await?);
             }
+        }
+        // A row group is of one day.
+        if let Some((_, open)) = &mut writer {
+            open.close_group().await?;
+        }
+        if let Some((id, full)) = writer.take_if(|(_, open)| open.parts.len() >= SEGMENT_GROUPS) {
+            segments.push(finish(objects, id, full).await?);
         }
     }
     if let Some((id, rest)) = writer {
-        segments.push(finish(objects, day.tenant, id, rest, scan.starts_are_derived()).await?);
+        segments.push(finish(objects, id, rest).await?);
     }
     Ok(segments)
 }
 
-async fn finish<E>(
-    objects: &Objects,
-    tenant: TenantId,
-    id: SegmentId,
-    mut writer: Writer,
-    starts_are_derived: bool,
-) -> Result<NewSegment, FoldError<E>> {
+async fn finish<E>(objects: &Objects, id: SegmentId, mut writer: Writer) -> Result<NewSegment, FoldError<E>> {
     // Rows pass through as they are stored, so what is true of all that was read is true here.
-    if starts_are_derived {
+    if writer.starts_are_derived {
         writer.encoder.note(starts_derived());
     }
+    let tenant = writer.tenant;
     let written = writer.finish().await?;
     objects.sync(&written.path).await?;
     metrics::counter!(metric::COMPACTED_SEGMENTS).increment(1);
@@ -116,33 +133,36 @@ async fn finish<E>(
 
 /// A segment in the making.
 struct Writer {
-    day: Day,
+    tenant: TenantId,
     encoder: Encoder,
     upload: Upload,
     parts: Vec<Part>,
     open: Option<Part>,
     open_bytes: usize,
+    /// Whether that is true of all that was read for it.
+    starts_are_derived: bool,
 }
 
 impl Writer {
-    fn new(day: &Day, upload: Upload) -> Result<Self> {
+    fn new(tenant: TenantId, upload: Upload) -> Result<Self> {
         Ok(Self {
-            day: day.clone(),
+            tenant,
             encoder: Encoder::new(segment_schema(), properties())?,
             upload,
             parts: Vec::new(),
             open: None,
             open_bytes: 0,
+            starts_are_derived: true,
         })
     }
 
     /// Takes rows up to the end of the row group in the making, and says how many.
-    async fn take(&mut self, batch: &ScanBatch) -> Result<usize> {
+    async fn take(&mut self, day: &Day, batch: &ScanBatch) -> Result<usize> {
         let rows = self.fitting(batch);
         let (Some(first), Some(last)) = (batch.keys.first(), batch.keys.get(rows - 1)) else {
             return Ok(0);
         };
-        if first.sort_time.day() != self.day.day || last.sort_time.day() != self.day.day {
+        if first.sort_time.day() != day.day || last.sort_time.day() != day.day {
             return Err(Error::Columns(format!(
                 "trace run {} is of another day than its row group",
                 first.id
@@ -153,8 +173,8 @@ impl Writer {
         self.encoder.write(&taken)?;
         let open = self.open.get_or_insert(Part {
             row_group: self.parts.len(),
-            project: self.day.project,
-            day: self.day.day,
+            project: day.project,
+            day: day.day,
             rows: 0,
             min_sort_time: first.sort_time,
             max_sort_time: last.sort_time,

@@ -299,9 +299,10 @@ async fn days_are_compacted(tables: &mut Tables) {
     let (mut left, mut over) = (i64::MAX, -1);
     while left > 0 {
         (left, over) = until("a day to be compacted", DAY_LIMIT, async || {
-            let left = "SELECT count(*) FROM job WHERE kind = 'compact_day' AND finished_at IS NULL";
+            let left = "SELECT count(*) FROM job WHERE kind IN ('compact_day', 'compact_days') AND finished_at IS NULL";
             let left = tables.count(left).await;
-            let now = "SELECT count(*) FROM job WHERE kind = 'compact_day' AND finished_at IS NOT NULL";
+            let now =
+                "SELECT count(*) FROM job WHERE kind IN ('compact_day', 'compact_days') AND finished_at IS NOT NULL";
             let now = tables.count(now).await;
             (left == 0 || now != over).then_some((left, now))
         })

@@ -7,7 +7,7 @@ use towpath_domain::{SegmentId, Timestamp};
 use towpath_store::segments::PlacedPart;
 
 /// So many row groups that cover the same moment lie in memory together, each compressed.
-const DEEP: usize = 24;
+pub const DEEP: usize = 24;
 /// Fewer segments of a day that goes on growing are left to come together.
 const OPEN_SEGMENTS: usize = 8;
 /// A closed day is merged whole when what was added is at least this part of it…

@@ -5,6 +5,7 @@ mod artifacts;
 mod boxes;
 mod cancelling;
 mod compacting;
+mod compacting_days;
 mod crowd;
 mod databases;
 mod deleting;

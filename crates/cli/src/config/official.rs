@@ -82,7 +82,7 @@ const VARIABLES: &[(&str, Effect)] = &[
     ("FF_USE_REDIS_QUEUE", Effect::None("jobs are in the database")),
     (
         "FF_V2_EVENT_STREAMING",
-        Effect::None("this build does not speak protocol v2"),
+        Effect::None("set http.disable_event_streaming in the graph file"),
     ),
     ("FF_ASYNC_PUBLISH_QUEUE", Effect::None("it is the server's own")),
     ("CRON_SCHEDULER_SLEEP_TIME", Effect::None("it is the server's own")),

@@ -8,9 +8,9 @@ use super::{Part, PlacedPart, publish, waste};
 use crate::segments::id_list;
 use crate::{Error, Result, Tx, run_index};
 
-/// Puts `new` in the place of the row groups `old`, all of one project and one day: from now on readers see the one
-/// and not the others. Whoever has pinned those goes on reading them. `compacted` says that `old` is all there is of
-/// that day. What comes of indexed segments alone is indexed: its rows lie where they lay.
+/// Puts `new` in the place of the row groups `old`, all of one project: from now on readers see the one and not the
+/// others. Whoever has pinned those goes on reading them. `compacted` says that `old` is all there is of each day in it. What
+/// comes of indexed segments alone is indexed: its rows lie where they lay.
 ///
 /// # Errors
 /// [`Error::Stale`] when one of `old` is not to be seen any more, or an intent of `new` was swept: this work counts for
@@ -27,10 +27,9 @@ pub async fn replace(
     segments.dedup();
     lock(tx, &segments).await?;
     let indexed = are_indexed(tx, &segments).await?;
-    for placed in old {
-        if !retire(tx, &placed.part).await? {
-            return Err(Error::Stale);
-        }
+    let given = part_list(old.iter().map(|placed| &placed.part));
+    if retire(tx, &given).await? != old.len() as u64 {
+        return Err(Error::Stale);
     }
     for segment in new {
         publish(tx, tenant, segment.id, segment.rows, segment.bytes, &segment.parts).await?;
@@ -92,29 +91,72 @@ async fn are_indexed(tx: &mut Tx<'_>, segments: &[SegmentId]) -> Result<bool> {
         .await)?)
 }
 
-/// Moves a row group to the past. False when it is there already.
-async fn retire(tx: &mut Tx<'_>, part: &Part) -> Result<bool> {
-    let moved = on!(tx, |conn| sqlx::query(concat!(
-        "INSERT INTO segment_part_past (",
-        columns!(segment_part),
-        ") SELECT ",
-        columns!(segment_part),
-        " FROM segment_part WHERE segment_id = $1 AND row_group = $2"
-    ))
-    .bind(part.segment_id)
-    .bind(part.row_group)
-    .execute(conn)
-    .await
-    .map(|done| done.rows_affected()))?;
-    let gone = on!(tx, |conn| sqlx::query(
-        "DELETE FROM segment_part WHERE segment_id = $1 AND row_group = $2"
-    )
-    .bind(part.segment_id)
-    .bind(part.row_group)
-    .execute(conn)
-    .await
-    .map(|done| done.rows_affected()))?;
-    Ok(moved == 1 && gone == 1)
+/// Moves the row groups of a [`part_list`] to the past, of segments that the caller has locked, and says how many were not
+/// there already.
+async fn retire(tx: &mut Tx<'_>, given: &str) -> Result<u64> {
+    macro_rules! copy {
+        () => {
+            concat!(
+                "INSERT INTO segment_part_past (",
+                columns!(segment_part),
+                ") SELECT ",
+                columns!(segment_part),
+                " FROM segment_part WHERE (segment_id, row_group) IN "
+            )
+        };
+    }
+    macro_rules! remove {
+        () => {
+            "DELETE FROM segment_part WHERE (segment_id, row_group) IN "
+        };
+    }
+    macro_rules! sqlite {
+        () => {
+            "(SELECT unhex(replace(value ->> 0, '-', '')), value ->> 1 FROM json_each($1))"
+        };
+    }
+    macro_rules! postgres {
+        () => {
+            "(SELECT (value ->> 0)::uuid, (value ->> 1)::bigint FROM json_array_elements($1::json) AS given(value))"
+        };
+    }
+    let copy = sql!(tx, sqlite: concat!(copy!(), sqlite!()), postgres: concat!(copy!(), postgres!()));
+    let moved = on!(tx, |conn| sqlx::query(copy)
+        .bind(given)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected()))?;
+    let remove = sql!(tx, sqlite: concat!(remove!(), sqlite!()), postgres: concat!(remove!(), postgres!()));
+    let gone = on!(tx, |conn| sqlx::query(remove)
+        .bind(given)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected()))?;
+    if moved == gone { Ok(moved) } else { Err(Error::Stale) }
+}
+
+/// Those of the segments of which row groups were replaced or deleted.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn torn(tx: &mut Tx<'_>, segments: &[SegmentId]) -> Result<Vec<SegmentId>> {
+    let text = sql!(tx,
+        sqlite: "SELECT DISTINCT segment_id FROM segment_part_past
+                 WHERE segment_id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($1))",
+        postgres: "SELECT DISTINCT segment_id FROM segment_part_past
+                   WHERE segment_id = ANY (ARRAY (SELECT value::uuid FROM json_array_elements_text($1::json)))");
+    Ok(on!(tx, |conn| sqlx::query_scalar(text)
+        .bind(id_list(segments.iter().map(|id| id.0)))
+        .fetch_all(conn)
+        .await)?)
+}
+
+/// Row groups as text that both databases take apart.
+fn part_list<'a>(parts: impl Iterator<Item = &'a Part>) -> String {
+    let parts: Vec<(String, i64)> = parts
+        .map(|part| (part.segment_id.0.to_string(), part.row_group))
+        .collect();
+    serde_json::to_string(&parts).expect("texts and numbers are always JSON")
 }
 
 /// A project and a day of which something is to be compacted.
@@ -141,11 +183,22 @@ pub struct Worth {
     pub open_segments: i64,
 }
 
+/// A day worth compacting, and what lies there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scattered {
+    /// The project and the day.
+    pub of: Candidate,
+    /// Its segments.
+    pub segments: i64,
+    /// Its rows, each as often as a segment has a part of it.
+    pub rows: i64,
+}
+
 /// What one step of a walk through the days saw.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// Days worth compacting, each with the number of its segments.
-    pub worth_it: Vec<(i64, Candidate)>,
+    /// Days worth compacting.
+    pub worth_it: Vec<Scattered>,
     /// The last day looked at; absent when there is none behind it.
     pub last: Option<Candidate>,
 }
@@ -158,6 +211,7 @@ struct Row {
     day: NaiveDate,
     parts: i64,
     segments: i64,
+    rows: i64,
     /// Row groups that lie in no compacted segment, and their rows.
     scattered: i64,
     scattered_rows: i64,
@@ -177,7 +231,9 @@ impl Row {
     fn is_worth_it(&self, worth: Worth) -> bool {
         let closed =
             self.segments >= worth.closed_segments || self.scattered_rows >= worth.closed_rows || self.torn > 0;
-        self.scattered > 0 && (self.segments >= worth.open_segments || (self.day < worth.open_from && closed))
+        let is_open_worth = self.scattered > 0 && self.segments >= worth.open_segments;
+        // Of a torn segment also what is compacted: else rows past their time stay in its object.
+        is_open_worth || (self.day < worth.open_from && closed && (self.scattered > 0 || self.torn > 0))
     }
 }
 
@@ -196,6 +252,7 @@ pub async fn candidates(tx: &mut Tx<'_>, worth: Worth, behind: Option<Candidate>
     // Subqueries of one row, not joins, for which PostgreSQL may read the tables.
     let mut rows: Vec<Row> = on!(tx, |conn| sqlx::query_as(
         "SELECT tenant_id, project_id, day, COUNT(*) AS parts, COUNT(DISTINCT segment_id) AS segments,
+                CAST(SUM(rows) AS bigint) AS rows,
                 CAST(SUM(CASE WHEN scattered THEN 1 ELSE 0 END) AS bigint) AS scattered,
                 CAST(SUM(CASE WHEN scattered THEN rows ELSE 0 END) AS bigint) AS scattered_rows,
                 CAST(SUM(CASE WHEN torn THEN 1 ELSE 0 END) AS bigint) AS torn
@@ -224,7 +281,11 @@ pub async fn candidates(tx: &mut Tx<'_>, worth: Worth, behind: Option<Candidate>
         worth_it: rows
             .iter()
             .filter(|row| row.is_worth_it(worth))
-            .map(|row| (row.segments, row.candidate()))
+            .map(|row| Scattered {
+                of: row.candidate(),
+                segments: row.segments,
+                rows: row.rows,
+            })
             .collect(),
     })
 }
@@ -313,11 +374,9 @@ async fn retire_all(tx: &mut Tx<'_>, dead: &[Part]) -> Result<u64> {
         return Ok(0);
     }
     lock(tx, &segments).await?;
-    let mut retired = 0;
-    for part in dead {
-        // A compaction may have been faster; what it wrote is found the next time.
-        retired += u64::from(retire(tx, part).await?);
-    }
+    // A compaction may have been faster; what it wrote is found the next time.
+    let given = part_list(dead.iter());
+    let retired = retire(tx, &given).await?;
     waste::supersede(tx, &segments).await?;
     let mut tenants: Vec<TenantId> = dead.iter().map(|part| part.tenant_id).collect();
     tenants.sort_unstable();
