@@ -1,7 +1,7 @@
 //! The environment as a source of settings.
 
 use super::key::Key;
-use super::keys::KEYS;
+use super::keys;
 use super::nearest;
 use super::values::{Layer, Origin, Value};
 
@@ -27,7 +27,7 @@ pub fn read() -> Vec<(String, String)> {
 /// A warning and no error: a container platform may add names of its own that begin with the service's name.
 pub fn layer(environment: &[(String, String)]) -> (Layer, Vec<String>) {
     let mut layer = Layer::new();
-    for key in KEYS {
+    for key in keys::all() {
         // An empty variable is how shells and compose files say "not set".
         let found = key.environment_names().find_map(|name| {
             let set = |(set, value): &&(String, String)| *set == name && !value.is_empty();
@@ -46,8 +46,7 @@ pub fn layer(environment: &[(String, String)]) -> (Layer, Vec<String>) {
             );
         }
     }
-    let known: Vec<String> = KEYS
-        .iter()
+    let known: Vec<String> = keys::all()
         .flat_map(Key::environment_names)
         .chain([CONFIG, FAILPOINT, CLOCK_OFFSET_FILE, SERVER].map(str::to_owned))
         .collect();

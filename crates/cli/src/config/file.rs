@@ -5,7 +5,7 @@ use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::keys::KEYS;
+use super::keys;
 use super::nearest;
 use super::values::{Layer, Origin, Value};
 
@@ -52,7 +52,7 @@ impl Reader<'_> {
             } else {
                 format!("{prefix}.{}", name.get_ref())
             };
-            match (KEYS.iter().find(|key| key.name == name), value.get_ref()) {
+            match (keys::all().find(|key| key.name == name), value.get_ref()) {
                 (Some(key), value) => match plain(value) {
                     Some(text) => {
                         let origin = Origin::File {
@@ -94,13 +94,12 @@ fn plain(value: &DeValue<'_>) -> Option<String> {
 }
 
 fn is_section(name: &str) -> bool {
-    KEYS.iter()
-        .any(|key| key.name.strip_prefix(name).is_some_and(|rest| rest.starts_with('.')))
+    keys::all().any(|key| key.name.strip_prefix(name).is_some_and(|rest| rest.starts_with('.')))
 }
 
 fn known_names() -> impl Iterator<Item = &'static str> {
-    KEYS.iter().map(|key| key.name).chain(
-        KEYS.iter()
+    keys::all().map(|key| key.name).chain(
+        keys::all()
             .filter_map(|key| key.name.split_once('.'))
             .map(|(section, _)| section),
     )

@@ -3,7 +3,7 @@
 
 use towpath_domain::Secret;
 
-use super::keys::KEYS;
+use super::keys;
 
 /// What a variable does here.
 enum Effect {
@@ -134,10 +134,7 @@ pub fn warnings<'e>(environment: impl Iterator<Item = (&'e str, &'e str)>) -> Ve
 pub fn warnings_of_file<'e>(environment: impl Iterator<Item = (&'e str, &'e str)>) -> Vec<String> {
     let set: Vec<(&str, &str)> = environment.collect();
     let mut found = warnings(set.iter().copied());
-    let is_setting = |name: &str| {
-        KEYS.iter()
-            .any(|key| key.environment_names().any(|known| known == name))
-    };
+    let is_setting = |name: &str| keys::all().any(|key| key.environment_names().any(|known| known == name));
     let settings = set.iter().filter(|(name, _)| is_setting(name));
     found.extend(settings.map(|(name, _)| {
         format!("env of the graph file: {name} has no effect on the server; set it in the environment of the process")

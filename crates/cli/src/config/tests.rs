@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::keys::KEYS;
+use super::keys;
 use super::*;
 
 fn flag(key: &'static str, value: &str) -> Flag {
@@ -158,7 +158,7 @@ fn the_derived_name_wins_over_names_that_other_programs_use() {
         origin(&config, "database_uri"),
         Origin::Environment("TOWPATH_DATABASE_URI".into())
     );
-    for key in KEYS {
+    for key in keys::all() {
         let names: Vec<String> = key.environment_names().collect();
         assert_eq!(names.first(), Some(&key.derived_environment_name()), "{}", key.name);
         let distinct: std::collections::BTreeSet<&String> = names.iter().collect();
@@ -304,7 +304,7 @@ fn secrets_are_not_shown() {
 #[test]
 fn the_reference_lists_every_key() {
     let reference = include_str!("../../../../docs/configuration.md");
-    for key in KEYS {
+    for key in keys::all() {
         assert!(
             reference.contains(&format!("| `{}` |", key.name)),
             "docs/configuration.md lacks {}",
@@ -320,7 +320,7 @@ fn the_reference_lists_every_key() {
     let rows = reference.lines().filter(|line| line.starts_with("| `")).count();
     assert_eq!(
         rows,
-        KEYS.len(),
+        keys::all().count(),
         "docs/configuration.md has a row for something that is no setting"
     );
 }

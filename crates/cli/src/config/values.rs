@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use url::Url;
 
 use super::key::{Fallback, Key};
-use super::keys::KEYS;
+use super::keys;
 use super::{Inputs, Mode};
 
 /// Where a value comes from.
@@ -82,9 +82,9 @@ impl Resolved {
 
 /// One value for each key: flag, else environment, else file, else default.
 pub fn resolve(inputs: &Inputs, environment: &Layer, file: &Layer) -> Vec<Resolved> {
-    let mut resolved: Vec<Resolved> = Vec::with_capacity(KEYS.len());
+    let mut resolved: Vec<Resolved> = Vec::new();
     let mut data_dir = PathBuf::new();
-    for key in KEYS {
+    for key in keys::all() {
         let flag = inputs.flags.iter().rev().find(|flag| flag.key == key.name);
         let given = flag
             .map(|flag| Value {

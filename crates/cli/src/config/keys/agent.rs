@@ -1,0 +1,175 @@
+//! The agent server and the processes that run graphs.
+
+use crate::config::key::{Fallback, Key};
+use crate::config::kind::Kind;
+
+pub const KEYS: &[Key] = &[
+    Key {
+        name: "agent.graphs",
+        environment: &[],
+        default: Fallback::Absent,
+        kind: Kind::Path,
+        about: "the file that declares the graphs of the agent server; absent: langgraph.json or towpath.json of the current folder, else one graph that echoes",
+    },
+    Key {
+        name: "agent.auth",
+        environment: &[],
+        default: Fallback::Text("auto"),
+        kind: Kind::Choice(&["auto", "key", "none"]),
+        about: "whether callers of the agent server need an API key; auto asks for one unless it listens on loopback",
+    },
+    Key {
+        name: "agent.gateway_key",
+        environment: &[],
+        default: Fallback::Absent,
+        kind: Kind::EncryptionKey,
+        about: "set by a platform for the agent servers of its deployments: they answer only what its gateway signed with this key",
+    },
+    Key {
+        name: "agent.mount_prefix",
+        environment: &["MOUNT_PREFIX"],
+        default: Fallback::Text(""),
+        kind: Kind::Prefix,
+        about: "path below which the agent server answers, such as /agents/one",
+    },
+    Key {
+        name: "agent.cors_origins",
+        environment: &["CORS_ALLOW_ORIGINS"],
+        default: Fallback::Text("*"),
+        kind: Kind::Origins,
+        about: "web pages that may call the agent server, with commas between them; * is any",
+    },
+    Key {
+        name: "agent.body_limit_bytes",
+        environment: &["HTTP_MAX_REQUEST_BODY_BYTES"],
+        default: Fallback::Text("314572800"),
+        kind: Kind::Count {
+            least: 1024,
+            most: 4 << 30,
+        },
+        about: "largest request body of the agent server",
+    },
+    Key {
+        name: "agent.resumable",
+        environment: &[],
+        default: Fallback::Text("asked"),
+        kind: Kind::Choice(&["asked", "always"]),
+        about: "whose events are kept for readers that come back: of runs that ask for it, or of all",
+    },
+    Key {
+        name: "agent.event_retention_seconds",
+        environment: &["RESUMABLE_STREAM_TTL_SECONDS"],
+        default: Fallback::Text("120"),
+        kind: Kind::Count {
+            least: 1,
+            most: 31_536_000,
+        },
+        about: "how long kept events stay after their run is over",
+    },
+    Key {
+        name: "agent.run_timeout_seconds",
+        environment: &["BG_JOB_TIMEOUT_SECS"],
+        default: Fallback::Text("86400"),
+        kind: Kind::Count {
+            least: 1,
+            most: 31_536_000,
+        },
+        about: "a run that takes longer ends as timed out",
+    },
+    Key {
+        name: "agent.run_attempts",
+        environment: &["BG_JOB_MAX_RETRIES"],
+        default: Fallback::Text("3"),
+        kind: Kind::Count { least: 1, most: 100 },
+        about: "a run whose attempts failed so often ends as failed; lost workers have a limit of their own, and what a graph raises is never repeated",
+    },
+    Key {
+        name: "agent.webhook_secret",
+        environment: &[],
+        default: Fallback::Absent,
+        kind: Kind::ApiKey,
+        about: "signs the bodies of webhooks (HMAC-SHA256); at least 32 characters",
+    },
+    Key {
+        name: "agent.keep_checkpoints",
+        environment: &[],
+        default: Fallback::Text("1000"),
+        kind: Kind::Count {
+            least: 0,
+            most: 1_000_000,
+        },
+        about: "checkpoints kept for each thread, the newest first; what subgraphs saved goes with the checkpoint that called them; 0 keeps all",
+    },
+    Key {
+        name: "agent.keep_checkpoints_days",
+        environment: &[],
+        default: Fallback::Text("90"),
+        kind: Kind::Count { least: 0, most: 36_500 },
+        about: "days that checkpoints are kept; the latest state of a thread stays however old it is; 0 keeps all",
+    },
+    Key {
+        name: "agent.python",
+        environment: &[],
+        default: Fallback::Absent,
+        kind: Kind::Path,
+        about: "interpreter that runs Python graphs and has their packages; absent: that of the active virtual environment where it has langgraph, else one made from the dependencies of the graph file",
+    },
+    Key {
+        name: "agent.hosts_dir",
+        environment: &[],
+        default: Fallback::BelowData {
+            scheme: "",
+            file: "hosts",
+        },
+        kind: Kind::Path,
+        about: "folder of what processes of Python graphs need: the environments made for them, and our side of the program",
+    },
+    Key {
+        name: "agent.hosts",
+        environment: &[],
+        default: Fallback::Text("0"),
+        kind: Kind::Count { least: 0, most: 256 },
+        about: "most processes at a time that run Python graphs; 0 is one for each processor, at most 4",
+    },
+    Key {
+        name: "agent.isolation",
+        environment: &[],
+        default: Fallback::Text("shared"),
+        kind: Kind::Choice(&["shared", "process"]),
+        about: "whether runs of Python graphs share a process, or each has one of its own while it works",
+    },
+    Key {
+        name: "agent.host_runs",
+        environment: &[],
+        default: Fallback::Text("0"),
+        kind: Kind::Count {
+            least: 0,
+            most: 1_000_000_000,
+        },
+        about: "a process of Python graphs is replaced after so many runs; 0 is never",
+    },
+    Key {
+        name: "agent.host_memory_mb",
+        environment: &[],
+        default: Fallback::Text("0"),
+        kind: Kind::Count {
+            least: 0,
+            most: 1 << 30,
+        },
+        about: "a process of Python graphs that holds more gets no new runs and is replaced when its runs are over; 0 is no limit",
+    },
+    Key {
+        name: "agent.host_start_seconds",
+        environment: &[],
+        default: Fallback::Text("120"),
+        kind: Kind::Count { least: 1, most: 3600 },
+        about: "how long a process of Python graphs may take to import them",
+    },
+    Key {
+        name: "agent.cancel_grace_seconds",
+        environment: &[],
+        default: Fallback::Text("10"),
+        kind: Kind::Count { least: 0, most: 3600 },
+        about: "a cancelled run of Python code that is still at work after this is over all the same; its process gets no more runs",
+    },
+];

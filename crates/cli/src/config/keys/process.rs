@@ -1,0 +1,92 @@
+//! What every process needs: its folder, the database, Redis, objects, and where it listens.
+
+use crate::config::Mode;
+use crate::config::key::{Fallback, Key};
+use crate::config::kind::Kind;
+
+pub const KEYS: &[Key] = &[
+    Key {
+        name: "data_dir",
+        environment: &[],
+        default: Fallback::Text(".towpath"),
+        kind: Kind::Path,
+        about: "folder for everything that is kept on this machine",
+    },
+    Key {
+        name: "disk.least_free_mb",
+        environment: &[],
+        default: Fallback::Text("256"),
+        kind: Kind::Count {
+            least: 0,
+            most: 1 << 30,
+        },
+        about: "where less is free on the disk of the data folder, or of objects in a folder, traces and uploads are refused with 507 and builds wait; where less is free on that of `exports.file_root`, exports to it wait; 0 is no limit",
+    },
+    Key {
+        name: "database_uri",
+        environment: &["DATABASE_URI", "POSTGRES_URI"],
+        default: Fallback::BelowDataByMode {
+            scheme: "sqlite://",
+            file: |mode| match mode {
+                Mode::Agent => "agent.db",
+                Mode::Dev | Mode::Api | Mode::Worker | Mode::Scheduler => "towpath.db",
+            },
+        },
+        kind: Kind::Uri(&["sqlite", "postgres", "postgresql"]),
+        about: "the database: sqlite:///path/file.db or postgres://user:password@host/name",
+    },
+    Key {
+        name: "database_connections",
+        environment: &[],
+        // A worker that performs many jobs at a time gets more: see `Config::load`.
+        default: Fallback::ByMode(|mode| match mode {
+            Mode::Dev | Mode::Api | Mode::Agent => "16",
+            Mode::Worker | Mode::Scheduler => "6",
+        }),
+        kind: Kind::Count { least: 2, most: 1000 },
+        about: "connections of this process to the database",
+    },
+    Key {
+        name: "redis_uri",
+        environment: &["REDIS_URI"],
+        default: Fallback::Absent,
+        kind: Kind::Uri(&["redis", "rediss", "unix", "redis+unix"]),
+        about: "Redis for wake-ups between processes; without it they find work by looking",
+    },
+    Key {
+        name: "objects",
+        environment: &["TOWPATH_OBJECTS"],
+        default: Fallback::BelowData {
+            scheme: "file://",
+            file: "objects",
+        },
+        kind: Kind::Uri(&["file", "s3"]),
+        about: "where trace data lies: file:///folder or s3://bucket/prefix with the usual AWS variables",
+    },
+    Key {
+        name: "listen",
+        environment: &["TOWPATH_LISTEN"],
+        default: Fallback::ByMode(|mode| match mode {
+            Mode::Dev | Mode::Api => "127.0.0.1:8400",
+            Mode::Worker => "127.0.0.1:8401",
+            Mode::Scheduler => "127.0.0.1:8402",
+            Mode::Agent => "127.0.0.1:8123",
+        }),
+        kind: Kind::Address,
+        about: "address of the platform API, or of health and metrics where this process serves no API",
+    },
+    Key {
+        name: "public_url",
+        environment: &["TOWPATH_PUBLIC_URL"],
+        default: Fallback::Absent,
+        kind: Kind::Uri(&["http", "https"]),
+        about: "where others reach the platform: what the addresses of deployments, uploads and webhooks begin with; of towpath agent, where others reach that, as the metadata of its runs say; absent: where it listens",
+    },
+    Key {
+        name: "agent_listen",
+        environment: &[],
+        default: Fallback::Text("127.0.0.1:8123"),
+        kind: Kind::Address,
+        about: "address of dev's agent server; `towpath agent` listens on `listen`",
+    },
+];

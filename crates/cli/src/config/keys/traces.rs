@@ -1,0 +1,84 @@
+//! Exports, and how long and how much of traces is kept.
+
+use crate::config::Mode;
+use crate::config::key::{Fallback, Key};
+use crate::config::kind::Kind;
+
+pub const KEYS: &[Key] = &[
+    Key {
+        name: "exports.file_root",
+        environment: &[],
+        default: Fallback::BelowData {
+            scheme: "",
+            file: "exports",
+        },
+        kind: Kind::Path,
+        about: "folder that `file` destinations write below",
+    },
+    Key {
+        name: "exports.environment_credentials",
+        environment: &[],
+        default: Fallback::ByMode(|mode| if mode == Mode::Dev { "true" } else { "false" }),
+        kind: Kind::Switch,
+        about: "whether a destination without credentials may use this process's own AWS ones",
+    },
+    Key {
+        name: "exports.file_size_mb",
+        environment: &[],
+        default: Fallback::Text("256"),
+        kind: Kind::Count { least: 1, most: 4096 },
+        about: "a file of an export is closed at about this size",
+    },
+    Key {
+        name: "exports.per_workspace",
+        environment: &[],
+        default: Fallback::Text("15"),
+        kind: Kind::Count { least: 1, most: 10_000 },
+        about: "exports of one workspace at work at the same time; further ones wait; a change counts once none is at work",
+    },
+    Key {
+        name: "exports.runs_at_once",
+        environment: &[],
+        default: Fallback::Text("45"),
+        kind: Kind::Count { least: 1, most: 10_000 },
+        about: "export runs of one export at work at the same time",
+    },
+    Key {
+        name: "exports.timeout_hours",
+        environment: &[],
+        default: Fallback::Text("72"),
+        kind: Kind::Count { least: 1, most: 8760 },
+        about: "an export that takes longer ends as TIMEDOUT, counted from when it begins to run",
+    },
+    Key {
+        name: "exports.retry_seconds",
+        environment: &[],
+        default: Fallback::Text("30"),
+        kind: Kind::Count { least: 0, most: 3600 },
+        about: "how long an export run that failed waits before it is tried again",
+    },
+    Key {
+        name: "traces.retention_days",
+        environment: &[],
+        default: Fallback::Text("0"),
+        kind: Kind::Count { least: 0, most: 36_500 },
+        about: "days that trace runs are kept, counted from the day they started on; 0 keeps them for ever",
+    },
+    Key {
+        name: "traces.workspace_limit_mb",
+        environment: &[],
+        default: Fallback::Text("0"),
+        kind: Kind::Count {
+            least: 0,
+            most: 1 << 40,
+        },
+        about: "trace data that one workspace may keep, as it lies in the objects once it is folded; where it has as much, traces are refused with 507; 0 is no limit",
+    },
+    Key {
+        name: "traces.index_cache_mb",
+        environment: &[],
+        default: Fallback::Text("256"),
+        kind: Kind::Count { least: 1, most: 65_536 },
+        about: "memory for finding trace runs by id; 2 MB hold a million of a workspace",
+    },
+];
