@@ -93,8 +93,7 @@ pub struct Settings {
     pub own_routes_auth: bool,
     /// How long its answers about callers are used again.
     pub auth_cache: Option<AuthCache>,
-    /// Groups of routes that are not offered: `assistants`, `threads`, `runs`, `store`, `a2a`,
-    /// `meta`.
+    /// Groups of routes that are not offered: `assistants`, `threads`, `runs`, `store`, `a2a`, `event_streaming`, `meta`.
     pub disabled: Vec<String>,
     /// Headers that reach a run's `configurable` beside the usual ones, with `*` for any part.
     pub headers_in: Vec<String>,

@@ -12,6 +12,7 @@ use http_body::Body as _;
 use http_body_util::Limited;
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
+use tower::ServiceExt as _;
 
 use super::app::AgentApp;
 use super::errors::AgentError;
@@ -37,13 +38,21 @@ async fn keyed(request: Request, next: Next) -> Response {
     next.run(request).await
 }
 
-/// Refuses routes of groups that the config file turns off.
+/// Refuses routes of groups that the config file turns off. Those of the Agent2Agent protocol go to the author, who may serve
+/// it at the same paths.
 pub(super) async fn offered(State(app): State<AgentApp>, request: Request, next: Next) -> Response {
-    let off = |group: &str| app.settings.disabled.iter().any(|disabled| disabled == group);
-    if !app.settings.disabled.is_empty() && groups(request.uri().path()).iter().copied().any(off) {
+    let groups = groups(request.uri().path());
+    let is_off = groups
+        .iter()
+        .any(|&group| app.settings.disabled.iter().any(|off| off == group));
+    if !is_off {
+        return next.run(request).await;
+    }
+    if !groups.contains(&"a2a") {
         return AgentError::not_found().into_response();
     }
-    next.run(request).await
+    let Ok(response) = router(app).oneshot(request).await;
+    response
 }
 
 /// The groups of a route. Each of them turns it off.

@@ -305,6 +305,14 @@ def test_the_authors_routes_are_served(serve, project):
     assert httpx.post(f"{server.url}/store/items/search", json={"namespace_prefix": []}, timeout=60).status_code == 404
 
 
+def test_an_author_may_serve_the_agent2agent_protocol(serve, project):
+    project.write(config=CONFIG | {"http": {"app": "./web.py:app", "disable_a2a": True}}, web=APP)
+    server, _ = serve()
+    for path in ("/.well-known/agent-card.json", "/a2a/agent"):
+        answer = httpx.get(f"{server.url}{path}", timeout=60)
+        assert (answer.status_code, answer.text) == (201, f"GET {path}  ")
+
+
 def test_a_load_error_says_where(project):
     project.write()
     (project.folder / "agent.py").write_text("import json\nimport nowhere_to_be_found\n")
