@@ -332,6 +332,22 @@ pub async fn expire(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, run: Ru
     Ok(())
 }
 
+/// Deletes the log of a thread.
+///
+/// # Errors
+/// As every statement.
+pub async fn delete_all(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId) -> Result<()> {
+    on!(tx, |conn| sqlx::query(
+        "DELETE FROM run_event WHERE thread_id = $1 AND tenant_id = $2"
+    )
+    .bind(thread)
+    .bind(tenant)
+    .execute(conn)
+    .await
+    .map(drop))?;
+    Ok(())
+}
+
 /// Deletes at most `limit` batches whose time is over; answers how many.
 ///
 /// # Errors

@@ -167,8 +167,7 @@ impl Seen {
         self.judge(app, thread).await.map(drop)
     }
 
-    /// Judges the thread before an event of it is shown. Events outlive the row of a deleted thread: without the row nobody
-    /// can be judged, so nobody is shown them.
+    /// Judges the thread before an event of it is shown. Without its row nobody can be judged, so nobody is shown anything.
     pub async fn may_read(&mut self, app: &AgentApp, thread: ThreadId) -> Result<(), AgentError> {
         if self.judge(app, thread).await? {
             Ok(())

@@ -16,6 +16,7 @@ use super::{Agent, Open, PATIENCE, end, frame, on_both_databases, values};
 on_both_databases!(
     a_run_is_started_and_its_events_come_in_order,
     a_reader_that_comes_back_elsewhere_gets_the_rest,
+    a_thread_that_is_made_again_begins_with_nothing,
     a_slow_reader_misses_nothing_that_was_dropped_meanwhile,
     messages_and_subgraphs_are_made_of_frames,
     interrupts_are_requests_for_input,
@@ -160,6 +161,27 @@ async fn a_reader_that_comes_back_elsewhere_gets_the_rest(agent: Agent) {
     }
     let mut some = open(&elsewhere, thread, &["lifecycle"], Some(events[0].seq)).await;
     assert_eq!(whole(&mut some).await, [events.last().unwrap().clone()]);
+}
+
+async fn a_thread_that_is_made_again_begins_with_nothing(agent: Agent) {
+    let thread = ThreadId::new();
+    let params = |input: &str| json!({"assistant_id": "steps", "input": {"log": [input]}});
+    command(&agent, thread, "run.start", &params("old")).await;
+    agent.perform(run_agent::POOL).await;
+    let path = format!("/threads/{thread}");
+    assert_eq!(agent.delete(&path).await.status, 204);
+    // One who is there before the thread is, and one who comes later.
+    let mut early = open(&agent.router, thread, &ALL, None).await;
+    command(&agent, thread, "run.start", &params("new")).await;
+    agent.perform(run_agent::POOL).await;
+    let mut late = open(&agent.beside(), thread, &ALL, None).await;
+    for stream in [&mut early, &mut late] {
+        let events = whole(stream).await;
+        let values = events.iter().filter(|event| event.method == "values");
+        let logs: Vec<&Value> = values.map(|event| &event.data["log"]).collect();
+        assert_eq!(logs.first(), Some(&&json!(["new"])), "{events:?}");
+        assert_eq!(logs.last(), Some(&&json!(["new", "one", "two"])), "{events:?}");
+    }
 }
 
 /// More than a tape holds.
