@@ -15,7 +15,6 @@ const INTERRUPT: &str = "__interrupt__";
 /// Key by which a graph host names the node beside the data.
 const NODE: &str = "__node";
 
-/// An interrupt.
 #[derive(Deserialize)]
 struct Interrupt {
     id: String,
@@ -111,17 +110,21 @@ impl Run {
         let Ok(mut fields) = serde_json::from_str::<BTreeMap<String, Box<RawValue>>>(data) else {
             return (Vec::new(), whole());
         };
-        let Some(asked) = fields.remove(INTERRUPT) else {
+        let Some(interrupts) = fields.remove(INTERRUPT) else {
             return (Vec::new(), whole());
         };
-        let asked: Vec<Interrupt> = serde_json::from_str(asked.get()).unwrap_or_default();
-        let drafts = asked.iter().filter_map(|one| self.request(namespace, one)).collect();
+        let interrupts: Vec<Interrupt> = serde_json::from_str(interrupts.get()).unwrap_or_default();
+        let requests = interrupts
+            .iter()
+            .filter_map(|interrupt| self.request(namespace, interrupt));
+        let drafts = requests.collect();
         let rest = (!fields.is_empty()).then(|| serde_json::value::to_raw_value(&fields).ok());
         (drafts, rest.flatten())
     }
 
     fn request(&mut self, namespace: &[String], interrupt: &Interrupt) -> Option<Draft> {
-        if self.asked.len() >= MOST_KNOWN || !self.asked.insert(interrupt.id.clone()) {
+        self.interrupted = true;
+        if self.requested.len() >= MOST_KNOWN || !self.requested.insert(interrupt.id.clone()) {
             return None;
         }
         let id = self.event_id(&["input", &interrupt.id]);
