@@ -1,6 +1,7 @@
 //! From what runs stream to events of the protocol. The outcome depends on the frames of a run alone, so that whoever reads
 //! them later, or elsewhere, gets the same events.
 
+mod blocks;
 mod frames;
 mod messages;
 mod namespaces;

@@ -207,9 +207,48 @@ fn tools(namespace: &[String], data: &str) -> Vec<Draft> {
     let event = Draft::of(Channel::Tools, namespace, &data).map(|draft| draft.with_node(node));
     let mut drafts: Vec<Draft> = event.into_iter().collect();
     if data["event"] == "tool-finished" {
-        drafts.extend(super::messages::of_tool(namespace, &data));
+        drafts.extend(answer(namespace, &data));
     }
     drafts
+}
+
+/// What a tool answered, as a message below the namespace of its graph.
+fn answer(namespace: &[String], event: &Value) -> Vec<Draft> {
+    let output = &event["output"];
+    if !output.is_object() {
+        return Vec::new();
+    }
+    let call = event["tool_call_id"]
+        .as_str()
+        .or_else(|| output["tool_call_id"].as_str());
+    let id = match (output["id"].as_str().filter(|id| !id.is_empty()), call) {
+        (Some(id), _) => id.to_owned(),
+        (None, Some(call)) => format!("tool-{call}"),
+        (None, None) => return Vec::new(),
+    };
+    let text = match &output["content"] {
+        Value::String(text) => text.clone(),
+        Value::Null => String::new(),
+        other => other.to_string(),
+    };
+    let mut place = namespace.to_vec();
+    place.extend(call.map(|call| format!("tools:{call}")));
+    let mut start = json!({"event": "message-start", "role": "tool", "id": id});
+    if let Some(call) = call {
+        start["tool_call_id"] = json!(call);
+    }
+    let whole = json!({"type": "text", "text": text});
+    let events = [
+        start,
+        json!({"event": "content-block-start", "index": 0, "content": {"type": "text", "text": ""}}),
+        json!({"event": "content-block-delta", "index": 0, "delta": {"type": "text-delta", "text": text}}),
+        json!({"event": "content-block-finish", "index": 0, "content": whole}),
+        json!({"event": "message-finish"}),
+    ];
+    events
+        .iter()
+        .filter_map(|data| Draft::of(Channel::Messages, &place, data))
+        .collect()
 }
 
 fn take_node(data: &mut Value) -> Option<String> {
