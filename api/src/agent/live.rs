@@ -53,6 +53,16 @@ pub(crate) enum Item {
     Cut,
 }
 
+/// What a reader finds where it reads what is kept.
+#[derive(Clone, Debug)]
+pub(crate) enum Kept {
+    Item(Item),
+    /// The end of what is kept: what comes next is still to happen.
+    End,
+    /// The run is over, or the thread is gone.
+    Over,
+}
+
 /// The error that tells a reader that something was lost, as JSON.
 pub(crate) fn cut(message: &str) -> String {
     json!({"error": "StreamCut", "message": message}).to_string()
@@ -133,7 +143,8 @@ impl Reader {
     /// As [`Reader::of_thread`], from the beginning of what is kept, of a thread that need not exist yet.
     pub async fn of_thread_to_come(app: &AgentApp, thread: ThreadId) -> Result<Self, AgentError> {
         let mut reader = Self::of_thread(app, thread, Since::Beginning).await?;
-        reader.to_come = true;
+        // After it has subscribed: a thread that is deleted from here on is told of, or missed at a look.
+        reader.to_come = !reader.thread_exists().await?;
         Ok(reader)
     }
 
@@ -215,11 +226,22 @@ impl Reader {
     /// losing one.
     pub async fn next(&mut self) -> Result<Option<Item>, AgentError> {
         loop {
+            match self.next_kept().await? {
+                Kept::Item(item) => return Ok(Some(item)),
+                Kept::Over => return Ok(None),
+                Kept::End => self.listen().await?,
+            }
+        }
+    }
+
+    /// The next event of those that are kept. May be dropped while waiting without losing one.
+    pub async fn next_kept(&mut self) -> Result<Kept, AgentError> {
+        loop {
             if let Some(item) = self.ready.pop_front() {
-                return Ok(Some(item));
+                return Ok(Kept::Item(item));
             }
             if self.over {
-                return Ok(None);
+                return Ok(Kept::Over);
             }
             if let Some((position, text)) = self.log.next() {
                 self.take_logged(position, &text);
@@ -228,7 +250,7 @@ impl Reader {
             } else if let Some(held) = self.held.clone() {
                 self.deal_with(held).await?;
             } else {
-                self.listen().await?;
+                return Ok(Kept::End);
             }
         }
     }
@@ -412,6 +434,10 @@ impl Reader {
         let Some(frame) = Frame::decode(text) else { return };
         let doubtful = frame.run.is_some_and(|run| self.heard.is_doubtful(run));
         self.heard.take(&frame, source);
+        if self.to_come {
+            // It was made: the next look finds it, or finds that it is gone again.
+            self.next_thread_look = Instant::now();
+        }
         if !frame.is_end() {
             self.ready.push_back(Item::Frame(text.clone()));
             return;

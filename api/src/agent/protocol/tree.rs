@@ -28,7 +28,7 @@ pub(super) async fn read(app: &AgentApp, thread: ThreadId) -> Result<Option<Valu
             for text in frame::split(&batch.frames) {
                 let Some(item) = item(text) else { continue };
                 if let Some(run) = normalizer.new_run(&item) {
-                    let graph = graph_of(app, run).await;
+                    let graph = graph_of(app, run).await?;
                     normalizer.begin(run, &graph);
                 }
                 normalizer.take(&item);
