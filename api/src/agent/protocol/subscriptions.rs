@@ -8,7 +8,8 @@ use towpath_domain::{RequestId, ThreadId};
 
 use super::cursor::Cursor;
 use super::event::Event;
-use super::filter::{Filter, number};
+use super::filter::{Filter, number, short};
+use super::replay::Position;
 use crate::agent::app::AgentApp;
 use crate::agent::errors::AgentError;
 
@@ -36,12 +37,14 @@ pub(super) struct Opening {
 }
 
 impl Opening {
-    /// The next event of what it missed; `None` when that is all.
+    /// The next event of what it missed; `None` when that is all, or no more of it is kept. May be dropped while waiting
+    /// without losing one.
     pub async fn next(&mut self) -> Result<Option<Arc<Event>>, AgentError> {
         while self.cursor.position() < self.until {
-            let Some(event) = self.cursor.next().await? else { break };
-            if event.seq <= self.until && self.filter.takes(&event) {
-                return Ok(Some(event));
+            match self.cursor.next_kept().await? {
+                Position::At(event) if event.seq <= self.until && self.filter.takes(&event) => return Ok(Some(event)),
+                Position::At(_) => {}
+                Position::End | Position::Gone => break,
             }
         }
         Ok(None)
@@ -94,6 +97,9 @@ impl Subscriptions {
             .get("subscription_id")
             .and_then(Value::as_str)
             .filter(|_| reconnects);
+        if let Some(id) = named {
+            short("subscription_id", id).map_err(invalid)?;
+        }
         let id = named.map_or_else(|| RequestId::new().to_string(), str::to_owned);
         Ok(Opening {
             id,
