@@ -14,7 +14,7 @@ use crate::agent::app::AgentApp;
 use crate::agent::errors::AgentError;
 
 /// Subscriptions of one socket.
-const MOST: usize = 256;
+pub(super) const MOST: usize = 256;
 
 /// The subscriptions of one socket. An event that several of them want is sent once.
 pub(super) struct Subscriptions {
