@@ -134,7 +134,6 @@ fn is_of_command(status: StatusCode) -> bool {
         )
 }
 
-/// The code of a refusal with this status.
 pub(super) fn code_of(status: StatusCode) -> &'static str {
     match status {
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => "permission_denied",
@@ -145,7 +144,6 @@ pub(super) fn code_of(status: StatusCode) -> &'static str {
     }
 }
 
-/// The answer to a command.
 pub(super) fn reply(id: i64, outcome: Outcome, seq: i64) -> Value {
     match outcome {
         Ok(result) => json!({"type": "success", "id": id, "result": result, "meta": meta(seq)}),
@@ -274,7 +272,7 @@ fn pick(params: &Object, names: &[&str]) -> Object {
         .collect()
 }
 
-/// Interrupt to answer.
+/// What the parameters answer: ids of interrupts to their answers.
 fn answers(params: &Object) -> Result<Object, String> {
     let one = std::slice::from_ref(params);
     let many: Vec<Object>;

@@ -8,7 +8,7 @@ use towpath_domain::ThreadId;
 
 use super::event::Event;
 use super::replay::{Position, Replay};
-use super::tape::{Over, Taken, Tape};
+use super::tape::{Batch, Over, Tape};
 use crate::agent::app::AgentApp;
 use crate::agent::errors::AgentError;
 
@@ -99,16 +99,16 @@ impl Cursor {
                 continue;
             }
             match self.tape.after(self.after) {
-                Taken::Events(events) => self.ready.extend(events),
-                Taken::Dropped => {
+                Batch::Events(events) => self.ready.extend(events),
+                Batch::Dropped => {
                     if self.replay.is_none() {
                         self.replay = Some(Box::new(Replay::begin(&self.app, self.thread).await?));
                     }
                     self.replays = true;
                 }
-                Taken::Over(Over::Gone) => return Ok(Position::Gone),
-                Taken::Over(Over::Failed(error)) => return Err(error),
-                Taken::Nothing => return Ok(Position::End),
+                Batch::Over(Over::Gone) => return Ok(Position::Gone),
+                Batch::Over(Over::Failed(error)) => return Err(error),
+                Batch::Nothing => return Ok(Position::End),
             }
         }
     }

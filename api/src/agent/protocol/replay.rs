@@ -11,7 +11,7 @@ use super::event::Event;
 use super::normalizer::Normalizer;
 use crate::agent::app::AgentApp;
 use crate::agent::errors::AgentError;
-use crate::agent::live::{Item, Kept, Reader};
+use crate::agent::live::{Item, Next, Reader};
 
 /// Reads a thread from the beginning of what is kept, and goes on with what comes.
 pub(super) struct Replay {
@@ -66,9 +66,9 @@ impl Replay {
             }
             if self.held.is_none() {
                 match self.reader.next_kept().await? {
-                    Kept::Item(item) => self.held = Some(item),
-                    Kept::End => return Ok(Position::End),
-                    Kept::Over => return Ok(Position::Gone),
+                    Next::Item(item) => self.held = Some(item),
+                    Next::End => return Ok(Position::End),
+                    Next::Over => return Ok(Position::Gone),
                 }
             }
             let Some(item) = &self.held else { continue };

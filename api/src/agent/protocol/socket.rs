@@ -133,14 +133,14 @@ struct Session {
 
 /// Why a socket is closed from here.
 #[derive(Debug)]
-enum Closed {
+enum Close {
     /// The other side is gone.
     Left,
     /// By us.
     With(u16, String),
 }
 
-impl From<AgentError> for Closed {
+impl From<AgentError> for Close {
     fn from(error: AgentError) -> Self {
         // Clients read the status out of it.
         Self::With(4000 + error.status().as_u16(), error.detail().to_owned())
@@ -150,7 +150,7 @@ impl From<AgentError> for Closed {
 impl Session {
     async fn serve(mut self, mut socket: WebSocket) {
         let _counted = Counted::new("websocket");
-        let Closed::With(code, reason) = self.talk(&mut socket).await else {
+        let Close::With(code, reason) = self.talk(&mut socket).await else {
             return;
         };
         // A control frame holds 125 bytes.
@@ -162,7 +162,7 @@ impl Session {
         let _ = tokio::time::timeout(SEND_PATIENCE, socket.send(close)).await;
     }
 
-    async fn talk(&mut self, socket: &mut WebSocket) -> Closed {
+    async fn talk(&mut self, socket: &mut WebSocket) -> Close {
         let draining = self.app.draining.clone();
         loop {
             if let Err(closed) = self.open_queued(socket).await {
@@ -172,11 +172,11 @@ impl Session {
                 biased;
                 () = draining.cancelled() => {
                     // Clients come back, to another process.
-                    return Closed::With(close_code::RESTART, "the server is shutting down".to_owned());
+                    return Close::With(close_code::RESTART, "the server is shutting down".to_owned());
                 }
                 message = socket.recv() => match message {
                     Some(Ok(message)) => self.hear(socket, message).await,
-                    Some(Err(_)) | None => return Closed::Left,
+                    Some(Err(_)) | None => return Close::Left,
                 },
                 event = missed(&mut self.opening) => match event {
                     Ok(event) => self.replay(socket, event).await,
@@ -189,7 +189,7 @@ impl Session {
                 },
                 _ = self.ping.tick() => {
                     if self.heard.elapsed() > SILENCE {
-                        return Closed::Left;
+                        return Close::Left;
                     }
                     send(socket, Message::Ping(Bytes::new())).await
                 }
@@ -200,12 +200,12 @@ impl Session {
         }
     }
 
-    async fn hear(&mut self, socket: &mut WebSocket, message: Message) -> Result<(), Closed> {
+    async fn hear(&mut self, socket: &mut WebSocket, message: Message) -> Result<(), Close> {
         self.heard = Instant::now();
         let text = match message {
             Message::Text(text) => Bytes::from(text),
             Message::Binary(bytes) => bytes,
-            Message::Close(_) => return Err(Closed::Left),
+            Message::Close(_) => return Err(Close::Left),
             Message::Ping(_) | Message::Pong(_) => return Ok(()),
         };
         let answer = match serde_json::from_slice::<Value>(&text) {
@@ -255,7 +255,7 @@ impl Session {
     }
 
     /// Begins to open the next subscription, where none is being opened.
-    async fn open_queued(&mut self, socket: &mut WebSocket) -> Result<(), Closed> {
+    async fn open_queued(&mut self, socket: &mut WebSocket) -> Result<(), Close> {
         while self.opening.is_none()
             && let Some(next) = self.queued.pop_front()
         {
@@ -277,7 +277,7 @@ impl Session {
     }
 
     /// Shows an event that the subscription which is opened missed; behind the last one, answers its command.
-    async fn replay(&mut self, socket: &mut WebSocket, event: Option<Arc<Event>>) -> Result<(), Closed> {
+    async fn replay(&mut self, socket: &mut WebSocket, event: Option<Arc<Event>>) -> Result<(), Close> {
         if let Some(event) = event {
             self.show(socket, &event).await?;
             if let Some(replaying) = &mut self.opening {
@@ -293,7 +293,7 @@ impl Session {
         send_json(socket, &commands::reply(id, Ok(result), self.sent)).await
     }
 
-    async fn show(&mut self, socket: &mut WebSocket, event: &Event) -> Result<(), Closed> {
+    async fn show(&mut self, socket: &mut WebSocket, event: &Event) -> Result<(), Close> {
         self.visibility.may_read(&self.app, self.thread).await?;
         // Events are JSON, and so UTF-8.
         let Ok(text) = Utf8Bytes::try_from(event.text.clone()) else {
@@ -314,15 +314,15 @@ async fn missed(opening: &mut Option<Replaying>) -> Result<Option<Arc<Event>>, A
     }
 }
 
-async fn send_json(socket: &mut WebSocket, answer: &Value) -> Result<(), Closed> {
+async fn send_json(socket: &mut WebSocket, answer: &Value) -> Result<(), Close> {
     send(socket, Message::Text(Utf8Bytes::from(answer.to_string()))).await
 }
 
-async fn send(socket: &mut WebSocket, message: Message) -> Result<(), Closed> {
+async fn send(socket: &mut WebSocket, message: Message) -> Result<(), Close> {
     match tokio::time::timeout(SEND_PATIENCE, socket.send(message)).await {
         Ok(Ok(())) => Ok(()),
-        Ok(Err(_)) => Err(Closed::Left),
-        Err(_) => Err(Closed::With(close_code::POLICY, "the reader is too slow".to_owned())),
+        Ok(Err(_)) => Err(Close::Left),
+        Err(_) => Err(Close::With(close_code::POLICY, "the reader is too slow".to_owned())),
     }
 }
 

@@ -16,7 +16,7 @@ use crate::agent::errors::AgentError;
 /// Subscriptions of one socket.
 pub(super) const MOST: usize = 256;
 
-/// The subscriptions of one socket. An event that several of them want is sent once.
+/// The subscriptions of one socket. An event of several of them is sent once.
 pub(super) struct Subscriptions {
     app: AgentApp,
     thread: ThreadId,
@@ -61,7 +61,7 @@ impl Subscriptions {
         }
     }
 
-    /// The next event that one of them wants; `None` when the thread is gone. Waits for ever when there is none. May be
+    /// The next event of any of them; `None` when the thread is gone. Waits for ever when there is none. May be
     /// dropped while waiting without losing one.
     pub async fn next(&mut self) -> Result<Option<Arc<Event>>, AgentError> {
         let Some(cursor) = &mut self.cursor else {
@@ -116,7 +116,6 @@ impl Subscriptions {
         self.cursor.get_or_insert(opening.cursor);
     }
 
-    /// Ends a subscription.
     pub fn unsubscribe(&mut self, params: &Object) -> Outcome {
         let Some(id) = params.get("subscription_id").and_then(Value::as_str) else {
             let text = "subscription_id: subscription.unsubscribe requires it".to_owned();

@@ -149,9 +149,9 @@ pub(super) enum Over {
     Failed(AgentError),
 }
 
-/// What a tape has for a reader.
+/// The next events that a tape has for a reader.
 #[derive(Debug)]
-pub(super) enum Taken {
+pub(super) enum Batch {
     Events(Vec<Arc<Event>>),
     /// Nothing yet.
     Nothing,
@@ -193,18 +193,17 @@ impl Tape {
         self.changed.subscribe()
     }
 
-    /// The next events behind a number.
-    pub fn after(&self, seq: i64) -> Taken {
+    pub fn after(&self, seq: i64) -> Batch {
         let state = self.state();
         if seq < state.dropped {
-            return Taken::Dropped;
+            return Batch::Dropped;
         }
         let from = state.events.partition_point(|event| event.seq <= seq);
         let next: Vec<_> = state.events.iter().skip(from).take(TAKEN).cloned().collect();
         match &state.over {
-            _ if !next.is_empty() => Taken::Events(next),
-            Some(over) => Taken::Over(over.clone()),
-            None => Taken::Nothing,
+            _ if !next.is_empty() => Batch::Events(next),
+            Some(over) => Batch::Over(over.clone()),
+            None => Batch::Nothing,
         }
     }
 
@@ -375,6 +374,6 @@ mod tests {
         while !tape.is_over() {
             changes.changed().await.unwrap();
         }
-        assert!(matches!(tape.after(0), Taken::Over(Over::Failed(_))));
+        assert!(matches!(tape.after(0), Batch::Over(Over::Failed(_))));
     }
 }

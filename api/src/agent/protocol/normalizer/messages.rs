@@ -10,7 +10,6 @@ use super::blocks::{Block, reasoning};
 /// Messages that grow at once; of those beyond only their end is shown, by the state.
 const MOST_OPEN: usize = 1000;
 
-/// The messages of one run.
 #[derive(Debug, Default)]
 pub(super) struct Messages {
     open: HashMap<String, Open>,
@@ -132,7 +131,6 @@ fn list<'m>(message: &'m Value, key: &str) -> &'m [Value] {
     message[key].as_array().map(Vec::as_slice).unwrap_or_default()
 }
 
-/// What a message begins with.
 fn start(metadata: &Value) -> Value {
     let mut data = json!({"event": "message-start", "role": "ai"});
     let mut shown = Map::new();
