@@ -1,64 +1,19 @@
 // The hook of @langchain/react, which speaks the thread-centric streaming protocol, in a real React on a DOM without a browser.
 import assert from "node:assert/strict";
-import { after, test } from "node:test";
+import { test } from "node:test";
 
-import { JSDOM } from "jsdom";
+// Before the hook: React looks for a DOM when it is loaded.
+import { mount as mountPage } from "./react-page.mjs";
 
-// React looks for these when it is loaded.
-const dom = new JSDOM("<!doctype html><div id='root'></div>", { url: "http://localhost/" });
-globalThis.window = dom.window;
-globalThis.document = dom.window.document;
-// Node has one of its own from version 21 on, which cannot be set.
-globalThis.navigator ??= dom.window.navigator;
-const { createElement } = await import("react");
-const { createRoot } = await import("react-dom/client");
 const { useStream } = await import("@langchain/react");
 
 const apiUrl = process.env.TOWPATH_AGENT_URL;
 const graph = (name) => `${process.env.TOWPATH_AGENT_GRAPHS}${name}`;
-const PATIENCE_MS = 15_000;
-const mounted = new Set();
-
-after(() => {
-  for (const page of [...mounted]) page.close();
-  dom.window.close();
-});
-
-/** A page that shows a thread: what the hook gave it last, and the texts of the messages it was shown. */
-function mount(options) {
-  const root = createRoot(document.createElement("div"));
-  const page = { stream: undefined, shown: [], waiting: new Set() };
-  function Page() {
-    page.stream = useStream({ apiUrl, ...options });
-    page.shown.push(page.stream.messages.map((message) => message.text));
-    queueMicrotask(() => [...page.waiting].forEach((look) => look()));
-    return createElement("p", null, JSON.stringify(page.stream.values));
-  }
-  page.close = () => {
-    mounted.delete(page);
-    root.unmount();
-  };
-  /** Waits for a rendering of which `holds` is true. */
-  page.until = (what, holds) =>
-    new Promise((resolve, reject) => {
-      const timer = setTimeout(() => {
-        page.waiting.delete(check);
-        const { values, isLoading, error } = page.stream ?? {};
-        reject(new Error(`never came: ${what}; ${JSON.stringify({ values, isLoading, error: String(error) })}`));
-      }, PATIENCE_MS);
-      function check() {
-        if (page.stream === undefined || !holds(page.stream)) return;
-        clearTimeout(timer);
-        page.waiting.delete(check);
-        resolve(page.stream);
-      }
-      page.waiting.add(check);
-      check();
-    });
-  mounted.add(page);
-  root.render(createElement(Page));
-  return page;
-}
+const mount = (options) =>
+  mountPage(
+    () => useStream({ apiUrl, ...options }),
+    (stream) => stream.messages.map((message) => message.text),
+  );
 
 test("an answer grows while it is written, and the chat goes on", async () => {
   const page = mount({ assistantId: graph("talk") });

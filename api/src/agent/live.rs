@@ -5,6 +5,7 @@
 //! published: those that the log had are passed over by their numbers, and where a number shows that some are missing, the
 //! log is read on. Once a second the run's row is read, so an end arrives without any hint.
 
+mod gaps;
 mod heard;
 mod log;
 mod looks;
@@ -23,10 +24,10 @@ use towpath_queue::{Event, Events, State};
 use towpath_store::{Dialect, run_events};
 
 use self::heard::{Fit, Heard, Numbered, Source};
-use self::log::{Log, Seen};
+use self::log::{Log, Resumption};
+use self::looks::Look;
 pub(crate) use self::looks::Looks;
-use self::looks::{Look, Standing};
-use self::rows::{Closing, THREAD_LOOK, end_of, moment_ago};
+use self::rows::{Closing, THREAD_LOOK, end_of};
 use super::app::AgentApp;
 use super::errors::AgentError;
 
@@ -53,6 +54,16 @@ pub(crate) enum Item {
     Cut,
 }
 
+/// What a reader finds where it reads what is kept.
+#[derive(Clone, Debug)]
+pub(crate) enum Next {
+    Item(Item),
+    /// The end of what is kept: what comes next is still to happen.
+    End,
+    /// The run is over, or the thread is gone.
+    Over,
+}
+
 /// The error that tells a reader that something was lost, as JSON.
 pub(crate) fn cut(message: &str) -> String {
     json!({"error": "StreamCut", "message": message}).to_string()
@@ -71,7 +82,7 @@ pub(crate) struct Reader {
     log: Log,
     heard: Heard,
     /// What a reader that came back had before.
-    seen: Option<Seen>,
+    seen: Option<Resumption>,
     ready: VecDeque<Item>,
     /// A published frame that is being dealt with.
     held: Option<Held>,
@@ -133,7 +144,8 @@ impl Reader {
     /// As [`Reader::of_thread`], from the beginning of what is kept, of a thread that need not exist yet.
     pub async fn of_thread_to_come(app: &AgentApp, thread: ThreadId) -> Result<Self, AgentError> {
         let mut reader = Self::of_thread(app, thread, Since::Beginning).await?;
-        reader.to_come = true;
+        // After it has subscribed: a thread that is deleted from here on is told of, or missed at a look.
+        reader.to_come = !reader.thread_exists().await?;
         Ok(reader)
     }
 
@@ -183,7 +195,7 @@ impl Reader {
                 if let Some(found) = resume.found {
                     self.heard.had(found.run, (found.attempt, found.number), id);
                 }
-                self.seen = Some(Seen::new(id, resume.found, end, run.is_some()));
+                self.seen = Some(Resumption::new(id, resume.found, end, run.is_some()));
             }
         }
         self.looks = LOOKS_AFTER;
@@ -215,11 +227,22 @@ impl Reader {
     /// losing one.
     pub async fn next(&mut self) -> Result<Option<Item>, AgentError> {
         loop {
+            match self.next_kept().await? {
+                Next::Item(item) => return Ok(Some(item)),
+                Next::Over => return Ok(None),
+                Next::End => self.listen().await?,
+            }
+        }
+    }
+
+    /// The next event of those that are kept. May be dropped while waiting without losing one.
+    pub async fn next_kept(&mut self) -> Result<Next, AgentError> {
+        loop {
             if let Some(item) = self.ready.pop_front() {
-                return Ok(Some(item));
+                return Ok(Next::Item(item));
             }
             if self.over {
-                return Ok(None);
+                return Ok(Next::Over);
             }
             if let Some((position, text)) = self.log.next() {
                 self.take_logged(position, &text);
@@ -228,7 +251,7 @@ impl Reader {
             } else if let Some(held) = self.held.clone() {
                 self.deal_with(held).await?;
             } else {
-                self.listen().await?;
+                return Ok(Next::End);
             }
         }
     }
@@ -254,7 +277,6 @@ impl Reader {
         }
     }
 
-    /// A frame of the log.
     fn take_logged(&mut self, position: i64, text: &Arc<str>) {
         let Some(frame) = Frame::decode(text) else { return };
         if self.seen.as_mut().is_some_and(|seen| seen.covers(position, &frame)) {
@@ -270,95 +292,6 @@ impl Reader {
                 self.hand_out(text, Source::Log);
             }
         }
-    }
-
-    /// A frame that was published, once the log was read.
-    async fn deal_with(&mut self, held: Held) -> Result<(), AgentError> {
-        let Some(frame) = Frame::decode(&held.text) else {
-            self.held = None;
-            return Ok(());
-        };
-        let fit = self.heard.fit(&frame, Source::Live);
-        if fit == Fit::Old {
-            self.held = None;
-            return Ok(());
-        }
-        let Some(asked) = held.asked else {
-            if fit == Fit::Gap || self.may_follow_logged(&frame) {
-                self.held = Some(Held {
-                    asked: Some(Instant::now()),
-                    ..held
-                });
-                self.log.look();
-            } else {
-                self.hand_out(&held.text, Source::Live);
-                self.held = None;
-            }
-            return Ok(());
-        };
-        if fit == Fit::Next {
-            self.hand_out(&held.text, Source::Live);
-            self.held = None;
-        } else if self.waits_for_log(&frame, asked, held.last_time).await? {
-            let pause = if asked.elapsed() < GAP { GAP_LOOK } else { TAIL };
-            tokio::time::sleep(pause).await;
-            self.log.look();
-        } else {
-            self.give_up_waiting(&held.text, &frame);
-            self.held = None;
-        }
-        Ok(())
-    }
-
-    /// Whether the log may hold what came before a frame, although nothing shows it: what another run or an earlier attempt
-    /// logged last, or what a worker did whose run was ended by others.
-    fn may_follow_logged(&self, frame: &Frame<'_>) -> bool {
-        let Some(run) = frame.run else { return false };
-        let new = !self.heard.knows(run) && self.looks > 0;
-        let of_others = frame.attempt == 0 && (self.run.is_none() || self.logged);
-        new || of_others || self.heard.begins_again(frame)
-    }
-
-    /// Whether the log may still bring what comes before a frame that was published.
-    async fn waits_for_log(&mut self, frame: &Frame<'_>, asked: Instant, last_time: bool) -> Result<bool, AgentError> {
-        let Some(run) = frame.run else { return Ok(false) };
-        if frame.is_end() || last_time {
-            // An end is in the log before it is published.
-            return Ok(false);
-        }
-        if !self.logged_run(run) {
-            // Whether it is logged all the same only the log can tell.
-            let patience = if self.run.is_none() || self.tails() {
-                GAP
-            } else {
-                Duration::ZERO
-            };
-            return Ok(asked.elapsed() < patience);
-        }
-        let row = self.row.clone().unwrap_or_else(|| self.app.looks.of(run));
-        if let Standing::Over(_) = row.since(&self.app, run, moment_ago()).await?
-            && let Some(held) = &mut self.held
-        {
-            held.last_time = true;
-        }
-        Ok(true)
-    }
-
-    /// The log does not have what comes before a frame.
-    fn give_up_waiting(&mut self, text: &Arc<str>, frame: &Frame<'_>) {
-        let Some(run) = frame.run else { return };
-        if !frame.is_end() && self.logged_run(run) {
-            // Of an attempt that died before this was logged: the log says what happened.
-            return;
-        }
-        if self.heard.is_placed(run) {
-            self.ready.push_back(Item::Cut);
-        }
-        self.hand_out(text, Source::Live);
-    }
-
-    fn logged_run(&self, run: RunId) -> bool {
-        self.heard.is_logged(run) || (self.logged && self.run.is_some())
     }
 
     /// Waits for what is published, or for the next look.
@@ -412,6 +345,10 @@ impl Reader {
         let Some(frame) = Frame::decode(text) else { return };
         let doubtful = frame.run.is_some_and(|run| self.heard.is_doubtful(run));
         self.heard.take(&frame, source);
+        if self.to_come {
+            // It was made: the next look finds it, or finds that it is gone again.
+            self.next_thread_look = Instant::now();
+        }
         if !frame.is_end() {
             self.ready.push_back(Item::Frame(text.clone()));
             return;

@@ -8,6 +8,7 @@
 //! alone, so an event has the same id and the same number in every process, and whoever comes back with a number goes on
 //! behind it.
 
+mod caller;
 mod commands;
 mod cursor;
 mod event;

@@ -289,6 +289,29 @@ pub async fn last_frame(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, run
     .await)?)
 }
 
+/// The run of a thread that was logged last. What ends a run from outside counts where no worker logged anything.
+///
+/// # Errors
+/// As every statement.
+pub async fn last_run(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId) -> Result<Option<RunId>> {
+    for least_attempt in [1_i64, 0] {
+        let run: Option<RunId> = on!(tx, |conn| sqlx::query_scalar(
+            "SELECT run_id FROM run_event
+             WHERE thread_id = $1 AND tenant_id = $2 AND run_id IS NOT NULL AND attempt >= $3
+             ORDER BY log_position DESC LIMIT 1"
+        )
+        .bind(thread)
+        .bind(tenant)
+        .bind(least_attempt)
+        .fetch_optional(conn)
+        .await)?;
+        if run.is_some() {
+            return Ok(run);
+        }
+    }
+    Ok(None)
+}
+
 fn narrow(query: &mut Query, tenant: TenantId, thread: ThreadId, run: Option<RunId>) {
     query.bind(Arg::Uuid(thread.0));
     query.push(" AND tenant_id = ").bind(Arg::Uuid(tenant.0));
@@ -326,6 +349,22 @@ pub async fn expire(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, run: Ru
     .bind(run)
     .bind(tenant)
     .bind(at)
+    .execute(conn)
+    .await
+    .map(drop))?;
+    Ok(())
+}
+
+/// Deletes the log of a thread.
+///
+/// # Errors
+/// As every statement.
+pub async fn delete_all(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId) -> Result<()> {
+    on!(tx, |conn| sqlx::query(
+        "DELETE FROM run_event WHERE thread_id = $1 AND tenant_id = $2"
+    )
+    .bind(thread)
+    .bind(tenant)
     .execute(conn)
     .await
     .map(drop))?;

@@ -411,6 +411,8 @@ pub async fn delete(tx: &mut Tx<'_>, tenant: TenantId, id: ThreadId) -> Result<(
     if !delete_bare(tx, tenant, id).await? {
         return Err(crate::Error::NotFound);
     }
+    // Whoever makes a thread of the same id again must not read what this one streamed.
+    crate::run_events::delete_all(tx, tenant, id).await?;
     crate::checkpoints::delete_all(tx, id).await
 }
 

@@ -20,7 +20,7 @@ def test_the_official_client(server, graph, tmp_path, suite):
         pytest.skip("TOWPATH_TEST_NODE_MODULES names no folder with the JavaScript client")
     # Modules are found beside the file that imports them.
     test = f"{suite}.test.mjs"
-    for file in (test, "package.json"):
+    for file in (test, "react-page.mjs", "package.json"):
         shutil.copy(SUITE / file, tmp_path)
     (tmp_path / "node_modules").symlink_to(modules)
     done = subprocess.run(

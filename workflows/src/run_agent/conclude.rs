@@ -14,6 +14,7 @@ use towpath_store::threads;
 use towpath_store::{self as store, Tx, attempts, checkpoints, run_events};
 
 use super::RunAgent;
+use super::end::drop_log_without_thread;
 use super::host::Rest;
 use super::saver::without_nul;
 use super::saver::write_all;
@@ -161,10 +162,11 @@ impl Conclusion<'_> {
             runs::delete(tx, tenant, run).await?;
             if self.job.temporary {
                 self.drop_thread(tx).await?;
-            } else {
-                threads::settle_untouched(tx, tenant, thread).await?;
+                return self.tell(tx, None).await;
             }
-            return self.tell(tx, None).await;
+            threads::settle_untouched(tx, tenant, thread).await?;
+            self.tell(tx, None).await?;
+            return drop_log_without_thread(tx, tenant, thread).await;
         }
         if let Ending::Failed { told: Some(told), .. } = &self.ending {
             // The job did what it had to, so its attempt would tell nothing of what the graph raised.

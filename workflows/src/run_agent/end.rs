@@ -25,7 +25,8 @@ pub async fn end(tx: &mut Tx<'_>, job: &RunAgent, ended: Ended) -> store::Result
         Err(store::Error::NotFound) => {
             checkpoints::delete_run(tx, thread, run).await?;
             threads::settle_untouched(tx, tenant, thread).await?;
-            return tell(tx, job, Log::OfOthers, None, None).await;
+            tell(tx, job, Log::OfOthers, None, None).await?;
+            return drop_log_without_thread(tx, tenant, thread).await;
         }
         row => row?,
     };
@@ -77,6 +78,14 @@ pub async fn end(tx: &mut Tx<'_>, job: &RunAgent, ended: Ended) -> store::Result
         threads::settle_untouched(tx, tenant, thread).await?;
     }
     tell(tx, job, log, Some(status), error).await
+}
+
+/// Deletes the log of a thread that was deleted under its run: until its worker had stopped, the run went on logging.
+pub(super) async fn drop_log_without_thread(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId) -> store::Result<()> {
+    if threads::exists(tx, tenant, thread).await? {
+        return Ok(());
+    }
+    run_events::delete_all(tx, tenant, thread).await
 }
 
 /// Whose events the log of the thread holds.

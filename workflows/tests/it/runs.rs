@@ -394,7 +394,8 @@ async fn a_worker_that_dies_in_a_step_costs_that_step_only() {
 async fn a_thread_is_deleted_under_its_run() {
     let server = Server::new().await;
     let thread = ThreadId::new();
-    let (run, mut events) = server.start(Target::On(thread), "slow", json!({})).await;
+    let asked = json!({"stream_resumable": true});
+    let (run, mut events) = server.start(Target::On(thread), "slow", asked).await;
     let job = server.claim().await.unwrap();
     let (tell, told) = watch::channel(Signal::Run);
     let work = towpath_durable::perform(&server.engine, &server.registry, &server.world, job, told);
@@ -413,7 +414,14 @@ async fn a_thread_is_deleted_under_its_run() {
         () = delete => {}
     }
     assert!(server.run(run.id).await.is_none());
-    for table in ["thread", "run", "checkpoints", "checkpoint_blobs", "checkpoint_writes"] {
+    for table in [
+        "thread",
+        "run",
+        "run_event",
+        "checkpoints",
+        "checkpoint_blobs",
+        "checkpoint_writes",
+    ] {
         let text = format!("SELECT count(*) FROM {table}");
         assert_eq!(server.count(&text).await, 0, "{table}");
     }

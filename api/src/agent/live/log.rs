@@ -79,7 +79,7 @@ impl Log {
 
 /// What a reader that came back has seen before.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Seen {
+pub(super) struct Resumption {
     /// The last event it had.
     id: EventId,
     /// Where that is in the log, once that is known.
@@ -90,7 +90,7 @@ pub(super) struct Seen {
     of_run: bool,
 }
 
-impl Seen {
+impl Resumption {
     /// Everything up to this event.
     pub(super) const fn new(id: EventId, found: Option<Found>, end: i64, of_run: bool) -> Self {
         Self { id, found, end, of_run }
@@ -170,7 +170,7 @@ mod tests {
             attempt: 0,
             number: 0,
         };
-        let mut seen = Seen::new(EventId { ms: 1045, seq: 0 }, Some(found), 5, false);
+        let mut seen = Resumption::new(EventId { ms: 1045, seq: 0 }, Some(found), 5, false);
         assert!(seen.covers(4, &frame(one, 3, 1030)));
         assert!(
             !seen.covers(6, &frame(one, 4, 1031)),
@@ -185,7 +185,7 @@ mod tests {
     #[test]
     fn an_event_that_is_not_logged_yet_is_found_when_it_is() {
         let run = RunId::new();
-        let mut seen = Seen::new(EventId { ms: 20, seq: 0 }, None, 7, true);
+        let mut seen = Resumption::new(EventId { ms: 20, seq: 0 }, None, 7, true);
         assert!(seen.covers(8, &frame(run, 1, 10)) && seen.covers(8, &frame(run, 2, 20)));
         assert!(!seen.covers(8, &frame(run, 3, 21)) && !seen.covers(8, &frame(run, 0, 5)));
     }

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use towpath_domain::agent::RunStatus;
 use towpath_domain::agent::frame::End;
 use towpath_queue::State;
-use towpath_store::threads;
+use towpath_store::{self as store, threads};
 
 use super::looks::Standing;
 use super::{GAP, Item, LOOK, Reader, TAIL};
@@ -69,20 +69,24 @@ impl Reader {
             return Ok(());
         }
         self.next_thread_look = now + THREAD_LOOK;
-        let (tenant, thread) = (self.app.tenant, self.thread);
-        let there = self
-            .app
-            .store
-            .read(async |tx| threads::exists(tx, tenant, thread).await);
-        match there.await {
-            Ok(there) => {
-                self.to_come &= !there;
-                self.over = !there && !self.to_come;
+        match self.thread_exists().await {
+            Ok(exists) => {
+                self.to_come &= !exists;
+                self.over = !exists && !self.to_come;
             }
             Err(error) if error.is_transient() => {}
             Err(error) => return Err(error.into()),
         }
         Ok(())
+    }
+
+    pub(super) async fn thread_exists(&mut self) -> store::Result<bool> {
+        let (tenant, thread) = (self.app.tenant, self.thread);
+        let exists = self
+            .app
+            .store
+            .read(async |tx| threads::exists(tx, tenant, thread).await);
+        exists.await
     }
 
     /// Whether the run is over, by a look at its row that began then or later. Its end is waited for a while.

@@ -8,12 +8,13 @@ use http::{HeaderMap, StatusCode};
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 use towpath_domain::ThreadId;
-use towpath_domain::agent::{Object, RunRequest, Since, ThreadStatus};
+use towpath_domain::agent::{MultitaskStrategy, Object, RunRequest, Since, ThreadStatus};
 use towpath_runtime::At;
 use towpath_store as store;
 use towpath_store::threads::{self, Thread};
 
 use super::event::Failure;
+use super::filter::{namespace, short};
 use super::subscriptions::Outcome;
 use super::tree;
 use crate::agent::answer::Json;
@@ -122,19 +123,27 @@ pub(crate) async fn command(
 }
 
 fn is_of_command(status: StatusCode) -> bool {
-    status.is_client_error() && !matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
+    // Who may call, and when to come back, clients learn from the status.
+    status.is_client_error()
+        && !matches!(
+            status,
+            StatusCode::UNAUTHORIZED
+                | StatusCode::FORBIDDEN
+                | StatusCode::REQUEST_TIMEOUT
+                | StatusCode::TOO_MANY_REQUESTS
+        )
 }
 
-/// The code of a refusal with this status.
 pub(super) fn code_of(status: StatusCode) -> &'static str {
     match status {
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => "permission_denied",
+        StatusCode::CONFLICT => "conflict",
+        StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => "unknown_error",
         status if status.is_client_error() => "invalid_argument",
         _ => "unknown_error",
     }
 }
 
-/// The answer to a command.
 pub(super) fn reply(id: i64, outcome: Outcome, seq: i64) -> Value {
     match outcome {
         Ok(result) => json!({"type": "success", "id": id, "result": result, "meta": meta(seq)}),
@@ -169,11 +178,10 @@ async fn start(app: &AgentApp, headers: &HeaderMap, thread: ThreadId, params: &O
         return Ok(invalid("config.configurable.checkpoint_id must be a non-empty string."));
     }
     let mut body = pick(params, &["assistant_id", "config", "metadata", "langsmith_tracer"]);
-    let strategy = params.get("multitaskStrategy").filter(|strategy| !strategy.is_null());
-    body.insert(
-        "multitask_strategy".to_owned(),
-        strategy.cloned().unwrap_or_else(|| json!("enqueue")),
-    );
+    let strategy = params.get("multitaskStrategy").cloned().unwrap_or_default();
+    // One that is not known counts as none, as clients expect.
+    let strategy = serde_json::from_value::<MultitaskStrategy>(strategy).unwrap_or(MultitaskStrategy::Enqueue);
+    body.insert("multitask_strategy".to_owned(), json!(strategy));
     if let Some(checkpoint) = checkpoint {
         body.insert("checkpoint_id".to_owned(), checkpoint.clone());
     }
@@ -188,7 +196,8 @@ async fn start(app: &AgentApp, headers: &HeaderMap, thread: ThreadId, params: &O
         Some(input) => body.insert("input".to_owned(), input.clone()),
         None => None,
     };
-    Ok(Ok(json!({"run_id": record(app, headers, thread, body).await?})))
+    let run = ready(app, headers, thread, body).await?.start(app).await?;
+    Ok(Ok(json!({"run_id": run.id})))
 }
 
 /// Answers interrupts with a run.
@@ -202,15 +211,12 @@ async fn respond(
         Ok(answers) => answers,
         Err(text) => return Ok(invalid(&text)),
     };
-    let Some(row) = settled(app, thread, &answers).await? else {
+    let Some(row) = settled(app, thread).await? else {
         return Ok(Err(no_run()));
     };
-    let waiting = interrupts(&row);
-    if let Some(id) = answers.keys().find(|id| !waiting.contains(id)) {
-        return Ok(Err((
-            "no_such_interrupt",
-            format!("Unknown or already-consumed interrupt: {id}"),
-        )));
+    let ids: Vec<String> = answers.keys().cloned().collect();
+    if let Err(refusal) = awaits(&row, &ids) {
+        return Ok(Err(refusal));
     }
     let metadata: Object = serde_json::from_str(&row.metadata).unwrap_or_default();
     let Some(assistant) = metadata.get("assistant_id").filter(|id| id.is_string()) else {
@@ -222,11 +228,27 @@ async fn respond(
     body.insert("command".to_owned(), Value::Object(command));
     body.insert("assistant_id".to_owned(), assistant.clone());
     body.insert("multitask_strategy".to_owned(), json!("enqueue"));
-    Ok(Ok(json!({"run_id": record(app, headers, thread, body).await?})))
+    let ready = ready(app, headers, thread, body).await?;
+    // Others may have answered since the look.
+    let recorded = ready.start_where(app, thread, |row| awaits(row, &ids)).await?;
+    Ok(recorded.map(|run| json!({"run_id": run.id})))
 }
 
-/// Records a run that streams what the protocol shows.
-async fn record(app: &AgentApp, headers: &HeaderMap, thread: ThreadId, mut body: Object) -> Result<Value, AgentError> {
+/// Refuses answers to interrupts that the thread does not wait at.
+fn awaits(thread: &Thread, ids: &[String]) -> Result<(), (&'static str, String)> {
+    let waiting = interrupts(thread);
+    let is_answered = |id: &&String| thread.status == ThreadStatus::Busy || !waiting.contains(*id);
+    match ids.iter().find(is_answered) {
+        Some(id) => Err((
+            "no_such_interrupt",
+            format!("Unknown or already-consumed interrupt: {id}"),
+        )),
+        None => Ok(()),
+    }
+}
+
+/// A run that streams what the protocol shows.
+async fn ready(app: &AgentApp, headers: &HeaderMap, thread: ThreadId, mut body: Object) -> Result<Ready, AgentError> {
     for (name, value) in [
         ("stream_mode", json!(MODES)),
         ("stream_subgraphs", json!(true)),
@@ -237,8 +259,7 @@ async fn record(app: &AgentApp, headers: &HeaderMap, thread: ThreadId, mut body:
     }
     let request: RunRequest = read_value(Value::Object(body))?;
     let ready = Ready::of(app, headers, request, Some(thread)).await?;
-    let run = ready.with_event_streaming().start(app).await?;
-    Ok(json!(run.id))
+    Ok(ready.with_event_streaming())
 }
 
 /// The fields of these names that are not null.
@@ -251,7 +272,7 @@ fn pick(params: &Object, names: &[&str]) -> Object {
         .collect()
 }
 
-/// Interrupt to answer.
+/// What the parameters answer: ids of interrupts to their answers.
 fn answers(params: &Object) -> Result<Object, String> {
     let one = std::slice::from_ref(params);
     let many: Vec<Object>;
@@ -271,21 +292,18 @@ fn answers(params: &Object) -> Result<Object, String> {
         let Some(id) = entry.get("interrupt_id").and_then(Value::as_str) else {
             return Err("interrupt_id: input.respond requires it".to_owned());
         };
-        let namespace = entry.get("namespace").filter(|namespace| !namespace.is_null());
-        let is_list = |namespace: &Value| {
-            let segments = namespace.as_array();
-            segments.is_some_and(|segments| segments.iter().all(Value::is_string))
-        };
-        if !namespace.is_none_or(is_list) {
-            return Err("namespace: expected a list of strings".to_owned());
+        short("interrupt_id", id)?;
+        if let Some(given) = entry.get("namespace").filter(|given| !given.is_null()) {
+            namespace(given)?;
         }
         answers.insert(id.to_owned(), entry.get("response").cloned().unwrap_or_default());
     }
     Ok(answers)
 }
 
-/// The thread, once nothing that these answers are for can still come. An interrupt is shown a moment before it is kept.
-async fn settled(app: &AgentApp, thread: ThreadId, answers: &Object) -> Result<Option<Thread>, AgentError> {
+/// The thread, once no run of it is at work: an interrupt is shown a moment before it is kept, and one that is being answered
+/// is kept until the run ends that answers it.
+async fn settled(app: &AgentApp, thread: ThreadId) -> Result<Option<Thread>, AgentError> {
     // Before the first look, so that no end falls between.
     let mut reader = Reader::of_thread(app, thread, Since::Now).await?;
     let until = Instant::now() + SETTLE;
@@ -293,9 +311,7 @@ async fn settled(app: &AgentApp, thread: ThreadId, answers: &Object) -> Result<O
         let Some(row) = find(app, thread).await? else {
             return Ok(None);
         };
-        let waiting = interrupts(&row);
-        let all = answers.keys().all(|id| waiting.contains(id));
-        if all || row.status != ThreadStatus::Busy || Instant::now() >= until {
+        if row.status != ThreadStatus::Busy || Instant::now() >= until {
             return Ok(Some(row));
         }
         let next_end = async { while !matches!(reader.next().await, Ok(Some(Item::End(..)) | None) | Err(_)) {} };
@@ -326,9 +342,9 @@ fn interrupts(thread: &Thread) -> Vec<String> {
 
 /// The state of a thread, or of a subgraph of it.
 async fn state(app: &AgentApp, thread: ThreadId, params: &Object) -> Result<Outcome, AgentError> {
-    let namespace = params.get("namespace").cloned().unwrap_or_else(|| json!([]));
-    let Ok(namespace) = serde_json::from_value::<Vec<String>>(namespace) else {
-        return Ok(invalid("namespace: expected a list of strings"));
+    let namespace = match params.get("namespace").map(namespace).transpose() {
+        Ok(namespace) => namespace.unwrap_or_default(),
+        Err(text) => return Ok(invalid(&text)),
     };
     let keys = params.get("keys").filter(|keys| !keys.is_null()).cloned();
     let Ok(keys) = keys.map(serde_json::from_value::<Vec<String>>).transpose() else {

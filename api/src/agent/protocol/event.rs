@@ -49,7 +49,6 @@ impl Channel {
         }
     }
 
-    /// The method of its events.
     pub const fn method(self) -> &'static str {
         match self {
             Self::Input => "input.requested",
@@ -57,13 +56,11 @@ impl Channel {
         }
     }
 
-    /// By the name clients write.
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|channel| channel.as_str() == text)
     }
 }
 
-/// An event.
 #[derive(Debug)]
 pub(super) struct Event {
     /// Rises within a thread.
@@ -74,12 +71,11 @@ pub(super) struct Event {
     pub name: Option<String>,
     /// Where it comes from: one `node:task` per level of nesting.
     pub namespace: Vec<String>,
-    /// JSON.
+    /// The envelope as JSON.
     pub text: Bytes,
 }
 
 impl Event {
-    /// The method that heads it.
     pub fn method(&self) -> &'static str {
         self.channel.map_or("error", Channel::method)
     }
@@ -99,7 +95,7 @@ pub(super) struct Draft {
 }
 
 impl Draft {
-    /// An event of a channel. What cannot be written as JSON is none.
+    /// What cannot be written as JSON is none.
     pub fn of(channel: Channel, namespace: &[String], data: &impl Serialize) -> Option<Self> {
         let data = serde_json::value::to_raw_value(data).ok()?;
         Some(Self::raw(channel, namespace, data))
@@ -127,7 +123,6 @@ impl Draft {
         self
     }
 
-    /// The event.
     pub fn numbered(self, seq: i64, id: &str, timestamp: i64) -> Event {
         let envelope = Envelope {
             r#type: "event",

@@ -1,4 +1,4 @@
-//! What a subscription wants.
+//! Which events a subscription is about.
 
 use serde_json::Value;
 use towpath_domain::agent::Object;
@@ -7,8 +7,12 @@ use super::event::{Channel, Event};
 
 /// Entries of a list, and segments of a namespace.
 const MOST: usize = 256;
+/// Bytes of a name, of a segment of a namespace, of an id.
+const TEXT_BYTES: usize = 256;
+/// Bytes of all namespaces of one subscription.
+const NAMESPACE_BYTES: usize = 64 << 10;
 
-/// Which events.
+/// The events of a subscription.
 #[derive(Clone, Debug)]
 pub(super) struct Filter {
     channels: Vec<Channel>,
@@ -46,6 +50,7 @@ impl Filter {
             if let Some(channel) = Channel::parse(text) {
                 filter.channels.push(channel);
             } else if let Some(name) = text.strip_prefix("custom:").filter(|name| !name.is_empty()) {
+                short("channels", name)?;
                 filter.names.push(name.to_owned());
             } else {
                 let known = Channel::ALL.map(Channel::as_str).join(", ");
@@ -57,7 +62,7 @@ impl Filter {
         Ok(filter)
     }
 
-    /// Whether it wants an event.
+    /// Whether an event is among them.
     pub fn takes(&self, event: &Event) -> bool {
         let Some(channel) = event.channel else { return true };
         let named = || event.name.as_ref().is_some_and(|name| self.names.contains(name));
@@ -70,7 +75,7 @@ impl Filter {
             let fits = prefix
                 .iter()
                 .zip(&event.namespace)
-                .all(|(wanted, segment)| fits(wanted, segment));
+                .all(|(pattern, segment)| fits(pattern, segment));
             fits.then_some(levels)
         };
         let mut levels = self.namespaces.iter().filter_map(below);
@@ -78,9 +83,9 @@ impl Filter {
     }
 }
 
-/// Whether a segment is the wanted one. A node without a task is every task of it.
-fn fits(wanted: &str, segment: &str) -> bool {
-    wanted == segment || (!wanted.contains(':') && segment.split(':').next() == Some(wanted))
+/// Whether a segment of a namespace is the one of a prefix. A node without a task is every task of it.
+fn fits(pattern: &str, segment: &str) -> bool {
+    pattern == segment || (!pattern.contains(':') && segment.split(':').next() == Some(pattern))
 }
 
 fn namespaces(given: Option<&Value>) -> Result<Vec<Vec<String>>, String> {
@@ -92,7 +97,40 @@ fn namespaces(given: Option<&Value>) -> Result<Vec<Vec<String>>, String> {
     if listed.len() > MOST || listed.iter().any(|namespace| namespace.len() > MOST) {
         return Err(format!("namespaces: at most {MOST} entries of at most {MOST} segments"));
     }
+    let mut bytes = 0;
+    for segment in listed.iter().flatten() {
+        short("namespaces", segment)?;
+        bytes += segment.len();
+    }
+    if bytes > NAMESPACE_BYTES {
+        return Err(format!(
+            "namespaces: at most {NAMESPACE_BYTES} bytes in all entries together"
+        ));
+    }
     Ok(listed)
+}
+
+/// Refuses a text that is too long for a name, a segment or an id.
+pub(super) fn short(field: &str, text: &str) -> Result<(), String> {
+    if text.len() <= TEXT_BYTES {
+        return Ok(());
+    }
+    Err(format!(
+        "{field}: a text has {} bytes, and may have at most {TEXT_BYTES}",
+        text.len()
+    ))
+}
+
+/// Reads a namespace: a list of strings.
+pub(super) fn namespace(given: &Value) -> Result<Vec<String>, String> {
+    let Ok(segments) = serde_json::from_value::<Vec<String>>(given.clone()) else {
+        return Err("namespace: expected a list of strings".to_owned());
+    };
+    if segments.len() > MOST {
+        return Err(format!("namespace: at most {MOST} segments"));
+    }
+    segments.iter().try_for_each(|segment| short("namespace", segment))?;
+    Ok(segments)
 }
 
 fn depth(given: Option<&Value>) -> Result<Option<usize>, String> {
@@ -150,6 +188,17 @@ mod tests {
     }
 
     #[test]
+    fn the_segments_of_a_namespace_are_bounded() {
+        assert_eq!(
+            namespace(&json!(["a:1", "b"])),
+            Ok(vec!["a:1".to_owned(), "b".to_owned()])
+        );
+        for wrong in [json!("a"), json!([1]), json!(["x".repeat(257)]), json!(vec!["x"; 257])] {
+            assert!(namespace(&wrong).unwrap_err().starts_with("namespace: "), "{wrong}");
+        }
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         for (params, field) in [
             (json!({}), "channels"),
@@ -157,6 +206,15 @@ mod tests {
             (json!({"channels": ["debug"]}), "debug"),
             (json!({"channels": ["custom:"]}), "custom:"),
             (json!({"channels": ["values"], "namespaces": ["a"]}), "namespaces"),
+            (json!({"channels": [format!("custom:{}", "x".repeat(257))]}), "channels"),
+            (
+                json!({"channels": ["values"], "namespaces": [["x".repeat(257)]]}),
+                "namespaces",
+            ),
+            (
+                json!({"channels": ["values"], "namespaces": vec![vec!["x".repeat(256); 128]; 3]}),
+                "namespaces",
+            ),
             (json!({"channels": ["values"], "depth": true}), "depth"),
             (json!({"channels": ["values"], "depth": -1}), "depth"),
         ] {

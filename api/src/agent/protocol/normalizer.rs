@@ -1,6 +1,7 @@
 //! From what runs stream to events of the protocol. The outcome depends on the frames of a run alone, so that whoever reads
 //! them later, or elsewhere, gets the same events.
 
+mod blocks;
 mod frames;
 mod messages;
 mod namespaces;
@@ -42,9 +43,10 @@ struct Run {
     namespaces: Namespaces,
     messages: Messages,
     /// Interrupts that were shown.
-    asked: HashSet<String>,
+    requested: HashSet<String>,
+    /// Whether this attempt stopped at one.
+    interrupted: bool,
     checkpoints: HashSet<String>,
-    /// What it failed with.
     error: Option<String>,
     ended: bool,
 }
@@ -56,7 +58,8 @@ impl Run {
             attempt: 0,
             namespaces: Namespaces::new(graph),
             messages: Messages::default(),
-            asked: HashSet::new(),
+            requested: HashSet::new(),
+            interrupted: false,
             checkpoints: HashSet::new(),
             error: None,
             ended: false,
@@ -81,7 +84,6 @@ impl Normalizer {
         (!known && (numbered || !busy)).then_some(run)
     }
 
-    /// Begins a run of this graph.
     pub fn begin(&mut self, run: RunId, graph: &str) {
         if self.runs.len() == RUNS {
             self.runs.pop_front();
@@ -94,7 +96,6 @@ impl Normalizer {
         Some(self.runs.back()?.namespaces.tree())
     }
 
-    /// The events of an item.
     pub fn take(&mut self, item: &Item) -> Vec<Event> {
         match item {
             Item::Frame(text) => Frame::decode(text).map(|frame| self.frame(&frame)).unwrap_or_default(),
@@ -107,28 +108,25 @@ impl Normalizer {
         let Some(run) = frame.run.and_then(|id| self.runs.iter_mut().find(|run| run.id == id)) else {
             return Vec::new();
         };
+        if run.ended && frame.attempt <= run.attempt {
+            // Published or logged late: what has ended does not begin again.
+            return Vec::new();
+        }
         let mut drafts = run.opening(frame);
         drafts.extend(run.drafts(frame));
         self.numbered(frame.id, drafts)
     }
 
     fn end(&mut self, run: RunId, end: &End, id: Option<EventId>) -> Vec<Event> {
-        let Some(at) = self.runs.iter().position(|known| known.id == run) else {
+        let Some(run) = self.runs.iter_mut().find(|known| known.id == run) else {
             return Vec::new();
         };
-        let is_current = at + 1 == self.runs.len();
-        let run = &mut self.runs[at];
         if std::mem::replace(&mut run.ended, true) {
             return Vec::new();
         }
         let drafts = run.closing(end);
         // Where no frame says it, it comes behind what was there.
-        let id = id.unwrap_or_default();
-        if is_current {
-            self.numbered(id, drafts)
-        } else {
-            Vec::new()
-        }
+        self.numbered(id.unwrap_or_default(), drafts)
     }
 
     fn numbered(&mut self, id: EventId, drafts: Vec<Draft>) -> Vec<Event> {
@@ -176,6 +174,7 @@ impl Run {
             self.namespaces.restart();
             self.messages = Messages::default();
             self.ended = false;
+            self.interrupted = false;
             self.error = None;
         }
         if self.namespaces.status() == Status::Running {
@@ -195,7 +194,7 @@ impl Run {
         let error = self.error.take().or_else(|| error.map(str::to_owned));
         let status = match end.status {
             Some(RunStatus::Error | RunStatus::Timeout) => Status::Failed,
-            Some(RunStatus::Success) if self.asked.is_empty() => Status::Completed,
+            Some(RunStatus::Success) if !self.interrupted => Status::Completed,
             _ => Status::Interrupted,
         };
         let attempt = self.attempt.to_string();
@@ -227,5 +226,100 @@ impl Run {
         // A run that is tried again after its end ends again.
         let id = self.event_id(&["lifecycle", "", status.as_str(), &attempt]);
         Some(Draft::of(Channel::Lifecycle, &[], &data)?.with_id(id))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn item(run: RunId, attempt: i64, number: i64, ms: i64, event: &str, data: &Value) -> Item {
+        let frame = Frame {
+            run: Some(run),
+            attempt,
+            number,
+            id: EventId { ms, seq: 0 },
+            event,
+            data: &data.to_string(),
+        };
+        Item::Frame(frame.encode().into())
+    }
+
+    fn ended(run: RunId, ms: i64, status: RunStatus) -> Item {
+        let end = End {
+            status: Some(status),
+            attempt: 1,
+            last: 1,
+            values: None,
+            error: None,
+        };
+        Item::End(run, end, Some(EventId { ms, seq: 0 }))
+    }
+
+    /// What the lifecycle of the graphs themselves says of an item.
+    fn states(normalizer: &mut Normalizer, item: &Item) -> Vec<Value> {
+        if let Some(run) = normalizer.new_run(item) {
+            normalizer.begin(run, "g");
+        }
+        let events = normalizer.take(item);
+        let lifecycle = events
+            .iter()
+            .filter(|event| event.channel == Some(Channel::Lifecycle) && event.namespace.is_empty());
+        lifecycle
+            .map(|event| {
+                let event: Value = serde_json::from_slice(&event.text).unwrap();
+                event["params"]["data"]["event"].clone()
+            })
+            .collect()
+    }
+
+    #[test]
+    fn the_end_of_a_run_is_shown_after_the_next_one_began() {
+        let (one, two) = (RunId::new(), RunId::new());
+        let mut normalizer = Normalizer::default();
+        let value = json!({"log": []});
+        for run in [one, two] {
+            assert_eq!(
+                states(&mut normalizer, &item(run, 1, 1, 5, "values", &value)),
+                ["running"]
+            );
+        }
+        assert_eq!(
+            states(&mut normalizer, &ended(one, 6, RunStatus::Success)),
+            ["completed"]
+        );
+        assert_eq!(states(&mut normalizer, &ended(two, 7, RunStatus::Error)), ["failed"]);
+    }
+
+    #[test]
+    fn a_late_frame_does_not_revive_a_run_and_another_attempt_does() {
+        let run = RunId::new();
+        let mut normalizer = Normalizer::default();
+        let value = json!({"log": []});
+        assert_eq!(
+            states(&mut normalizer, &item(run, 1, 1, 5, "values", &value)),
+            ["running"]
+        );
+        assert_eq!(
+            states(&mut normalizer, &ended(run, 6, RunStatus::Success)),
+            ["completed"]
+        );
+        assert!(normalizer.take(&item(run, 1, 2, 7, "values", &value)).is_empty());
+        assert_eq!(
+            states(&mut normalizer, &item(run, 2, 1, 8, "values", &value)),
+            ["running"]
+        );
+    }
+
+    #[test]
+    fn an_interrupt_of_an_earlier_attempt_says_nothing_of_a_later_one() {
+        let interrupted = json!({"__interrupt__": [{"id": "i", "value": 1}]});
+        for (again, state) in [(json!({"log": []}), "completed"), (interrupted.clone(), "interrupted")] {
+            let run = RunId::new();
+            let mut normalizer = Normalizer::default();
+            states(&mut normalizer, &item(run, 1, 1, 5, "values", &interrupted));
+            states(&mut normalizer, &item(run, 2, 1, 6, "values", &again));
+            assert_eq!(states(&mut normalizer, &ended(run, 7, RunStatus::Success)), [state]);
+        }
     }
 }

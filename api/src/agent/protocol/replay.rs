@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 use towpath_domain::{RunId, ThreadId};
-use towpath_store::runs;
+use towpath_store::{self as store, runs};
 
 use super::event::Event;
 use super::normalizer::Normalizer;
 use crate::agent::app::AgentApp;
 use crate::agent::errors::AgentError;
-use crate::agent::live::{Item, Reader};
+use crate::agent::live::{Item, Next, Reader};
 
 /// Reads a thread from the beginning of what is kept, and goes on with what comes.
 pub(super) struct Replay {
@@ -21,6 +21,16 @@ pub(super) struct Replay {
     /// An item whose run is looked up.
     held: Option<Item>,
     ready: VecDeque<Arc<Event>>,
+}
+
+/// Where a reader of events is.
+pub(super) enum Position {
+    /// At this event, which is handed out.
+    At(Arc<Event>),
+    /// Behind everything that is kept.
+    End,
+    /// The thread is gone.
+    Gone,
 }
 
 impl Replay {
@@ -37,15 +47,33 @@ impl Replay {
     /// The next event; `None` when the thread is gone. May be dropped while waiting without losing one.
     pub async fn next(&mut self) -> Result<Option<Arc<Event>>, AgentError> {
         loop {
+            match self.next_kept().await? {
+                Position::At(event) => return Ok(Some(event)),
+                Position::Gone => return Ok(None),
+                Position::End => match self.reader.next().await? {
+                    Some(item) => self.held = Some(item),
+                    None => return Ok(None),
+                },
+            }
+        }
+    }
+
+    /// The next event of those that are kept. May be dropped while waiting without losing one.
+    pub async fn next_kept(&mut self) -> Result<Position, AgentError> {
+        loop {
             if let Some(event) = self.ready.pop_front() {
-                return Ok(Some(event));
+                return Ok(Position::At(event));
             }
             if self.held.is_none() {
-                self.held = self.reader.next().await?;
+                match self.reader.next_kept().await? {
+                    Next::Item(item) => self.held = Some(item),
+                    Next::End => return Ok(Position::End),
+                    Next::Over => return Ok(Position::Gone),
+                }
             }
-            let Some(item) = &self.held else { return Ok(None) };
+            let Some(item) = &self.held else { continue };
             if let Some(run) = self.normalizer.new_run(item) {
-                let graph = graph_of(&self.app, run).await;
+                let graph = graph_of(&self.app, run).await?;
                 self.normalizer.begin(run, &graph);
             }
             self.ready.extend(self.normalizer.take(item).into_iter().map(Arc::new));
@@ -54,8 +82,11 @@ impl Replay {
     }
 }
 
-/// The graph of a run. Events of one whose row is gone, or cannot be read now, bear the name that clients show then.
-pub(super) async fn graph_of(app: &AgentApp, run: RunId) -> String {
+/// The graph of a run. Events of one whose row is gone bear the name that clients show then.
+///
+/// # Errors
+/// Those of the database: under another name the events would not be those that other readers have.
+pub(super) async fn graph_of(app: &AgentApp, run: RunId) -> Result<String, AgentError> {
     #[derive(Default, Deserialize)]
     struct Kwargs {
         #[serde(default)]
@@ -71,10 +102,11 @@ pub(super) async fn graph_of(app: &AgentApp, run: RunId) -> String {
         graph_id: Option<String>,
     }
     let tenant = app.tenant;
-    let row = app.store.read(async |tx| runs::get(tx, tenant, run).await).await;
-    let kwargs = row
-        .ok()
-        .and_then(|row| serde_json::from_str::<Kwargs>(&row.kwargs).ok());
-    let graph = kwargs.and_then(|kwargs| kwargs.config.configurable.graph_id);
-    graph.unwrap_or_else(|| "root".to_owned())
+    let kwargs = match app.store.read(async |tx| runs::get(tx, tenant, run).await).await {
+        Ok(row) => serde_json::from_str::<Kwargs>(&row.kwargs).unwrap_or_default(),
+        Err(store::Error::NotFound) => Kwargs::default(),
+        Err(error) => return Err(error.into()),
+    };
+    let graph = kwargs.config.configurable.graph_id;
+    Ok(graph.unwrap_or_else(|| "root".to_owned()))
 }

@@ -3,37 +3,32 @@
 //! Subscriptions live as long as the socket. Every other command is handled as if it had come to its own route, with the
 //! headers of the handshake: whoever may send it is judged anew each time.
 
+use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
-use axum::body::Body;
+use axum::extract::State;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::ws::{CloseFrame, Message, Utf8Bytes, WebSocket, WebSocketUpgrade, close_code};
-use axum::extract::{Request, State};
-use axum::middleware::from_fn_with_state;
 use axum::response::Response;
-use axum::routing::post;
 use bytes::Bytes;
-use http::header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, UPGRADE};
+use http::header::{COOKIE, ORIGIN};
 use http::request::Parts;
-use http::{HeaderMap, HeaderValue, Method, StatusCode};
-use http_body_util::BodyExt as _;
+use http::{HeaderMap, Method, StatusCode};
 use serde_json::{Value, json};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
-use tower::ServiceExt as _;
 use towpath_domain::ThreadId;
 use towpath_domain::agent::Object;
 
+use super::caller::Caller;
 use super::commands::{self, Command};
 use super::event::{Event, Failure};
-use super::stream::{Counted, Seen};
-use super::subscriptions::Subscriptions;
-use crate::agent::app::AgentApp;
-use crate::agent::auth;
+use super::stream::{Counted, Visibility};
+use super::subscriptions::{self, Opening, Subscriptions};
+use crate::agent::app::{AgentApp, Settings};
 use crate::agent::errors::AgentError;
 use crate::agent::extract::Path;
-use crate::browser::may_act;
-use crate::client::Client;
+use crate::browser::{is_ours, may_act};
 
 /// The longest message: what is larger goes to the route of commands.
 const MESSAGE_BYTES: usize = 32 << 20;
@@ -60,22 +55,21 @@ pub(crate) async fn connect(
         AgentError::new(StatusCode::UPGRADE_REQUIRED, text)
     })?;
     let settings = &app.settings;
-    // Browsers let every page open sockets, and commands come through them.
-    let open_to_pages = !settings.this_machine_only || settings.custom_auth;
-    if !open_to_pages && !may_act(&Method::POST, &parts.headers, |origin| settings.cors.names(origin)) {
-        let text = "this server asks for no key, and takes nothing from pages of elsewhere: name the page's origin in \
-                    CORS_ALLOW_ORIGINS";
+    if !may_connect(settings, &parts.headers) {
+        let text = "this server takes no sockets from pages of elsewhere: name the page's origin in CORS_ALLOW_ORIGINS";
         return Err(AgentError::new(StatusCode::FORBIDDEN, text));
     }
-    let mut seen = Seen::by_caller();
-    seen.may_open(&app, thread).await?;
+    let mut visibility = Visibility::of_caller();
+    visibility.may_open(&app, thread).await?;
     let bytes = settings.body_bytes.min(MESSAGE_BYTES);
     let session = Session {
         subscriptions: Subscriptions::new(&app, thread),
         caller: Caller::of(&app, parts, thread),
         app,
         thread,
-        seen,
+        visibility,
+        opening: None,
+        queued: VecDeque::new(),
         sent: 0,
         heard: Instant::now(),
         ping: pings(),
@@ -84,80 +78,40 @@ pub(crate) async fn connect(
     Ok(upgrade.on_upgrade(|socket| session.serve(socket)))
 }
 
+/// Whether the page that opens a socket, if one does, may send commands. Browsers let every page open sockets, and send the
+/// cookies of the server along.
+fn may_connect(settings: &Settings, headers: &HeaderMap) -> bool {
+    if settings.custom_auth {
+        // Without a cookie, a page has to know the credentials itself.
+        let Some(origin) = headers.get(ORIGIN).filter(|_| headers.contains_key(COOKIE)) else {
+            return true;
+        };
+        return is_ours(headers)
+            || origin
+                .to_str()
+                .is_ok_and(|origin| settings.cors.names(origin) == Some(true));
+    }
+    !settings.this_machine_only || may_act(&Method::POST, headers, |origin| settings.cors.names(origin))
+}
+
 fn pings() -> Interval {
     let mut ping = interval_at(Instant::now() + PING, PING);
     ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ping
 }
 
-/// Sends commands in the name of whoever opened the socket.
-struct Caller {
-    commands: Router,
-    path: String,
-    headers: HeaderMap,
-    client: Client,
+/// A command that opens a subscription, and waits until those before it are open.
+struct Subscribe {
+    id: i64,
+    params: Object,
+    reconnects: bool,
 }
 
-impl Caller {
-    fn of(app: &AgentApp, parts: Parts, thread: ThreadId) -> Self {
-        // As the router of the surface names it, so that auth finds the route.
-        let prefix = app.settings.mount_prefix.trim_end_matches('/');
-        let template = format!("{prefix}/threads/{{thread_id}}/commands");
-        let commands = Router::new()
-            .route(&template, post(commands::command))
-            .route_layer(from_fn_with_state(app.clone(), auth::require))
-            .with_state(app.clone());
-        let client = Client::of(&parts.extensions);
-        let mut headers = parts.headers;
-        let of_handshake: Vec<_> = headers
-            .keys()
-            .filter(|name| name.as_str().starts_with("sec-websocket-"))
-            .cloned()
-            .collect();
-        for name in of_handshake.iter().chain([&CONNECTION, &UPGRADE, &CONTENT_LENGTH]) {
-            headers.remove(name);
-        }
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        Self {
-            commands,
-            path: format!("{prefix}/threads/{thread}/commands"),
-            headers,
-            client,
-        }
-    }
-
-    /// The answer to a command, as JSON.
-    async fn send(&self, command: &Object, id: i64) -> Value {
-        let mut request = Request::new(Body::from(serde_json::to_string(command).unwrap_or_default()));
-        *request.method_mut() = Method::POST;
-        if let Ok(path) = self.path.parse() {
-            *request.uri_mut() = path;
-        }
-        *request.headers_mut() = self.headers.clone();
-        request.extensions_mut().insert(self.client);
-        let response = self
-            .commands
-            .clone()
-            .oneshot(request)
-            .await
-            .unwrap_or_else(|never| match never {});
-        let status = response.status();
-        let body = response
-            .into_body()
-            .collect()
-            .await
-            .map(http_body_util::Collected::to_bytes);
-        let answer: Value = body
-            .ok()
-            .and_then(|body| serde_json::from_slice(&body).ok())
-            .unwrap_or_default();
-        if answer.get("type").is_some() {
-            return answer;
-        }
-        let code = commands::code_of(status);
-        let text = answer["detail"].as_str().unwrap_or("Internal Server Error");
-        json!(Failure::new(Some(id), code, text))
-    }
+/// A subscription that is opened: its answer comes behind the events it missed.
+struct Replaying {
+    id: i64,
+    opening: Opening,
+    events: u64,
 }
 
 /// A socket that is open.
@@ -166,7 +120,10 @@ struct Session {
     thread: ThreadId,
     subscriptions: Subscriptions,
     caller: Caller,
-    seen: Seen,
+    visibility: Visibility,
+    /// The subscription that is opened. Events of the others wait, so that all come in order.
+    opening: Option<Replaying>,
+    queued: VecDeque<Subscribe>,
     /// The number of the last event that was sent.
     sent: i64,
     /// When something came from the other side.
@@ -176,14 +133,14 @@ struct Session {
 
 /// Why a socket is closed from here.
 #[derive(Debug)]
-enum Closed {
+enum Close {
     /// The other side is gone.
     Left,
     /// By us.
     With(u16, String),
 }
 
-impl From<AgentError> for Closed {
+impl From<AgentError> for Close {
     fn from(error: AgentError) -> Self {
         // Clients read the status out of it.
         Self::With(4000 + error.status().as_u16(), error.detail().to_owned())
@@ -193,7 +150,7 @@ impl From<AgentError> for Closed {
 impl Session {
     async fn serve(mut self, mut socket: WebSocket) {
         let _counted = Counted::new("websocket");
-        let Closed::With(code, reason) = self.talk(&mut socket).await else {
+        let Close::With(code, reason) = self.talk(&mut socket).await else {
             return;
         };
         // A control frame holds 125 bytes.
@@ -205,27 +162,34 @@ impl Session {
         let _ = tokio::time::timeout(SEND_PATIENCE, socket.send(close)).await;
     }
 
-    async fn talk(&mut self, socket: &mut WebSocket) -> Closed {
+    async fn talk(&mut self, socket: &mut WebSocket) -> Close {
         let draining = self.app.draining.clone();
         loop {
+            if let Err(closed) = self.open_queued(socket).await {
+                return closed;
+            }
             let turn = tokio::select! {
                 biased;
                 () = draining.cancelled() => {
                     // Clients come back, to another process.
-                    return Closed::With(close_code::RESTART, "the server is shutting down".to_owned());
+                    return Close::With(close_code::RESTART, "the server is shutting down".to_owned());
                 }
                 message = socket.recv() => match message {
                     Some(Ok(message)) => self.hear(socket, message).await,
-                    Some(Err(_)) | None => return Closed::Left,
+                    Some(Err(_)) | None => return Close::Left,
                 },
-                event = self.subscriptions.next() => match event {
+                event = missed(&mut self.opening) => match event {
+                    Ok(event) => self.replay(socket, event).await,
+                    Err(error) => return error.into(),
+                },
+                event = self.subscriptions.next(), if self.opening.is_none() => match event {
                     Ok(Some(event)) => self.show(socket, &event).await,
                     Ok(None) => return AgentError::no_thread(self.thread).into(),
                     Err(error) => return error.into(),
                 },
                 _ = self.ping.tick() => {
                     if self.heard.elapsed() > SILENCE {
-                        return Closed::Left;
+                        return Close::Left;
                     }
                     send(socket, Message::Ping(Bytes::new())).await
                 }
@@ -236,47 +200,47 @@ impl Session {
         }
     }
 
-    async fn hear(&mut self, socket: &mut WebSocket, message: Message) -> Result<(), Closed> {
+    async fn hear(&mut self, socket: &mut WebSocket, message: Message) -> Result<(), Close> {
         self.heard = Instant::now();
         let text = match message {
             Message::Text(text) => Bytes::from(text),
             Message::Binary(bytes) => bytes,
-            Message::Close(_) => return Err(Closed::Left),
+            Message::Close(_) => return Err(Close::Left),
             Message::Ping(_) | Message::Pong(_) => return Ok(()),
         };
         let answer = match serde_json::from_slice::<Value>(&text) {
             Ok(Value::Object(object)) => match Command::read(&object) {
-                Ok(command) => self.obey(socket, &object, command).await?,
-                Err(answer) => answer,
+                Ok(command) => self.obey(&object, command).await,
+                Err(answer) => Some(answer),
             },
-            _ => json!(Failure::new(
+            _ => Some(json!(Failure::new(
                 None,
                 "invalid_argument",
                 "Protocol commands must be JSON objects."
-            )),
+            ))),
         };
-        send(socket, Message::Text(Utf8Bytes::from(answer.to_string()))).await
+        match answer {
+            Some(answer) => send_json(socket, &answer).await,
+            None => Ok(()),
+        }
     }
 
-    async fn obey(&mut self, socket: &mut WebSocket, object: &Object, command: Command<'_>) -> Result<Value, Closed> {
+    /// The answer to a command; `None` where it comes later.
+    async fn obey(&mut self, object: &Object, command: Command<'_>) -> Option<Value> {
         let none = Object::new();
         let params = command.params.unwrap_or(&none);
         let outcome = match command.method {
             "subscription.subscribe" | "subscription.reconnect" => {
-                let reconnects = command.method == "subscription.reconnect";
-                match self.subscriptions.subscribe(params, reconnects) {
-                    Ok(mut opening) => {
-                        let mut replayed = 0_u64;
-                        while let Some(event) = opening.next().await? {
-                            self.show(socket, &event).await?;
-                            replayed += 1;
-                        }
-                        let id = opening.id.clone();
-                        self.subscriptions.opened(opening);
-                        Ok(json!({"subscription_id": id, "replayed_events": replayed}))
-                    }
-                    Err(refused) => Err(refused),
+                if self.queued.len() < subscriptions::MOST {
+                    self.queued.push_back(Subscribe {
+                        id: command.id,
+                        params: params.clone(),
+                        reconnects: command.method == "subscription.reconnect",
+                    });
+                    return None;
                 }
+                let text = "too many subscriptions are being opened: wait for the answers".to_owned();
+                Err(("invalid_argument", text))
             }
             "subscription.unsubscribe" => self.subscriptions.unsubscribe(params),
             _ => {
@@ -284,14 +248,53 @@ impl Session {
                 if let Some(meta) = answer.get_mut("meta") {
                     *meta = commands::meta(self.sent);
                 }
-                return Ok(answer);
+                return Some(answer);
             }
         };
-        Ok(commands::reply(command.id, outcome, self.sent))
+        Some(commands::reply(command.id, outcome, self.sent))
     }
 
-    async fn show(&mut self, socket: &mut WebSocket, event: &Event) -> Result<(), Closed> {
-        self.seen.may_read(&self.app, self.thread).await?;
+    /// Begins to open the next subscription, where none is being opened.
+    async fn open_queued(&mut self, socket: &mut WebSocket) -> Result<(), Close> {
+        while self.opening.is_none()
+            && let Some(next) = self.queued.pop_front()
+        {
+            match self.subscriptions.subscribe(&next.params, next.reconnects) {
+                Ok(opening) => {
+                    self.opening = Some(Replaying {
+                        id: next.id,
+                        opening,
+                        events: 0,
+                    });
+                }
+                Err(refusal) => {
+                    let answer = commands::reply(next.id, Err(refusal), self.sent);
+                    send_json(socket, &answer).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Shows an event that the subscription which is opened missed; behind the last one, answers its command.
+    async fn replay(&mut self, socket: &mut WebSocket, event: Option<Arc<Event>>) -> Result<(), Close> {
+        if let Some(event) = event {
+            self.show(socket, &event).await?;
+            if let Some(replaying) = &mut self.opening {
+                replaying.events += 1;
+            }
+            return Ok(());
+        }
+        let Some(Replaying { id, opening, events }) = self.opening.take() else {
+            return Ok(());
+        };
+        let result = json!({"subscription_id": opening.id, "replayed_events": events});
+        self.subscriptions.opened(opening);
+        send_json(socket, &commands::reply(id, Ok(result), self.sent)).await
+    }
+
+    async fn show(&mut self, socket: &mut WebSocket, event: &Event) -> Result<(), Close> {
+        self.visibility.may_read(&self.app, self.thread).await?;
         // Events are JSON, and so UTF-8.
         let Ok(text) = Utf8Bytes::try_from(event.text.clone()) else {
             return Ok(());
@@ -302,10 +305,58 @@ impl Session {
     }
 }
 
-async fn send(socket: &mut WebSocket, message: Message) -> Result<(), Closed> {
+/// The next event that a subscription missed; `None` when that is all. Waits for ever when none is being opened. May be
+/// dropped while waiting without losing one.
+async fn missed(opening: &mut Option<Replaying>) -> Result<Option<Arc<Event>>, AgentError> {
+    match opening {
+        Some(replaying) => replaying.opening.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn send_json(socket: &mut WebSocket, answer: &Value) -> Result<(), Close> {
+    send(socket, Message::Text(Utf8Bytes::from(answer.to_string()))).await
+}
+
+async fn send(socket: &mut WebSocket, message: Message) -> Result<(), Close> {
     match tokio::time::timeout(SEND_PATIENCE, socket.send(message)).await {
         Ok(Ok(())) => Ok(()),
-        Ok(Err(_)) => Err(Closed::Left),
-        Err(_) => Err(Closed::With(close_code::POLICY, "the reader is too slow".to_owned())),
+        Ok(Err(_)) => Err(Close::Left),
+        Err(_) => Err(Close::With(close_code::POLICY, "the reader is too slow".to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
+        let pairs = pairs.iter().map(|(name, value)| {
+            let name: http::HeaderName = name.parse().unwrap();
+            (name, HeaderValue::from_static(value))
+        });
+        pairs.collect()
+    }
+
+    #[test]
+    fn pages_of_elsewhere_open_no_socket_by_a_cookie() {
+        let cors = Settings::default()
+            .cors
+            .with_origins(vec!["https://chat.example".to_owned()]);
+        let settings = Settings {
+            custom_auth: true,
+            cors,
+            ..Settings::default()
+        };
+        let may = |pairs: &[(&'static str, &'static str)]| may_connect(&settings, &headers(pairs));
+        let (host, cookie) = (("host", "agents.example"), ("cookie", "session=1"));
+        assert!(!may(&[host, cookie, ("origin", "https://evil.example")]));
+        assert!(!may(&[host, cookie, ("origin", "null")]));
+        assert!(may(&[host, cookie, ("origin", "https://agents.example")]));
+        assert!(may(&[host, cookie, ("origin", "https://chat.example")]));
+        assert!(may(&[host, cookie]), "no browser");
+        assert!(may(&[host, ("origin", "https://evil.example")]), "no cookie");
     }
 }

@@ -7,6 +7,7 @@ use axum::extract::State;
 use axum::response::Response;
 use bytes::{Bytes, BytesMut};
 use futures::stream;
+use http::StatusCode;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 use tokio_util::sync::CancellationToken;
 use towpath_domain::ThreadId;
@@ -54,9 +55,9 @@ pub(crate) async fn events(
 ) -> Result<Response, AgentError> {
     let filter = Filter::read(&request).map_err(AgentError::bad_request)?;
     let since = number("since", request.get("since")).map_err(AgentError::bad_request)?;
-    let mut seen = Seen::by_caller();
+    let mut visibility = Visibility::of_caller();
     // A thread that is there is judged before anything is answered.
-    seen.may_open(&app, thread).await?;
+    visibility.may_open(&app, thread).await?;
     let every = app.settings.heartbeat;
     let mut beat = interval_at(Instant::now() + every, every);
     beat.set_missed_tick_behavior(MissedTickBehavior::Skip);
@@ -66,7 +67,7 @@ pub(crate) async fn events(
         app,
         thread,
         filter,
-        seen,
+        visibility,
         beat,
         ended: false,
         _counted: Counted::new("sse"),
@@ -84,7 +85,7 @@ struct Streaming {
     thread: ThreadId,
     cursor: Cursor,
     filter: Filter,
-    seen: Seen,
+    visibility: Visibility,
     beat: Interval,
     draining: CancellationToken,
     ended: bool,
@@ -96,34 +97,42 @@ impl Streaming {
         while !self.ended {
             let event = tokio::select! {
                 biased;
-                event = self.cursor.next() => event,
-                _ = self.beat.tick() => return Some(Ok(Bytes::from_static(b": heartbeat\r\n\r\n"))),
                 // Readers come back, to another process, and go on behind the number they had. A body that ended would
                 // tell them that nothing more comes.
                 () = self.draining.cancelled() => {
                     self.ended = true;
                     return Some(Err(io::Error::other("the server is shutting down")));
                 }
+                event = self.cursor.next() => event,
+                _ = self.beat.tick() => return Some(Ok(Bytes::from_static(b": heartbeat\r\n\r\n"))),
             };
             let event = match event {
                 Ok(Some(event)) if !self.filter.takes(&event) => continue,
                 Ok(event) => event?,
-                Err(error) => return Some(Ok(self.failed(&error))),
+                Err(error) => return Some(self.fail(&error)),
             };
-            if let Err(error) = self.seen.may_read(&self.app, self.thread).await {
-                return Some(Ok(self.failed(&error)));
+            if let Err(error) = self.visibility.may_read(&self.app, self.thread).await {
+                return Some(self.fail(&error));
             }
             return Some(Ok(frame(&event)));
         }
         None
     }
 
-    /// The head is sent, so the body says it.
-    fn failed(&mut self, error: &AgentError) -> Bytes {
+    fn fail(&mut self, error: &AgentError) -> io::Result<Bytes> {
         self.ended = true;
-        let text = Failure::new(None, "unknown_error", error.detail()).to_bytes();
-        written("error", &text, None)
+        failure(error)
     }
+}
+
+/// What a stream ends with that fails. The head is sent, so the body says it. One that can be read a moment later is broken
+/// off, and its reader comes back.
+fn failure(error: &AgentError) -> io::Result<Bytes> {
+    if error.status() == StatusCode::SERVICE_UNAVAILABLE {
+        return Err(io::Error::other("the database does not answer"));
+    }
+    let text = Failure::new(None, "unknown_error", error.detail()).to_bytes();
+    Ok(written("error", &text, None))
 }
 
 fn frame(event: &Event) -> Bytes {
@@ -145,16 +154,16 @@ fn written(name: &str, data: &[u8], id: Option<i64>) -> Bytes {
 }
 
 /// Whether a caller may read a thread that may still be made, by somebody else.
-pub(super) struct Seen {
+pub(super) struct Visibility {
     /// What its metadata must pass; empty where everything may be read.
     visible: Object,
     /// It was there, and passed.
     judged: bool,
 }
 
-impl Seen {
+impl Visibility {
     /// Of the caller of the request at hand.
-    pub fn by_caller() -> Self {
+    pub fn of_caller() -> Self {
         let visible = auth::visible();
         Self {
             judged: visible.is_empty(),
@@ -167,8 +176,7 @@ impl Seen {
         self.judge(app, thread).await.map(drop)
     }
 
-    /// Judges the thread before an event of it is shown. Events outlive the row of a deleted thread: without the row nobody
-    /// can be judged, so nobody is shown them.
+    /// Judges the thread before an event of it is shown. Without its row nobody can be judged, so nobody is shown anything.
     pub async fn may_read(&mut self, app: &AgentApp, thread: ThreadId) -> Result<(), AgentError> {
         if self.judge(app, thread).await? {
             Ok(())
@@ -212,5 +220,19 @@ impl Counted {
 impl Drop for Counted {
     fn drop(&mut self) {
         self.0.decrement(1.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_stream_that_fails_for_a_moment_is_broken_off() {
+        assert!(failure(&AgentError::unavailable("Service Unavailable", Duration::from_secs(2))).is_err());
+        let told = failure(&AgentError::not_found()).unwrap();
+        assert!(told.starts_with(b"event: error\r\n"), "{told:?}");
     }
 }

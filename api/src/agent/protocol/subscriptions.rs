@@ -8,14 +8,15 @@ use towpath_domain::{RequestId, ThreadId};
 
 use super::cursor::Cursor;
 use super::event::Event;
-use super::filter::{Filter, number};
+use super::filter::{Filter, number, short};
+use super::replay::Position;
 use crate::agent::app::AgentApp;
 use crate::agent::errors::AgentError;
 
 /// Subscriptions of one socket.
-const MOST: usize = 256;
+pub(super) const MOST: usize = 256;
 
-/// The subscriptions of one socket. An event that several of them want is sent once.
+/// The subscriptions of one socket. An event of several of them is sent once.
 pub(super) struct Subscriptions {
     app: AgentApp,
     thread: ThreadId,
@@ -36,12 +37,14 @@ pub(super) struct Opening {
 }
 
 impl Opening {
-    /// The next event of what it missed; `None` when that is all.
+    /// The next event of what it missed; `None` when that is all, or no more of it is kept. May be dropped while waiting
+    /// without losing one.
     pub async fn next(&mut self) -> Result<Option<Arc<Event>>, AgentError> {
         while self.cursor.position() < self.until {
-            let Some(event) = self.cursor.next().await? else { break };
-            if event.seq <= self.until && self.filter.takes(&event) {
-                return Ok(Some(event));
+            match self.cursor.next_kept().await? {
+                Position::At(event) if event.seq <= self.until && self.filter.takes(&event) => return Ok(Some(event)),
+                Position::At(_) => {}
+                Position::End | Position::Gone => break,
             }
         }
         Ok(None)
@@ -58,7 +61,7 @@ impl Subscriptions {
         }
     }
 
-    /// The next event that one of them wants; `None` when the thread is gone. Waits for ever when there is none. May be
+    /// The next event of any of them; `None` when the thread is gone. Waits for ever when there is none. May be
     /// dropped while waiting without losing one.
     pub async fn next(&mut self) -> Result<Option<Arc<Event>>, AgentError> {
         let Some(cursor) = &mut self.cursor else {
@@ -94,6 +97,9 @@ impl Subscriptions {
             .get("subscription_id")
             .and_then(Value::as_str)
             .filter(|_| reconnects);
+        if let Some(id) = named {
+            short("subscription_id", id).map_err(invalid)?;
+        }
         let id = named.map_or_else(|| RequestId::new().to_string(), str::to_owned);
         Ok(Opening {
             id,
@@ -110,7 +116,6 @@ impl Subscriptions {
         self.cursor.get_or_insert(opening.cursor);
     }
 
-    /// Ends a subscription.
     pub fn unsubscribe(&mut self, params: &Object) -> Outcome {
         let Some(id) = params.get("subscription_id").and_then(Value::as_str) else {
             let text = "subscription_id: subscription.unsubscribe requires it".to_owned();

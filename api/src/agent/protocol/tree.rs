@@ -18,17 +18,24 @@ const PAGE_BYTES: i64 = 1 << 20;
 pub(super) async fn read(app: &AgentApp, thread: ThreadId) -> Result<Option<Value>, AgentError> {
     let mut normalizer = Normalizer::default();
     let (tenant, mut after) = (app.tenant, 0);
+    let run = app
+        .store
+        .read(async |tx| run_events::last_run(tx, tenant, thread).await)
+        .await?;
+    if run.is_none() {
+        return Ok(None);
+    }
     loop {
         let page = app
             .store
-            .read(async |tx| run_events::read(tx, tenant, thread, None, after, PAGE_BYTES).await)
+            .read(async |tx| run_events::read(tx, tenant, thread, run, after, PAGE_BYTES).await)
             .await?;
         for batch in &page.batches {
             after = batch.log_position;
             for text in frame::split(&batch.frames) {
                 let Some(item) = item(text) else { continue };
                 if let Some(run) = normalizer.new_run(&item) {
-                    let graph = graph_of(app, run).await;
+                    let graph = graph_of(app, run).await?;
                     normalizer.begin(run, &graph);
                 }
                 normalizer.take(&item);

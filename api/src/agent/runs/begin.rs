@@ -8,9 +8,10 @@ use towpath_domain::agent::merge::{EVENT_STREAMING, RESERVED_CONFIGURABLE};
 use towpath_domain::agent::{AdmittedRun, Object, RunRequest};
 use towpath_domain::{AssistantId, RequestId, RunId, ThreadId};
 use towpath_durable::trace;
-use towpath_store::Tx;
 use towpath_store::assistants::Assistant;
 use towpath_store::runs::Run;
+use towpath_store::threads::{self, Thread};
+use towpath_store::{Tx, lanes};
 use towpath_workflows::run_agent::{self, NewRun, Stateless, Target};
 use tracing::Instrument as _;
 
@@ -110,6 +111,28 @@ impl Ready {
             .store
             .write(async |tx| run_agent::start_visible(tx, app.tenant, new, &visible).await);
         Ok(recorded.await?)
+    }
+
+    /// Records it on a thread that is there, if `judge` lets the thread pass. It is judged under the lock of the thread's lane:
+    /// no run of the thread is recorded, or ends, between that and the record.
+    pub async fn start_where<E>(
+        self,
+        app: &AgentApp,
+        thread: ThreadId,
+        judge: impl FnOnce(&Thread) -> Result<(), E>,
+    ) -> Result<Result<Run, E>, AgentError> {
+        let recorded = app
+            .store
+            .write(async |tx| {
+                lanes::lock(tx, run_agent::lane(thread).key(), 1).await?;
+                let row = threads::get(tx, app.tenant, thread).await?;
+                match judge(&row) {
+                    Ok(()) => self.record(app, tx).await.map(Ok),
+                    Err(refusal) => Ok(Err(refusal)),
+                }
+            })
+            .await;
+        Ok(recorded?)
     }
 
     /// Records it for somebody who reads it from now on. Whoever wanted it cancelled on leaving may leave before it is

@@ -1,5 +1,7 @@
 //! The thread-centric streaming protocol: commands, and events that are the same for every reader.
 
+mod threads;
+
 use http::Method;
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
@@ -18,7 +20,6 @@ on_both_databases!(
     a_reader_that_comes_back_elsewhere_gets_the_rest,
     a_slow_reader_misses_nothing_that_was_dropped_meanwhile,
     messages_and_subgraphs_are_made_of_frames,
-    interrupts_are_requests_for_input,
     commands_are_answered_as_clients_know_them,
     a_stream_without_a_channel_is_refused,
     the_streams_of_a_process_that_drains_end,
@@ -275,36 +276,6 @@ async fn messages_and_subgraphs_are_made_of_frames(agent: Agent) {
     );
 }
 
-async fn interrupts_are_requests_for_input(agent: Agent) {
-    let thread = agent.thread().await;
-    let run = agent.record(thread, &json!({"stream_resumable": true})).await;
-    let asked = json!([{"id": "i1", "value": {"question": "sure?"}}]);
-    let frames = [
-        frame(run, 1, 1001, "updates", &json!({ "__interrupt__": asked })),
-        frame(run, 2, 1002, "values", &json!({"log": [], "__interrupt__": asked})),
-    ];
-    agent.log(thread, &frames).await;
-    agent.log(thread, &[ended(run, 1003, 2, RunStatus::Success)]).await;
-    let events = whole(&mut open(&agent.router, thread, &ALL, None).await).await;
-    assert_eq!(
-        methods(&events),
-        ["lifecycle", "input.requested", "values", "lifecycle"]
-    );
-    let question = json!({"question": "sure?"});
-    let request = json!({"interrupt_id": "i1", "payload": question, "value": question});
-    assert_eq!(events[1].data, request);
-    assert_eq!(events[2].data, json!({"log": []}));
-    assert_eq!(events[3].data["event"], "interrupted");
-    let answer = json!({"interrupt_id": "i1", "response": "yes", "namespace": []});
-    // No state of the thread keeps it: it was streamed by hand.
-    agent.delete(&format!("/threads/{thread}/runs/{run}")).await;
-    let refused = command(&agent, thread, "input.respond", &answer).await;
-    assert_eq!(
-        (&refused["type"], &refused["error"]),
-        (&json!("error"), &json!("no_such_interrupt"))
-    );
-}
-
 async fn commands_are_answered_as_clients_know_them(agent: Agent) {
     let thread = agent.thread().await;
     let path = format!("/threads/{thread}/commands");
@@ -335,6 +306,12 @@ async fn commands_are_answered_as_clients_know_them(agent: Agent) {
             "invalid_argument",
         ),
         (
+            "input.respond",
+            json!({"interrupt_id": "i".repeat(257), "response": 1}),
+            "invalid_argument",
+        ),
+        ("state.get", json!({"namespace": ["n".repeat(257)]}), "invalid_argument"),
+        (
             "run.start",
             json!({"assistant_id": "steps", "langsmith_tracer": 1}),
             "invalid_argument",
@@ -359,6 +336,15 @@ async fn commands_are_answered_as_clients_know_them(agent: Agent) {
     }
     let state = command(&agent, thread, "state.get", &json!({"namespace": []})).await;
     assert_eq!(state["result"]["values"], json!({}));
+    // A strategy that is not known counts as none; one that refuses the run has a code of its own.
+    for (strategy, outcome) in [("sometime", json!(null)), ("reject", json!("conflict"))] {
+        let params = json!({"assistant_id": "steps", "multitaskStrategy": strategy});
+        assert_eq!(
+            command(&agent, thread, "run.start", &params).await["error"],
+            outcome,
+            "{strategy}"
+        );
+    }
     let missing = command(
         &agent,
         ThreadId::new(),
@@ -396,9 +382,11 @@ async fn a_stream_without_a_channel_is_refused(agent: Agent) {
 async fn the_streams_of_a_process_that_drains_end(agent: Agent) {
     let thread = agent.thread().await;
     let run = agent.record(thread, &json!({"stream_resumable": true})).await;
-    agent.log(thread, &[values(run, 1, 1001)]).await;
+    let kept: Vec<_> = (1..=3).map(|number| values(run, number, 1000 + number)).collect();
+    agent.log(thread, &kept).await;
     let mut stream = open(&agent.router, thread, &["values"], None).await;
     assert_eq!(next(&mut stream).await.data, json!({"log": [1]}));
+    // Whatever else there is to read.
     agent.draining.cancel();
     // As if it had broken off: clients take an end for the end of everything.
     let broken = tokio::time::timeout(PATIENCE, stream.body.frame()).await.unwrap();

@@ -15,7 +15,6 @@ const INTERRUPT: &str = "__interrupt__";
 /// Key by which a graph host names the node beside the data.
 const NODE: &str = "__node";
 
-/// An interrupt.
 #[derive(Deserialize)]
 struct Interrupt {
     id: String,
@@ -111,17 +110,21 @@ impl Run {
         let Ok(mut fields) = serde_json::from_str::<BTreeMap<String, Box<RawValue>>>(data) else {
             return (Vec::new(), whole());
         };
-        let Some(asked) = fields.remove(INTERRUPT) else {
+        let Some(interrupts) = fields.remove(INTERRUPT) else {
             return (Vec::new(), whole());
         };
-        let asked: Vec<Interrupt> = serde_json::from_str(asked.get()).unwrap_or_default();
-        let drafts = asked.iter().filter_map(|one| self.request(namespace, one)).collect();
+        let interrupts: Vec<Interrupt> = serde_json::from_str(interrupts.get()).unwrap_or_default();
+        let requests = interrupts
+            .iter()
+            .filter_map(|interrupt| self.request(namespace, interrupt));
+        let drafts = requests.collect();
         let rest = (!fields.is_empty()).then(|| serde_json::value::to_raw_value(&fields).ok());
         (drafts, rest.flatten())
     }
 
     fn request(&mut self, namespace: &[String], interrupt: &Interrupt) -> Option<Draft> {
-        if self.asked.len() >= MOST_KNOWN || !self.asked.insert(interrupt.id.clone()) {
+        self.interrupted = true;
+        if self.requested.len() >= MOST_KNOWN || !self.requested.insert(interrupt.id.clone()) {
             return None;
         }
         let id = self.event_id(&["input", &interrupt.id]);
@@ -204,9 +207,48 @@ fn tools(namespace: &[String], data: &str) -> Vec<Draft> {
     let event = Draft::of(Channel::Tools, namespace, &data).map(|draft| draft.with_node(node));
     let mut drafts: Vec<Draft> = event.into_iter().collect();
     if data["event"] == "tool-finished" {
-        drafts.extend(super::messages::of_tool(namespace, &data));
+        drafts.extend(answer(namespace, &data));
     }
     drafts
+}
+
+/// What a tool answered, as a message below the namespace of its graph.
+fn answer(namespace: &[String], event: &Value) -> Vec<Draft> {
+    let output = &event["output"];
+    if !output.is_object() {
+        return Vec::new();
+    }
+    let call = event["tool_call_id"]
+        .as_str()
+        .or_else(|| output["tool_call_id"].as_str());
+    let id = match (output["id"].as_str().filter(|id| !id.is_empty()), call) {
+        (Some(id), _) => id.to_owned(),
+        (None, Some(call)) => format!("tool-{call}"),
+        (None, None) => return Vec::new(),
+    };
+    let text = match &output["content"] {
+        Value::String(text) => text.clone(),
+        Value::Null => String::new(),
+        other => other.to_string(),
+    };
+    let mut place = namespace.to_vec();
+    place.extend(call.map(|call| format!("tools:{call}")));
+    let mut start = json!({"event": "message-start", "role": "tool", "id": id});
+    if let Some(call) = call {
+        start["tool_call_id"] = json!(call);
+    }
+    let whole = json!({"type": "text", "text": text});
+    let events = [
+        start,
+        json!({"event": "content-block-start", "index": 0, "content": {"type": "text", "text": ""}}),
+        json!({"event": "content-block-delta", "index": 0, "delta": {"type": "text-delta", "text": text}}),
+        json!({"event": "content-block-finish", "index": 0, "content": whole}),
+        json!({"event": "message-finish"}),
+    ];
+    events
+        .iter()
+        .filter_map(|data| Draft::of(Channel::Messages, &place, data))
+        .collect()
 }
 
 fn take_node(data: &mut Value) -> Option<String> {

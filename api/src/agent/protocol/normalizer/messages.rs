@@ -5,11 +5,11 @@ use std::collections::{HashMap, HashSet};
 use serde_json::{Map, Value, json};
 
 use super::super::event::{Channel, Draft};
+use super::blocks::{Block, reasoning};
 
 /// Messages that grow at once; of those beyond only their end is shown, by the state.
 const MOST_OPEN: usize = 1000;
 
-/// The messages of one run.
 #[derive(Debug, Default)]
 pub(super) struct Messages {
     open: HashMap<String, Open>,
@@ -27,34 +27,24 @@ struct Open {
     finish: Map<String, Value>,
 }
 
-#[derive(Debug)]
-enum Block {
-    Text(String),
-    /// Which call of the message, its id and name, and its arguments as JSON text.
-    Call {
-        index: Value,
-        id: Value,
-        name: Value,
-        args: String,
-    },
-    /// What came whole.
-    Other(Value),
-}
-
-impl Block {
-    fn whole(&self) -> Value {
-        match self {
-            Self::Text(text) => json!({"type": "text", "text": text}),
-            Self::Call { id, name, args, .. } => {
-                let text = if args.is_empty() { "{}" } else { args.as_str() };
-                match serde_json::from_str::<Value>(text) {
-                    Ok(args) if args.is_object() => json!({"type": "tool_call", "id": id, "name": name, "args": args}),
-                    _ => json!({"type": "invalid_tool_call", "id": id, "name": name, "args": args,
-                                "error": "Malformed args."}),
+/// Adds the usage of a piece of a message to that of the pieces before.
+fn add_usage(sum: &mut Value, piece: &Value) {
+    match (sum, piece) {
+        (Value::Object(sum), Value::Object(piece)) => {
+            for (name, value) in piece {
+                match sum.get_mut(name) {
+                    Some(before) => add_usage(before, value),
+                    None => {
+                        sum.insert(name.clone(), value.clone());
+                    }
                 }
             }
-            Self::Other(block) => block.clone(),
         }
+        (sum, piece) => match (sum.as_i64(), piece.as_i64()) {
+            (Some(before), Some(more)) => *sum = json!(before.saturating_add(more)),
+            _ if piece.is_null() => {}
+            _ => sum.clone_from(piece),
+        },
     }
 }
 
@@ -141,7 +131,6 @@ fn list<'m>(message: &'m Value, key: &str) -> &'m [Value] {
     message[key].as_array().map(Vec::as_slice).unwrap_or_default()
 }
 
-/// What a message begins with.
 fn start(metadata: &Value) -> Value {
     let mut data = json!({"event": "message-start", "role": "ai"});
     let mut shown = Map::new();
@@ -185,7 +174,10 @@ impl Open {
                             part["type"].as_str(),
                             Some("tool_use" | "tool_call" | "input_json_delta")
                         ) => {}
-                        None if part.is_object() => self.other(id, part, drafts),
+                        None if part.is_object() => match reasoning(part) {
+                            Some(piece) => self.reason(id, piece, drafts),
+                            None => self.other(id, part, drafts),
+                        },
                         None => {}
                     }
                 }
@@ -202,7 +194,11 @@ impl Open {
             self.call(id, &piece, drafts);
         }
         if message["usage_metadata"].is_object() {
-            self.usage = Some(message["usage_metadata"].clone());
+            let usage = &message["usage_metadata"];
+            match &mut self.usage {
+                Some(sum) if !is_whole => add_usage(sum, usage),
+                known => *known = Some(usage.clone()),
+            }
         }
         if let Value::Object(more) = &message["response_metadata"] {
             self.finish.extend(more.clone());
@@ -238,6 +234,37 @@ impl Open {
         drafts.extend(self.draft(id, data));
     }
 
+    /// A piece of reasoning. It belongs to the block before it, unless its index is another one.
+    fn reason(&mut self, id: &str, piece: Map<String, Value>, drafts: &mut Vec<Draft>) {
+        let of_piece = piece.get("index").cloned().unwrap_or_default();
+        let goes_on = matches!(self.blocks.last(), Some(Block::Reasoning { index, .. }) if *index == of_piece);
+        if !goes_on {
+            let block = Block::Reasoning {
+                index: of_piece,
+                text: String::new(),
+                more: Map::new(),
+            };
+            self.begin(id, block, &json!({"type": "reasoning", "reasoning": ""}), drafts);
+        }
+        let at = self.blocks.len() - 1;
+        let Some(Block::Reasoning { text, more, .. }) = self.blocks.last_mut() else {
+            return;
+        };
+        let mut delta = json!({"type": "reasoning-delta", "reasoning": ""});
+        for (name, value) in piece {
+            if name == "reasoning" {
+                text.push_str(value.as_str().unwrap_or_default());
+                delta["reasoning"] = value;
+            } else if name != "type" && name != "index" && !value.is_null() {
+                more.insert(name, value);
+            }
+        }
+        if delta["reasoning"] != "" {
+            let data = json!({"event": "content-block-delta", "index": at, "delta": delta});
+            drafts.extend(self.draft(id, data));
+        }
+    }
+
     fn other(&mut self, id: &str, part: &Value, drafts: &mut Vec<Draft>) {
         self.begin(id, Block::Other(part.clone()), part, drafts);
     }
@@ -271,56 +298,93 @@ impl Open {
         else {
             return;
         };
-        args.push_str(piece["args"].as_str().unwrap_or_default());
+        let more = piece["args"].as_str().unwrap_or_default();
+        args.push_str(more);
+        // An id or a name that comes behind the first piece is shown with the whole call.
         if known.is_null() {
             known.clone_from(call);
         }
         if named.is_null() {
             named.clone_from(name);
         }
-        // A snapshot, which replaces the one before.
-        let fields = json!({"type": "tool_call_chunk", "id": known, "name": named, "args": args});
-        let delta = json!({"type": "block-delta", "fields": fields});
+        if more.is_empty() {
+            return;
+        }
+        let delta = json!({"type": "tool-call-delta", "args": more});
         let data = json!({"event": "content-block-delta", "index": at, "delta": delta});
         drafts.extend(self.draft(id, data));
     }
 }
 
-/// What a tool answered, as a message below the namespace of its graph.
-pub(super) fn of_tool(namespace: &[String], event: &Value) -> Vec<Draft> {
-    let output = &event["output"];
-    if !output.is_object() {
-        return Vec::new();
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Data of the events of pieces of one message, the last of which ends it.
+    fn events(pieces: &[Value]) -> Vec<Value> {
+        let mut messages = Messages::default();
+        let mut all = Vec::new();
+        for (at, piece) in pieces.iter().enumerate() {
+            let mut message = json!({"type": "AIMessageChunk", "id": "m", "content": ""});
+            for (name, value) in piece.as_object().unwrap() {
+                message[name] = value.clone();
+            }
+            if at + 1 == pieces.len() {
+                message["chunk_position"] = json!("last");
+            }
+            all.extend(messages.take(&[], &json!([message, {}])));
+        }
+        all.iter()
+            .map(|draft| serde_json::from_str(draft.data.get()).unwrap())
+            .collect()
     }
-    let call = event["tool_call_id"]
-        .as_str()
-        .or_else(|| output["tool_call_id"].as_str());
-    let id = match (output["id"].as_str().filter(|id| !id.is_empty()), call) {
-        (Some(id), _) => id.to_owned(),
-        (None, Some(call)) => format!("tool-{call}"),
-        (None, None) => return Vec::new(),
-    };
-    let text = match &output["content"] {
-        Value::String(text) => text.clone(),
-        Value::Null => String::new(),
-        other => other.to_string(),
-    };
-    let mut place = namespace.to_vec();
-    place.extend(call.map(|call| format!("tools:{call}")));
-    let mut start = json!({"event": "message-start", "role": "tool", "id": id});
-    if let Some(call) = call {
-        start["tool_call_id"] = json!(call);
+
+    #[test]
+    fn the_usage_of_all_pieces_is_summed() {
+        let usage = |input: i64, output: i64| {
+            json!({"usage_metadata": {"input_tokens": input, "output_tokens": output, "total_tokens": input + output,
+                                      "input_token_details": {"cache_read": input}}})
+        };
+        let all = events(&[usage(7, 0), usage(0, 2), usage(0, 3)]);
+        let expected = json!({"input_tokens": 7, "output_tokens": 5, "total_tokens": 12,
+                              "input_token_details": {"cache_read": 7}});
+        assert_eq!(all.last().unwrap()["usage"], expected);
     }
-    let whole = json!({"type": "text", "text": text});
-    let events = [
-        start,
-        json!({"event": "content-block-start", "index": 0, "content": {"type": "text", "text": ""}}),
-        json!({"event": "content-block-delta", "index": 0, "delta": {"type": "text-delta", "text": text}}),
-        json!({"event": "content-block-finish", "index": 0, "content": whole}),
-        json!({"event": "message-finish"}),
-    ];
-    events
-        .iter()
-        .filter_map(|data| Draft::of(Channel::Messages, &place, data))
-        .collect()
+
+    #[test]
+    fn pieces_of_reasoning_are_one_block() {
+        let piece = |text: &str| json!({"content": [{"type": "thinking", "thinking": text, "index": 0}]});
+        let signature = json!({"content": [{"type": "thinking", "signature": "s", "index": 0}]});
+        let answer = json!({"content": [{"type": "text", "text": "yes", "index": 1}]});
+        let all = events(&[piece("let "), piece("me see"), signature, answer]);
+        let of = |event: &str| all.iter().filter(|data| data["event"] == event).collect::<Vec<_>>();
+        assert_eq!(of("content-block-start").len(), 2, "{all:?}");
+        let deltas: Vec<_> = of("content-block-delta")
+            .iter()
+            .map(|data| data["delta"].clone())
+            .collect();
+        assert_eq!(deltas[0], json!({"type": "reasoning-delta", "reasoning": "let "}));
+        assert_eq!(deltas.len(), 3);
+        let expected = json!({"type": "reasoning", "reasoning": "let me see", "extras": {"signature": "s"}});
+        assert_eq!(of("content-block-finish")[0]["content"], expected);
+    }
+
+    #[test]
+    fn each_piece_of_a_call_carries_its_own_arguments() {
+        let piece =
+            |id: Value, args: &str| json!({"tool_call_chunks": [{"index": 0, "id": id, "name": id, "args": args}]});
+        let all = events(&[
+            piece(json!("c"), "{\"city\""),
+            piece(Value::Null, ": \"Ulm\""),
+            piece(Value::Null, "}"),
+        ]);
+        assert_eq!(
+            all[1]["content"],
+            json!({"type": "tool_call_chunk", "id": "c", "name": "c", "args": ""})
+        );
+        let deltas: Vec<_> = all.iter().filter_map(|data| data["delta"]["args"].as_str()).collect();
+        assert_eq!(deltas, ["{\"city\"", ": \"Ulm\"", "}"]);
+        let expected = json!({"type": "tool_call", "id": "c", "name": "c", "args": {"city": "Ulm"}});
+        assert_eq!(all[all.len() - 2]["content"], expected);
+    }
 }

@@ -56,7 +56,6 @@ pub(super) struct Change {
 }
 
 impl Change {
-    /// Its event.
     pub fn draft(&self) -> Option<Draft> {
         Draft::of(Channel::Lifecycle, &self.path, &self.data)
     }
@@ -72,7 +71,6 @@ impl Namespaces {
         }
     }
 
-    /// Name of the graph itself.
     pub fn graph(&self) -> &str {
         &self.graph
     }
@@ -127,7 +125,7 @@ impl Namespaces {
         let waits = result
             .get("interrupts")
             .and_then(Value::as_array)
-            .is_some_and(|asked| !asked.is_empty());
+            .is_some_and(|interrupts| !interrupts.is_empty());
         let (status, error) = match error {
             _ if waits => (Status::Interrupted, None),
             Some(error) => (Status::Failed, Some(error)),
@@ -182,7 +180,6 @@ impl Namespaces {
         }
     }
 
-    /// All of it, nested.
     pub fn tree(&self) -> Value {
         let mut tree = json!({"namespace": [], "status": self.status.as_str(), "graph_name": self.graph});
         let children = self.children(&[]);
