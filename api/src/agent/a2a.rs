@@ -73,7 +73,7 @@ pub(super) struct RpcAnswer {
 #[utoipa::path(post, path = "/a2a/{assistant_id}", tag = "a2a", request_body = RpcRequest,
     params(("assistant_id" = String, Path, description = "The assistant, or the name of a graph"),
            ("A2A-Version" = Option<String>, Header, description = "0.3 or 1.0"),
-           ("Last-Event-ID" = Option<String>, Header, pattern = r"^(-|-1|[0-9]{1,15}(-([0-9]{1,15}|\*))?)$",
+           ("Last-Event-ID" = Option<String>, Header,
             description = "For SubscribeToTask: the last event seen")),
     responses((status = 200, description = "A result or an error; a stream of them for the methods that stream",
                content((RpcAnswer = "application/json"), (sse::Event = "text/event-stream"))),

@@ -231,9 +231,7 @@ impl fmt::Display for Problems {
 pub fn holds_secret(name: &str) -> bool {
     use kind::Kind;
     let secret = |kind: &Kind| matches!(kind, Kind::Uri(_) | Kind::ApiKey | Kind::EncryptionKey);
-    keys::KEYS
-        .iter()
-        .any(|key| secret(&key.kind) && key.environment.contains(&name))
+    keys::all().any(|key| secret(&key.kind) && key.environment.contains(&name))
 }
 
 /// The name in `known` that `wrong` was probably meant to be.

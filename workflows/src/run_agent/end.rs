@@ -5,6 +5,7 @@ use serde_json::json;
 use towpath_domain::agent::frame::{End, Frame};
 use towpath_domain::agent::{CancelAction, EventId, RunStatus, ThreadStatus};
 use towpath_domain::job::Ended;
+use towpath_domain::{TenantId, ThreadId};
 use towpath_store::runs::{self, Run};
 use towpath_store::{self as store, Tx, checkpoints, run_events, threads};
 
