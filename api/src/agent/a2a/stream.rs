@@ -20,7 +20,7 @@ use towpath_domain::agent::a2a::{
     Code, Part, Refusal, Task, TaskState, artifact_update, reply, status_update, task_event,
 };
 use towpath_domain::agent::{EventId, Frame, Since};
-use towpath_store::a2a_tasks::Values;
+use towpath_store::a2a_tasks::Detail;
 use towpath_store::assistants::Assistant;
 
 use super::failure::Failure;
@@ -32,13 +32,11 @@ use crate::agent::live::{Item, Reader};
 use crate::agent::runs::since;
 use crate::agent::sse;
 
-/// How a stream begins.
-pub(super) struct Begins {
-    /// The task.
+/// What a stream begins with.
+pub(super) struct StreamStart {
     pub task: Task,
-    /// It, as its first event shows it.
+    /// The task as the first event shows it.
     pub first: Value,
-    /// What its run streams.
     pub reader: Reader,
 }
 
@@ -51,8 +49,8 @@ pub(super) async fn subscribe(
 ) -> Result<Response, Failure> {
     let id = params::task(&call.params, "id")?;
     allow(app, "read", id).await?;
-    let standing = find(app, assistant.id, id, Values::Read).await?;
-    let task = standing.task()?;
+    let row = find(app, assistant.id, id, Detail::ALL).await?;
+    let task = row.task()?;
     let since = match since(headers)? {
         Since::Now => Since::Beginning,
         // It missed the end, which is kept for a while.
@@ -62,17 +60,17 @@ pub(super) async fn subscribe(
         let text = format!("Task {id} is over: read it with GetTask");
         return Err(Refusal::new(Code::UnsupportedOperation, text).into());
     }
-    let reader = Reader::of_run(app, standing.thread_id, standing.run_id, true, since).await?;
-    let first = shown(&standing, call.dialect, None)?;
-    Ok(respond(app, assistant.id, call, Begins { task, first, reader }))
+    let reader = Reader::of_run(app, row.thread_id, row.run_id, true, since).await?;
+    let first = shown(&row, call.dialect, None)?;
+    Ok(respond(app, assistant.id, call, StreamStart { task, first, reader }))
 }
 
 /// The answer that streams.
-pub(super) fn respond(app: &AgentApp, assistant: AssistantId, call: &Call, begins: Begins) -> Response {
+pub(super) fn respond(app: &AgentApp, assistant: AssistantId, call: &Call, start: StreamStart) -> Response {
     let every = app.settings.heartbeat;
     let mut beat = interval_at(Instant::now() + every, every);
     beat.set_missed_tick_behavior(MissedTickBehavior::Skip);
-    let Begins { task, first, reader } = begins;
+    let StreamStart { task, first, reader } = start;
     let mut state = Streaming {
         app: app.clone(),
         assistant,
@@ -164,8 +162,8 @@ impl Streaming {
     /// The run is over: what it brought, and where the task stands.
     async fn end(&mut self) {
         self.ended = true;
-        let standing = read(&self.app, self.assistant, self.task.id, Values::Left).await;
-        let task = standing.and_then(|standing| standing.task().map_err(internal));
+        let row = read(&self.app, self.assistant, self.task.id, Detail::ARTIFACT).await;
+        let task = row.and_then(|row| row.task().map_err(internal));
         let task = match task {
             // Another message continues the task already: this stream is of the run before.
             Ok(task) if task.run != self.task.run => return,
