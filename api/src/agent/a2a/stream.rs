@@ -13,8 +13,6 @@ use bytes::Bytes;
 use futures::stream;
 use http::HeaderMap;
 use serde_json::Value;
-use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
-use tokio_util::sync::CancellationToken;
 use towpath_domain::AssistantId;
 use towpath_domain::agent::a2a::{
     Code, Part, Refusal, Task, TaskState, artifact_update, reply, status_update, task_event,
@@ -30,7 +28,7 @@ use super::tasks::{allow, find, internal, read, shown};
 use crate::agent::app::AgentApp;
 use crate::agent::live::{Item, Reader};
 use crate::agent::runs::since;
-use crate::agent::sse;
+use crate::agent::sse::{self, Due, Feed};
 
 /// What a stream begins with.
 pub(super) struct StreamStart {
@@ -67,18 +65,13 @@ pub(super) async fn subscribe(
 
 /// The answer that streams.
 pub(super) fn respond(app: &AgentApp, assistant: AssistantId, call: &Call, start: StreamStart) -> Response {
-    let every = app.settings.heartbeat;
-    let mut beat = interval_at(Instant::now() + every, every);
-    beat.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let StreamStart { task, first, reader } = start;
-    let mut state = Streaming {
+    let mut state = TaskStream {
         app: app.clone(),
         assistant,
         call: call.clone(),
         task,
-        reader,
-        beat,
-        draining: app.draining.clone(),
+        feed: Feed::new(app, reader),
         works: false,
         said: Vec::new(),
         ended: false,
@@ -91,14 +84,12 @@ pub(super) fn respond(app: &AgentApp, assistant: AssistantId, call: &Call, start
     })))
 }
 
-struct Streaming {
+struct TaskStream {
     app: AgentApp,
     assistant: AssistantId,
     call: Call,
     task: Task,
-    reader: Reader,
-    beat: Interval,
-    draining: CancellationToken,
+    feed: Feed,
     /// It was told that a worker performs the run.
     works: bool,
     /// What the assistant said last.
@@ -107,7 +98,7 @@ struct Streaming {
     gathered: VecDeque<Bytes>,
 }
 
-impl Streaming {
+impl TaskStream {
     async fn next(&mut self) -> Option<Bytes> {
         loop {
             if let Some(bytes) = self.gathered.pop_front() {
@@ -116,12 +107,10 @@ impl Streaming {
             if self.ended {
                 return None;
             }
-            let item = tokio::select! {
-                biased;
-                item = self.reader.next() => item,
-                _ = self.beat.tick() => return Some(Bytes::from_static(b": heartbeat\r\n\r\n")),
-                // The run goes on, and its readers come back to another process.
-                () = self.draining.cancelled() => return None,
+            let item = match self.feed.next().await {
+                Due::Item(item) => item,
+                Due::Heartbeat(beat) => return Some(beat),
+                Due::Drain => return None,
             };
             match item {
                 Ok(Some(Item::Frame(text))) => self.take(&text),
