@@ -14,13 +14,13 @@ pub const MOST: i64 = 10;
 /// An address as it is stored.
 #[derive(Clone, FromRow)]
 pub struct PushConfig {
-    /// Id of the row.
+    /// Of the row.
     pub id: Uuid,
-    /// The task.
+    /// The run that began the task.
     pub task_id: RunId,
     /// The client's id for it.
     pub name: String,
-    /// The address.
+    /// Where it is called.
     pub url: String,
     token: Option<String>,
     /// How the receiver is convinced, such as `Bearer`.
@@ -56,12 +56,12 @@ impl std::fmt::Debug for PushConfig {
     }
 }
 
-/// An address that is given.
+/// An address to record.
 #[derive(Clone, Debug)]
 pub struct NewPushConfig {
     /// The client's id for it.
     pub name: String,
-    /// The address.
+    /// Where it is called.
     pub url: String,
     /// What the receiver knows its calls by.
     pub token: Option<Secret>,

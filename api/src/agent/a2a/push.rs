@@ -49,7 +49,6 @@ pub(super) async fn put(app: &AgentApp, assistant: &Assistant, call: &Call) -> R
     Ok(call.answer(shown(&config, id, call.dialect)))
 }
 
-/// One address of a task.
 pub(super) async fn get(app: &AgentApp, assistant: &Assistant, call: &Call) -> Result<Response, Failure> {
     let (id, name) = place(call)?;
     allow(app, "read", id).await?;

@@ -44,7 +44,7 @@ impl Role {
     }
 }
 
-/// A message.
+/// What a client or an assistant says at once.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Message {
     /// Its id, which the sender made.

@@ -124,7 +124,7 @@ impl TaskState {
 /// A task as it stands.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Task {
-    /// Its id.
+    /// Its context, and the run that began it.
     pub id: TaskId,
     /// Its last run.
     pub run: RunId,
