@@ -153,7 +153,7 @@ impl Place {
             id: fields.next()?.parse().ok()?,
             total: fields
                 .next()?
-                .parse()
+                .parse::<i64>()
                 .ok()
                 .filter(|total| (0..=MOST_COUNTED).contains(total))?,
         };
