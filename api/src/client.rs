@@ -23,6 +23,8 @@ pub struct Client {
     pub address: Option<IpAddr>,
     /// Whether it speaks TLS, with us or with a proxy that may say so.
     pub secure: bool,
+    /// Whether a proxy that the operator named hands its requests on.
+    pub proxied: bool,
 }
 
 impl<S: Send + Sync> FromRequestParts<S> for Client {
@@ -88,6 +90,7 @@ impl Proxies {
             return Client {
                 address: Some(address),
                 secure: tls,
+                proxied: false,
             };
         }
         let (hops, scheme) = told(headers);
@@ -105,6 +108,7 @@ impl Proxies {
         Client {
             address: Some(address),
             secure,
+            proxied: true,
         }
     }
 }

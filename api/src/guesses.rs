@@ -91,7 +91,7 @@ mod tests {
     fn client(address: &str) -> Client {
         Client {
             address: Some(address.parse().unwrap()),
-            secure: false,
+            ..Client::default()
         }
     }
 

@@ -18,12 +18,14 @@ mod send;
 mod stream;
 mod tasks;
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
-use axum::extract::{Request, State};
+use axum::extract::{FromRequestParts, Request};
 use axum::response::{IntoResponse, Response};
 use http::HeaderMap;
 use http::header::ACCEPT;
+use http::request::Parts;
 use serde_json::{Map, Value};
 use towpath_domain::agent::a2a::{Code, Refusal};
 use towpath_store::assistants::Assistant;
@@ -39,6 +41,25 @@ use crate::routes::{Routes, routes};
 
 pub(super) fn routes() -> Routes<AgentApp> {
     Routes::default().routes(routes!(call)).merge(card::routes())
+}
+
+/// The server, and what a request says beside its body.
+pub(crate) struct RequestContext {
+    app: AgentApp,
+    client: Client,
+    headers: HeaderMap,
+}
+
+impl FromRequestParts<AgentApp> for RequestContext {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, app: &AgentApp) -> Result<Self, Infallible> {
+        Ok(Self {
+            app: app.clone(),
+            client: Client::of(&parts.extensions),
+            headers: parts.headers.clone(),
+        })
+    }
 }
 
 /// A call of JSON-RPC 2.0.
@@ -78,27 +99,22 @@ pub(super) struct RpcAnswer {
     responses((status = 200, description = "A result or an error; a stream of them for the methods that stream",
                content((RpcAnswer = "application/json"), (sse::Event = "text/event-stream"))),
               (status = 404, description = "No such assistant, or no such protocol here"), AgentError))]
-pub(crate) async fn call(
-    State(app): State<AgentApp>,
-    client: Client,
-    headers: HeaderMap,
-    Path(name): Path<String>,
-    request: Request,
-) -> Response {
-    if !accepts(&headers) {
+pub(crate) async fn call(context: RequestContext, Path(name): Path<String>, request: Request) -> Response {
+    let RequestContext { app, headers, .. } = &context;
+    if !accepts(headers) {
         let text = "Accept: expected application/json or text/event-stream";
         return AgentError::bad_request(text).into_response();
     }
-    let body = match bytes_of(request, &app).await {
+    let body = match bytes_of(request, app).await {
         Ok(body) => body,
         Err(error) => return error.into_response(),
     };
-    let call = match rpc::read(&headers, body) {
+    let call = match rpc::read(headers, body) {
         Ok(call) => call,
         Err(refused) => return refused.respond(),
     };
-    let answered = match assistant(&app, &name).await {
-        Ok(assistant) => perform(&app, client, &headers, &assistant, &call).await,
+    let answered = match assistant(app, &name).await {
+        Ok(assistant) => perform(&context, &assistant, &call).await,
         Err(failure) => Err(failure),
     };
     match answered {
@@ -108,13 +124,8 @@ pub(crate) async fn call(
     }
 }
 
-async fn perform(
-    app: &AgentApp,
-    client: Client,
-    headers: &HeaderMap,
-    assistant: &Arc<Assistant>,
-    call: &Call,
-) -> Result<Response, Failure> {
+async fn perform(context: &RequestContext, assistant: &Assistant, call: &Call) -> Result<Response, Failure> {
+    let RequestContext { app, headers, .. } = context;
     match call.method {
         Method::Send => send::send(app, headers, assistant, call).await,
         Method::Stream => send::stream(app, headers, assistant, call).await,
@@ -126,11 +137,10 @@ async fn perform(
         Method::GetPush => push::get(app, assistant, call).await,
         Method::ListPush => push::list(app, assistant, call).await,
         Method::DeletePush => push::delete(app, assistant, call).await,
-        Method::Card => Ok(call.answer(card::card(app, client, headers, assistant))),
+        Method::Card => Ok(call.answer(card::card(context, assistant))),
     }
 }
 
-/// The assistant that a path names.
 async fn assistant(app: &AgentApp, name: &str) -> Result<Arc<Assistant>, Failure> {
     let missing = || Refusal::new(Code::InvalidParams, format!("Assistant '{name}' not found"));
     let id = assistants::named(app, name).map_err(|_| missing())?;

@@ -11,11 +11,13 @@ use http::header::{CACHE_CONTROL, CONNECTION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::json;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
+use tokio_util::sync::CancellationToken;
 use towpath_domain::agent::{EventId, Frame, StreamMode};
 use towpath_domain::{RunId, ThreadId};
 
 use super::answer::without_nul;
 use super::app::AgentApp;
+use super::errors::AgentError;
 use super::live::{Item, Reader, cut};
 use super::runs::stop::CancelOnDrop;
 
@@ -59,15 +61,10 @@ pub(crate) fn respond(
     headers: HeaderMap,
     guard: Option<CancelOnDrop>,
 ) -> Response {
-    let every = app.settings.heartbeat;
-    let mut beat = interval_at(Instant::now() + every, every);
-    beat.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let state = Streaming {
-        reader,
+        feed: Feed::new(app, reader),
         show,
-        beat,
         guard,
-        draining: app.draining.clone(),
         ended: false,
         gathered: VecDeque::new(),
     };
@@ -106,12 +103,53 @@ pub(crate) struct Event {
     id: Option<String>,
 }
 
-struct Streaming {
+/// What becomes due first: something to read, a heartbeat, or the end of this process.
+pub(super) struct Feed {
     reader: Reader,
-    show: Show,
     beat: Interval,
+    draining: CancellationToken,
+}
+
+/// What is due.
+pub(super) enum Due {
+    Item(Result<Option<Item>, AgentError>),
+    /// A comment that keeps the connection open.
+    Heartbeat(Bytes),
+    /// The process drains. The run goes on, and its readers come back to another process.
+    Drain,
+}
+
+impl Feed {
+    pub(super) fn new(app: &AgentApp, reader: Reader) -> Self {
+        Self {
+            reader,
+            beat: heartbeat(app),
+            draining: app.draining.clone(),
+        }
+    }
+
+    pub(super) async fn next(&mut self) -> Due {
+        tokio::select! {
+            biased;
+            item = self.reader.next() => Due::Item(item),
+            _ = self.beat.tick() => Due::Heartbeat(Bytes::from_static(b": heartbeat\r\n\r\n")),
+            () = self.draining.cancelled() => Due::Drain,
+        }
+    }
+}
+
+/// Ticks as often as a connection that waits is to be kept open.
+pub(super) fn heartbeat(app: &AgentApp) -> Interval {
+    let every = app.settings.heartbeat;
+    let mut beat = interval_at(Instant::now() + every, every);
+    beat.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    beat
+}
+
+struct Streaming {
+    feed: Feed,
+    show: Show,
     guard: Option<CancelOnDrop>,
-    draining: tokio_util::sync::CancellationToken,
     ended: bool,
     gathered: VecDeque<Bytes>,
 }
@@ -125,12 +163,11 @@ impl Streaming {
             if self.ended {
                 return None;
             }
-            let item = tokio::select! {
-                biased;
-                item = self.reader.next() => item,
-                _ = self.beat.tick() => return Some(Bytes::from_static(b": heartbeat\r\n\r\n")),
-                () = self.draining.cancelled() => {
-                    // Readers see that the run goes on and come back, to another process. It is not they who left.
+            let item = match self.feed.next().await {
+                Due::Item(item) => item,
+                Due::Heartbeat(beat) => return Some(beat),
+                Due::Drain => {
+                    // It is not the reader who left.
                     self.disarm();
                     return None;
                 }

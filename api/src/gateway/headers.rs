@@ -148,6 +148,7 @@ mod tests {
         let client = Client {
             address: Some("9.9.9.9".parse().unwrap()),
             secure: true,
+            proxied: false,
         };
         prepare(&mut headers, "/d/one", client);
         for gone in [

@@ -14,13 +14,13 @@ pub const MOST: i64 = 10;
 /// An address as it is stored.
 #[derive(Clone, FromRow)]
 pub struct PushConfig {
-    /// Id of the row.
+    /// Of the row.
     pub id: Uuid,
-    /// The task.
+    /// The run that began the task.
     pub task_id: RunId,
     /// The client's id for it.
     pub name: String,
-    /// The address.
+    /// Where it is called.
     pub url: String,
     token: Option<String>,
     /// How the receiver is convinced, such as `Bearer`.
@@ -56,12 +56,12 @@ impl std::fmt::Debug for PushConfig {
     }
 }
 
-/// An address that is given.
+/// An address to record.
 #[derive(Clone, Debug)]
 pub struct NewPushConfig {
     /// The client's id for it.
     pub name: String,
-    /// The address.
+    /// Where it is called.
     pub url: String,
     /// What the receiver knows its calls by.
     pub token: Option<Secret>,
@@ -76,8 +76,18 @@ pub struct NewPushConfig {
 /// Records an address, or replaces the one of this name. False where the task has [`MOST`] others; nothing is written then.
 ///
 /// # Errors
-/// As every statement.
+/// [`Error::NotFound`] where there is no such task.
 pub async fn put(tx: &mut Tx<'_>, tenant: TenantId, task: RunId, new: &NewPushConfig) -> Result<bool> {
+    // Two that come at once are counted one after the other.
+    let text = sql!(tx,
+        sqlite: "SELECT id FROM a2a_task WHERE tenant_id = $1 AND id = $2",
+        postgres: "SELECT id FROM a2a_task WHERE tenant_id = $1 AND id = $2 FOR NO KEY UPDATE");
+    let locked: Option<RunId> = on!(tx, |conn| sqlx::query_scalar(text)
+        .bind(tenant)
+        .bind(task)
+        .fetch_optional(conn)
+        .await)?;
+    locked.ok_or(Error::NotFound)?;
     let others: i64 = on!(tx, |conn| sqlx::query_scalar(
         "SELECT count(*) FROM a2a_push_config WHERE tenant_id = $1 AND task_id = $2 AND name <> $3"
     )

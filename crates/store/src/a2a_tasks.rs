@@ -1,47 +1,43 @@
-//! Tasks of the Agent2Agent protocol: which runs belong together, and what they left.
+//! Tasks of the Agent2Agent protocol: which runs belong together, where they stand, and what they left.
 
-use serde_json::Value;
+mod listing;
+
 use sqlx::FromRow;
-use towpath_domain::agent::RunStatus;
 use towpath_domain::agent::a2a::{Outcome, Task, TaskId, TaskState};
 use towpath_domain::{AssistantId, RunId, TenantId, ThreadId, Timestamp};
 
 use crate::error::{Error, Result};
 use crate::query::{Arg, Query};
+use crate::runs::Open;
 use crate::tx::Tx;
 
-/// The most tasks that [`count`] counts.
-pub const MOST_COUNTED: i64 = 100_000;
+pub use listing::{Filter, MOST_COUNTED, count, list};
 
-/// A task as it stands.
+/// A task as it is stored.
 #[derive(Clone, Debug, FromRow)]
-pub struct Standing {
+pub struct TaskRow {
     /// The run that began it.
     pub id: RunId,
-    /// Its thread.
+    /// Its context.
     pub thread_id: ThreadId,
-    /// Its assistant.
+    /// Who performs it.
     pub assistant_id: AssistantId,
     /// Its last run.
     pub run_id: RunId,
-    /// It was cancelled while it waited for an answer.
-    pub canceled: bool,
-    /// JSON: [`Outcome`].
+    /// Where it stands.
+    pub state: TaskState,
+    /// JSON: [`Outcome`], where [`Detail`] has it read.
     pub outcome: Option<String>,
     /// Since when it stands there.
     pub updated_at: Timestamp,
-    /// Where its last run stands.
-    pub status: RunStatus,
-    /// The thread waits for an answer.
-    pub thread_waits: bool,
-    /// No later run is on the thread.
+    /// No later run is on the thread. False where [`Detail`] leaves the state of the thread out.
     pub is_latest: bool,
-    /// JSON: the state of the thread, where it was asked for.
+    /// JSON: the state of the thread, where [`Detail`] has it read.
     pub current_values: Option<String>,
 }
 
-impl Standing {
-    /// Its id.
+impl TaskRow {
+    /// Thread and first run.
     #[must_use]
     pub const fn task_id(&self) -> TaskId {
         TaskId {
@@ -50,60 +46,85 @@ impl Standing {
         }
     }
 
-    /// The task.
+    /// The task with what its last run left.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] where its outcome cannot be read.
+    /// [`Error::Corrupt`] where the outcome cannot be read.
     pub fn task(&self) -> Result<Task> {
         let outcome = self.outcome.as_deref().map(serde_json::from_str::<Outcome>).transpose();
-        let waits = self.thread_waits && self.is_latest;
         Ok(Task {
-            id: self.task_id(),
-            run: self.run_id,
-            state: if self.canceled {
-                TaskState::Canceled
-            } else {
-                TaskState::of(self.status, waits)
-            },
-            at: self.updated_at,
             outcome: outcome.map_err(|_| Error::corrupt("a2a_task", "outcome", self.id))?,
+            ..self.bare()
         })
     }
-}
 
-macro_rules! standing {
-    ($values:literal) => {
-        concat!(
-            "SELECT task.id, task.thread_id, task.assistant_id, task.run_id, task.canceled, task.outcome, task.updated_at,
-    CASE WHEN run.status = 'pending' AND job.state = 'running' THEN 'running' ELSE run.status END AS status,
-    thread.status = 'interrupted' AS thread_waits,
-    NOT EXISTS (SELECT 1 FROM run later WHERE later.thread_id = run.thread_id
-                AND (later.created_at, later.id) > (run.created_at, run.id)) AS is_latest, ",
-            $values,
-            " AS current_values "
-        )
-    };
-}
-
-const JOINED: &str = "FROM a2a_task task JOIN run ON run.id = task.run_id JOIN thread ON thread.id = task.thread_id
-    LEFT JOIN job ON job.id = run.job_id WHERE task.tenant_id = ";
-
-/// Whether the states of threads are read along.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Values {
-    /// They are.
-    Read,
-    /// They may be large, and nobody asks for them.
-    Left,
-}
-
-impl Values {
-    const fn columns(self) -> &'static str {
-        match self {
-            Self::Read => standing!("thread.current_values"),
-            Self::Left => standing!("CAST(NULL AS TEXT)"),
+    /// The task without what its last run left.
+    #[must_use]
+    pub const fn bare(&self) -> Task {
+        Task {
+            id: self.task_id(),
+            run: self.run_id,
+            state: self.state,
+            at: self.updated_at,
+            outcome: None,
         }
     }
+}
+
+/// What is read of a task beside its state. The outcome of a task that asks or failed is always read: its status says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Detail {
+    /// What a completed task brought.
+    pub artifact: bool,
+    /// The state of the thread, unless it has more than 8 MiB.
+    pub values: bool,
+}
+
+impl Detail {
+    /// Neither.
+    pub const STATE: Self = Self {
+        artifact: false,
+        values: false,
+    };
+    /// What a completed task brought.
+    pub const ARTIFACT: Self = Self {
+        artifact: true,
+        values: false,
+    };
+    /// Both.
+    pub const ALL: Self = Self {
+        artifact: true,
+        values: true,
+    };
+
+    fn select(self, query: &mut Query) {
+        query.push(if self.artifact {
+            "task.outcome AS outcome, "
+        } else {
+            "CASE WHEN task.state IN ('input-required', 'failed') THEN task.outcome END AS outcome, "
+        });
+        query.push(if self.values {
+            "NOT EXISTS (SELECT 1 FROM run later WHERE later.thread_id = run.thread_id
+                         AND (later.created_at, later.id) > (run.created_at, run.id)) AS is_latest,
+             CASE WHEN length(thread.current_values) <= 8388608 THEN thread.current_values END AS current_values"
+        } else {
+            "1 = 0 AS is_latest, CAST(NULL AS TEXT) AS current_values"
+        });
+    }
+}
+
+fn select(tx: &Tx<'_>, detail: Detail) -> Query {
+    let mut query = Query::new(
+        tx,
+        "SELECT task.id, task.thread_id, task.assistant_id, task.run_id, task.updated_at,
+         CASE WHEN task.state = 'submitted' AND job.state = 'running' THEN 'working' ELSE task.state END AS state, ",
+    );
+    detail.select(&mut query);
+    query.push(
+        " FROM a2a_task task JOIN thread ON thread.id = task.thread_id
+          LEFT JOIN run ON run.id = task.run_id LEFT JOIN job ON job.id = run.job_id WHERE ",
+    );
+    query
 }
 
 /// Records a task that a run begins.
@@ -124,65 +145,157 @@ pub async fn begin(tx: &mut Tx<'_>, tenant: TenantId, assistant: AssistantId, ta
     .execute(conn)
     .await
     .map(drop))?;
-    Ok(())
+    add_run(tx, tenant, task.run, task.run).await
 }
 
 /// Another run continues a task.
 ///
 /// # Errors
-/// [`Error::Stale`] where its last run is not `from`, or it was cancelled: others were faster.
-pub async fn go_on(tx: &mut Tx<'_>, tenant: TenantId, task: RunId, from: RunId, to: RunId) -> Result<()> {
+/// [`Error::Stale`] where the task is not as `before` says: its last run is another one, or it stands elsewhere.
+pub async fn go_on(tx: &mut Tx<'_>, tenant: TenantId, before: &TaskRow, run: RunId) -> Result<()> {
     let now = tx.now();
     let changed = on!(tx, |conn| sqlx::query(
-        "UPDATE a2a_task SET run_id = $4, outcome = NULL, updated_at = $5
-         WHERE tenant_id = $1 AND id = $2 AND run_id = $3 AND NOT canceled"
+        "UPDATE a2a_task SET run_id = $5, state = 'submitted', outcome = NULL, updated_at = $6
+         WHERE tenant_id = $1 AND id = $2 AND run_id = $3 AND state = $4 AND state IN ('submitted', 'input-required')"
     )
     .bind(tenant)
-    .bind(task)
-    .bind(from)
-    .bind(to)
+    .bind(before.id)
+    .bind(before.run_id)
+    .bind(before.state.stored())
+    .bind(run)
     .bind(now)
     .execute(conn)
     .await
     .map(|done| done.rows_affected()))?;
-    if changed == 1 { Ok(()) } else { Err(Error::Stale) }
+    if changed != 1 {
+        return Err(Error::Stale);
+    }
+    add_run(tx, tenant, before.id, run).await
 }
 
-/// The last run of a task ended and left this. Answers the task, where the run is that of one.
-///
-/// # Errors
-/// As every statement.
-pub async fn settle(tx: &mut Tx<'_>, tenant: TenantId, run: RunId, outcome: Option<&str>) -> Result<Option<RunId>> {
-    let now = tx.now();
+async fn add_run(tx: &mut Tx<'_>, tenant: TenantId, task: RunId, run: RunId) -> Result<()> {
+    on!(tx, |conn| sqlx::query(
+        "INSERT INTO a2a_task_run (run_id, tenant_id, task_id) VALUES ($1, $2, $3)"
+    )
+    .bind(run)
+    .bind(tenant)
+    .bind(task)
+    .execute(conn)
+    .await
+    .map(drop))?;
+    Ok(())
+}
+
+/// Takes a run that ends from the open runs of its task. Answers the task.
+async fn remove_run(tx: &mut Tx<'_>, tenant: TenantId, run: RunId) -> Result<Option<RunId>> {
     Ok(on!(tx, |conn| sqlx::query_scalar(
-        "UPDATE a2a_task SET outcome = $3, updated_at = $4 WHERE tenant_id = $1 AND run_id = $2 RETURNING id"
+        "DELETE FROM a2a_task_run WHERE tenant_id = $1 AND run_id = $2 RETURNING task_id"
     )
     .bind(tenant)
     .bind(run)
+    .fetch_optional(conn)
+    .await)?)
+}
+
+/// Runs of a task that are not over, oldest first.
+///
+/// # Errors
+/// As every statement.
+pub async fn open_runs(tx: &mut Tx<'_>, tenant: TenantId, task: RunId) -> Result<Vec<Open>> {
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "SELECT run.id, run.thread_id, run.job_id FROM a2a_task_run own JOIN run ON run.id = own.run_id
+         WHERE own.tenant_id = $1 AND own.task_id = $2 AND run.status = 'pending' ORDER BY run.created_at, run.id"
+    )
+    .bind(tenant)
+    .bind(task)
+    .fetch_all(conn)
+    .await)?)
+}
+
+/// A run ended. Where it is the last one of a task, the task stands where `state` says, and is answered.
+///
+/// # Errors
+/// As every statement.
+pub async fn settle(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    run: RunId,
+    state: TaskState,
+    outcome: Option<&str>,
+) -> Result<Option<RunId>> {
+    if remove_run(tx, tenant, run).await?.is_none() {
+        return Ok(None);
+    }
+    let now = tx.now();
+    Ok(on!(tx, |conn| sqlx::query_scalar(
+        "UPDATE a2a_task SET state = $3, outcome = $4, updated_at = $5
+         WHERE tenant_id = $1 AND run_id = $2 AND state = 'submitted' RETURNING id"
+    )
+    .bind(tenant)
+    .bind(run)
+    .bind(state)
     .bind(outcome)
     .bind(now)
     .fetch_optional(conn)
     .await)?)
 }
 
-/// Cancels a task that waits for an answer. True when this call did it.
+/// A run is taken back with what it did. Its task stands where the run before it does, if that one is not over; otherwise it is
+/// canceled, and is answered.
 ///
 /// # Errors
 /// As every statement.
-pub async fn cancel(tx: &mut Tx<'_>, tenant: TenantId, task: RunId, run: RunId) -> Result<bool> {
+pub async fn take_back(tx: &mut Tx<'_>, tenant: TenantId, run: RunId) -> Result<Option<RunId>> {
+    let Some(task) = remove_run(tx, tenant, run).await? else {
+        return Ok(None);
+    };
+    let before = open_runs(tx, tenant, task)
+        .await?
+        .into_iter()
+        .rfind(|open| open.id != run);
     let now = tx.now();
-    let changed = on!(tx, |conn| sqlx::query(
-        "UPDATE a2a_task SET canceled = TRUE, updated_at = $4
-         WHERE tenant_id = $1 AND id = $2 AND run_id = $3 AND NOT canceled"
+    let changed = match before {
+        Some(before) => {
+            on!(tx, |conn| sqlx::query(
+                "UPDATE a2a_task SET run_id = $3, updated_at = $4 WHERE tenant_id = $1 AND run_id = $2"
+            )
+            .bind(tenant)
+            .bind(run)
+            .bind(before.id)
+            .bind(now)
+            .execute(conn)
+            .await
+            .map(drop))?;
+            None
+        }
+        None => on!(tx, |conn| sqlx::query_scalar(
+            "UPDATE a2a_task SET state = 'canceled', outcome = NULL, updated_at = $3
+             WHERE tenant_id = $1 AND run_id = $2 AND state = 'submitted' RETURNING id"
+        )
+        .bind(tenant)
+        .bind(run)
+        .bind(now)
+        .fetch_optional(conn)
+        .await)?,
+    };
+    Ok(changed)
+}
+
+/// Cancels the tasks of a thread that wait for an answer. Answers each with its last run.
+///
+/// # Errors
+/// As every statement.
+pub async fn cancel_waiting(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId) -> Result<Vec<(RunId, RunId)>> {
+    let now = tx.now();
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "UPDATE a2a_task SET state = 'canceled', outcome = NULL, updated_at = $3
+         WHERE tenant_id = $1 AND thread_id = $2 AND state = 'input-required' RETURNING id, run_id"
     )
     .bind(tenant)
-    .bind(task)
-    .bind(run)
+    .bind(thread)
     .bind(now)
-    .execute(conn)
-    .await
-    .map(|done| done.rows_affected()))?;
-    Ok(changed == 1)
+    .fetch_all(conn)
+    .await)?)
 }
 
 /// One task of an assistant.
@@ -194,102 +307,25 @@ pub async fn get(
     tenant: TenantId,
     assistant: AssistantId,
     id: TaskId,
-    values: Values,
-) -> Result<Standing> {
-    let mut query = Query::new(tx, values.columns());
-    query.push(JOINED).bind(Arg::Uuid(tenant.0));
+    detail: Detail,
+) -> Result<TaskRow> {
+    let mut query = select(tx, detail);
+    query.push("task.tenant_id = ").bind(Arg::Uuid(tenant.0));
     query.push(" AND task.assistant_id = ").bind(Arg::Uuid(assistant.0));
     query.push(" AND task.thread_id = ").bind(Arg::Uuid(id.thread.0));
     query.push(" AND task.id = ").bind(Arg::Uuid(id.run.0));
-    let found: Vec<Standing> = query.fetch_all(tx).await?;
+    let found: Vec<TaskRow> = query.fetch_all(tx).await?;
     found.into_iter().next().ok_or(Error::NotFound)
 }
 
-/// Which tasks of an assistant.
-#[derive(Clone, Debug, Default)]
-pub struct Filter {
-    /// On this thread.
-    pub thread: Option<ThreadId>,
-    /// Standing there.
-    pub state: Option<TaskState>,
-    /// Since then, or later.
-    pub since: Option<Timestamp>,
-    /// The metadata of their threads contain this object.
-    pub metadata: Option<Value>,
-}
-
-/// Tasks of an assistant, those that changed last first, behind a place in that order.
+/// One task of a workspace, by the run that began it.
 ///
 /// # Errors
-/// As every statement.
-pub async fn list(
-    tx: &mut Tx<'_>,
-    tenant: TenantId,
-    assistant: AssistantId,
-    filter: &Filter,
-    behind: Option<(Timestamp, RunId)>,
-    limit: i64,
-    values: Values,
-) -> Result<Vec<Standing>> {
-    let mut query = Query::new(tx, values.columns());
-    query.push(JOINED);
-    narrow(&mut query, tenant, assistant, filter)?;
-    if let Some((at, id)) = behind {
-        query.push(" AND (task.updated_at, task.id) < (").bind(Arg::Time(at));
-        query.push(", ").bind(Arg::Uuid(id.0)).push(")");
-    }
-    query.push(" ORDER BY task.updated_at DESC, task.id DESC").limit(limit);
-    query.fetch_all(tx).await
-}
-
-/// How many tasks match, up to [`MOST_COUNTED`].
-///
-/// # Errors
-/// As every statement.
-pub async fn count(tx: &mut Tx<'_>, tenant: TenantId, assistant: AssistantId, filter: &Filter) -> Result<i64> {
-    let mut query = Query::new(tx, "SELECT count(*) FROM (SELECT 1 ");
-    query.push(JOINED);
-    narrow(&mut query, tenant, assistant, filter)?;
-    query.limit(MOST_COUNTED).push(") found");
-    query.count(tx).await
-}
-
-fn narrow(query: &mut Query, tenant: TenantId, assistant: AssistantId, filter: &Filter) -> Result<()> {
-    query.bind(Arg::Uuid(tenant.0));
-    query.push(" AND task.assistant_id = ").bind(Arg::Uuid(assistant.0));
-    if let Some(thread) = filter.thread {
-        query.push(" AND task.thread_id = ").bind(Arg::Uuid(thread.0));
-    }
-    if let Some(since) = filter.since {
-        query.push(" AND task.updated_at >= ").bind(Arg::Time(since));
-    }
-    if let Some(state) = filter.state {
-        query.push(stands(state));
-    }
-    if let Some(metadata) = &filter.metadata {
-        query.push(" AND ");
-        query.contains("thread.metadata", "metadata", metadata)?;
-    }
-    Ok(())
-}
-
-/// That a thread waits because of the task's last run.
-macro_rules! waits {
-    () => {
-        "(thread.status = 'interrupted' AND NOT EXISTS (SELECT 1 FROM run later WHERE later.thread_id = run.thread_id
-          AND (later.created_at, later.id) > (run.created_at, run.id)))"
-    };
-}
-
-const fn stands(state: TaskState) -> &'static str {
-    match state {
-        TaskState::Submitted => " AND run.status = 'pending' AND coalesce(job.state, '') <> 'running'",
-        TaskState::Working => " AND run.status = 'pending' AND job.state = 'running'",
-        TaskState::Completed => concat!(" AND NOT task.canceled AND run.status = 'success' AND NOT ", waits!()),
-        TaskState::InputRequired => concat!(" AND NOT task.canceled AND run.status = 'success' AND ", waits!()),
-        TaskState::Failed => " AND run.status IN ('error', 'timeout')",
-        TaskState::Canceled => " AND (task.canceled OR run.status = 'interrupted')",
-        // No task is ever there.
-        TaskState::Rejected | TaskState::AuthRequired => " AND 1 = 0",
-    }
+/// [`Error::NotFound`] also for another workspace's.
+pub async fn find(tx: &mut Tx<'_>, tenant: TenantId, task: RunId, detail: Detail) -> Result<TaskRow> {
+    let mut query = select(tx, detail);
+    query.push("task.tenant_id = ").bind(Arg::Uuid(tenant.0));
+    query.push(" AND task.id = ").bind(Arg::Uuid(task.0));
+    let found: Vec<TaskRow> = query.fetch_all(tx).await?;
+    found.into_iter().next().ok_or(Error::NotFound)
 }

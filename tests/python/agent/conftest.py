@@ -6,6 +6,7 @@ from langgraph_sdk import get_client, get_sync_client
 
 import workers
 from clients import Awaitable
+from drill import Fleet, Receiver
 from harness import World
 from projects import project, serve  # noqa: F401
 from world import Server
@@ -20,6 +21,22 @@ def server(request):
     if request.param == "cluster" and "TOWPATH_TEST_POSTGRES" not in os.environ:
         pytest.skip("TOWPATH_TEST_POSTGRES is not set")
     running = Server(request.param)
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="module")
+def receiver():
+    running = Receiver()
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="module", params=["embedded", "cluster"])
+def fleet(request, receiver):
+    if request.param == "cluster" and "TOWPATH_TEST_POSTGRES" not in os.environ:
+        pytest.skip("TOWPATH_TEST_POSTGRES is not set")
+    running = Fleet(request.param, receiver)
     yield running
     running.stop()
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import signal
 import uuid
 
@@ -35,9 +34,28 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 from langgraph_sdk import get_client
 
 from clients import collect, eventually
-from drill import Fleet, Receiver
+from projects import CONFIG
 
 VERSIONS = ("1.0", "0.3")
+# Threads are their makers' own. The handler replaces the metadata of a run as a whole.
+AUTH = """
+    from langgraph_sdk import Auth
+
+    auth = Auth()
+
+    @auth.authenticate
+    async def authenticate(authorization: str | None):
+        if not authorization:
+            raise Auth.exceptions.HTTPException(status_code=401, detail="say who you are")
+        return {"identity": authorization.removeprefix("Bearer "), "permissions": []}
+
+    @auth.on.threads
+    async def threads(ctx, value):
+        owner = {"owner": ctx.user.identity}
+        if ctx.action in ("create", "create_run"):
+            value["metadata"] = owner
+        return owner
+"""
 
 
 async def connected(url, assistant, version, streaming, http):
@@ -231,22 +249,6 @@ async def test_an_assistant_of_ones_own_is_an_agent_too(sdk, server):
         assert (card["name"], card["description"]) == ("Repeater", "Says it again.")
 
 
-@pytest.fixture(scope="module")
-def receiver():
-    running = Receiver()
-    yield running
-    running.stop()
-
-
-@pytest.fixture(scope="module", params=["embedded", "cluster"])
-def fleet(request, receiver):
-    if request.param == "cluster" and "TOWPATH_TEST_POSTGRES" not in os.environ:
-        pytest.skip("TOWPATH_TEST_POSTGRES is not set")
-    running = Fleet(request.param, receiver)
-    yield running
-    running.stop()
-
-
 async def test_a_task_survives_the_death_of_everything_and_its_address_is_told(fleet, receiver):
     name = f"a2a-{fleet.layout}"
     async with httpx.AsyncClient(timeout=60) as http:
@@ -276,3 +278,50 @@ async def test_a_task_survives_the_death_of_everything_and_its_address_is_told(f
     assert {key.lower(): value for key, value in headers.items()}["x-a2a-notification-token"] == "t0ken"
     async with get_client(url=fleet.urls[0], api_key=None) as sdk:
         assert (await sdk.threads.get(first.task.context_id))["status"] == "idle"
+
+
+def test_a_stranger_reaches_no_task(serve, project):
+    project.write(config=CONFIG | {"auth": {"path": "./auth.py:auth"}}, auth=AUTH)
+    server, _ = serve()
+
+    def ask(user, method, params):
+        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        headers = {"authorization": f"Bearer {user}"}
+        answer = httpx.post(f"{server.url}/a2a/echo", json=body, headers=headers, timeout=60)
+        assert answer.status_code == 200, answer.text
+        if answer.headers["content-type"].startswith("text/event-stream"):
+            (data,) = [line for line in answer.text.splitlines() if line.startswith("data: ")]
+            return json.loads(data.removeprefix("data: "))
+        return answer.json()
+
+    def message(**more):
+        return {"message": {"messageId": uuid.uuid4().hex, "role": "ROLE_USER", "parts": [{"text": "canary"}]} | more}
+
+    task = ask("ann", "SendMessage", message())["result"]["task"]
+    assert task["status"]["state"] == "TASK_STATE_COMPLETED", "it is a task whatever the handler made of its metadata"
+    config = {"taskId": task["id"], "id": "mine", "url": "https://hooks.example.com/a"}
+    assert ask("ann", "CreateTaskPushNotificationConfig", config)["result"]["id"] == "mine"
+    for method, params, code in [
+        ("GetTask", {"id": task["id"]}, -32001),
+        ("CancelTask", {"id": task["id"]}, -32001),
+        ("SubscribeToTask", {"id": task["id"]}, -32001),
+        ("CreateTaskPushNotificationConfig", config | {"url": "https://evil.example.com"}, -32001),
+        ("GetTaskPushNotificationConfig", {"taskId": task["id"], "id": "mine"}, -32001),
+        ("ListTaskPushNotificationConfigs", {"taskId": task["id"]}, -32001),
+        ("DeleteTaskPushNotificationConfig", {"taskId": task["id"], "id": "mine"}, -32001),
+        ("SendMessage", message(contextId=task["contextId"]), -32602),
+        ("SendStreamingMessage", message(contextId=task["contextId"]), -32602),
+        ("SendMessage", message(taskId=task["id"]), -32001),
+        ("SendStreamingMessage", message(taskId=task["id"]), -32001),
+    ]:
+        answer = ask("bob", method, params)
+        assert answer.get("error", {}).get("code") == code, (method, answer)
+        assert "canary" not in json.dumps(answer), method
+    of_bob = ask("bob", "ListTasks", {"historyLength": 5, "includeArtifacts": True})["result"]
+    assert (of_bob["tasks"], of_bob["totalSize"]) == ([], 0)
+    assert ask("bob", "ListTasks", {"contextId": task["contextId"]})["result"]["tasks"] == []
+    of_ann = ask("ann", "ListTasks", {})["result"]
+    assert [listed["id"] for listed in of_ann["tasks"]] == [task["id"]] and of_ann["totalSize"] == 1
+    assert ask("ann", "GetTask", {"id": task["id"]})["result"] == task
+    kept = ask("ann", "ListTaskPushNotificationConfigs", {"taskId": task["id"]})["result"]["configs"]
+    assert [one["url"] for one in kept] == [config["url"]]

@@ -3,28 +3,11 @@
 import hashlib
 import hmac
 import json
-import os
 
 import pytest
 
-from drill import SECRET, Fleet, Receiver
+from drill import SECRET
 from harness import until
-
-
-@pytest.fixture(scope="module")
-def receiver():
-    running = Receiver()
-    yield running
-    running.stop()
-
-
-@pytest.fixture(scope="module", params=["embedded", "cluster"])
-def fleet(request, receiver):
-    if request.param == "cluster" and "TOWPATH_TEST_POSTGRES" not in os.environ:
-        pytest.skip("TOWPATH_TEST_POSTGRES is not set")
-    running = Fleet(request.param, receiver)
-    yield running
-    running.stop()
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use futures::future::BoxFuture;
 use serde_json::Value;
+use towpath_domain::agent::a2a::Outcome as TaskOutcome;
 use towpath_domain::agent::frame::End;
 use towpath_domain::agent::{CancelAction, Kwargs, RunStatus, StreamMode, ThreadStatus};
 use towpath_domain::{TenantId, ThreadId};
@@ -160,6 +161,7 @@ impl Conclusion<'_> {
         if status == RunStatus::Interrupted && self.rolls_back(tx).await? {
             checkpoints::delete_run(tx, thread, run).await?;
             runs::delete(tx, tenant, run).await?;
+            a2a::take_back(tx, tenant, run).await?;
             if self.job.temporary {
                 self.drop_thread(tx).await?;
                 return self.tell(tx, None).await;
@@ -262,11 +264,11 @@ impl Conclusion<'_> {
     }
 
     /// What is left to a task.
-    fn outcome(&self) -> Option<a2a::Left> {
+    fn outcome(&self) -> Option<TaskOutcome> {
         match &self.ending {
-            Ending::Done(left) if left.steps_left => Some(a2a::Left::question(&left.interrupts)),
-            Ending::Done(left) => Some(a2a::Left::answer(left.values.value())),
-            Ending::Failed { error, .. } | Ending::TimedOut { error, .. } => Some(a2a::Left::failure(error)),
+            Ending::Done(left) if left.steps_left => Some(TaskOutcome::question(&left.interrupts)),
+            Ending::Done(left) => Some(TaskOutcome::answer(left.values.value())),
+            Ending::Failed { error, .. } | Ending::TimedOut { error, .. } => Some(TaskOutcome::failure(error)),
             Ending::Cancelled { .. } => None,
         }
     }

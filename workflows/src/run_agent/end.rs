@@ -2,6 +2,7 @@
 
 use serde::Deserialize;
 use serde_json::json;
+use towpath_domain::agent::a2a::Outcome;
 use towpath_domain::agent::frame::{End, Frame};
 use towpath_domain::agent::{CancelAction, EventId, RunStatus, ThreadStatus};
 use towpath_domain::job::Ended;
@@ -25,6 +26,7 @@ pub async fn end(tx: &mut Tx<'_>, job: &RunAgent, ended: Ended) -> store::Result
         // Deleted with what it did; its thread, if it is still there, must not wait for it.
         Err(store::Error::NotFound) => {
             checkpoints::delete_run(tx, thread, run).await?;
+            a2a::take_back(tx, tenant, run).await?;
             threads::settle_untouched(tx, tenant, thread).await?;
             tell(tx, job, Log::OfOthers, None, None).await?;
             return drop_log_without_thread(tx, tenant, thread).await;
@@ -57,6 +59,7 @@ pub async fn end(tx: &mut Tx<'_>, job: &RunAgent, ended: Ended) -> store::Result
     if status == RunStatus::Interrupted && row.cancel_action == Some(CancelAction::Rollback) {
         checkpoints::delete_run(tx, thread, run).await?;
         runs::delete(tx, tenant, run).await?;
+        a2a::take_back(tx, tenant, run).await?;
         if job.temporary {
             leave(tx, job, ThreadStatus::Idle, None).await?;
         } else {
@@ -69,7 +72,7 @@ pub async fn end(tx: &mut Tx<'_>, job: &RunAgent, ended: Ended) -> store::Result
         send_webhook::start(tx, tenant, url, body).await?;
     }
     runs::finish(tx, tenant, run, status).await?;
-    a2a::settle(tx, tenant, &row, status, || error.as_ref().map(a2a::Left::failure)).await?;
+    a2a::settle(tx, tenant, &row, status, || error.as_ref().map(Outcome::failure)).await?;
     if error.is_some() {
         leave(tx, job, ThreadStatus::Error, error.as_ref()).await?;
     } else if row.started_at.is_some() || job.temporary {

@@ -14,6 +14,7 @@ use towpath_store::threads::{self, NewThread, Ttl};
 use towpath_store::{self as store, Tx};
 
 use super::{RunAgent, lane, stop};
+use crate::a2a;
 
 /// A run to record.
 #[derive(Clone, Debug)]
@@ -115,6 +116,9 @@ pub async fn start_visible(tx: &mut Tx<'_>, tenant: TenantId, new: NewRun<'_>, v
             return Err(missing());
         }
         config = object("config", thread, &row.config)?;
+        if row.status == ThreadStatus::Interrupted {
+            a2a::supersede(tx, tenant, thread).await?;
+        }
     }
     let (temporary, ttl, cron) = (new.admitted.kwargs.temporary, new.ttl, new.cron);
     let Drawn { metadata, config, run } = draw_up(new, made, metadata, &config, job_id, tx.now())?;

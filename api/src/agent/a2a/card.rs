@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::header::{CACHE_CONTROL, HOST};
 use http::uri::Authority;
@@ -12,6 +11,7 @@ use serde_json::{Value, json};
 use towpath_domain::AssistantId;
 use towpath_store::assistants::Assistant;
 
+use super::RequestContext;
 use crate::agent::answer::Json;
 use crate::agent::app::AgentApp;
 use crate::agent::errors::AgentError;
@@ -31,16 +31,15 @@ pub(super) fn routes() -> Routes<AgentApp> {
         .routes(routes!(of_assistant_before))
 }
 
-/// Whose card.
+/// The query of a request for a card.
 #[derive(Debug, Default, Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct Which {
+pub(crate) struct CardQuery {
     /// The assistant, or the name of a graph. May be absent where the server has one graph.
     assistant_id: Option<String>,
 }
 
-impl Which {
-    /// The assistant.
+impl CardQuery {
     pub(crate) fn assistant(&self, app: &AgentApp) -> Result<AssistantId, AgentError> {
         if let Some(name) = self.assistant_id.as_deref().filter(|name| !name.is_empty()) {
             return assistants::named(app, name);
@@ -57,29 +56,22 @@ impl Which {
 }
 
 /// The card of an assistant.
-#[utoipa::path(get, path = "/.well-known/agent-card.json", tag = "a2a", params(Which),
+#[utoipa::path(get, path = "/.well-known/agent-card.json", tag = "a2a", params(CardQuery),
     responses((status = 200, description = "The card", body = Object),
               (status = 404, description = "No such assistant"), AgentError))]
-pub(crate) async fn of_server(
-    State(app): State<AgentApp>,
-    client: Client,
-    headers: HeaderMap,
-    Query(which): Query<Which>,
-) -> Result<Response, AgentError> {
-    respond(&app, client, &headers, which.assistant(&app)?).await
+pub(crate) async fn of_server(context: RequestContext, Query(query): Query<CardQuery>) -> Result<Response, AgentError> {
+    respond(&context, query.assistant(&context.app)?).await
 }
 
 /// The card of an assistant, where clients before version 0.3 look for it.
-#[utoipa::path(get, path = "/.well-known/agent.json", tag = "a2a", params(Which),
+#[utoipa::path(get, path = "/.well-known/agent.json", tag = "a2a", params(CardQuery),
     responses((status = 200, description = "The card", body = Object),
               (status = 404, description = "No such assistant"), AgentError))]
 pub(crate) async fn of_server_before(
-    State(app): State<AgentApp>,
-    client: Client,
-    headers: HeaderMap,
-    Query(which): Query<Which>,
+    context: RequestContext,
+    Query(query): Query<CardQuery>,
 ) -> Result<Response, AgentError> {
-    respond(&app, client, &headers, which.assistant(&app)?).await
+    respond(&context, query.assistant(&context.app)?).await
 }
 
 /// The card of this assistant.
@@ -87,13 +79,8 @@ pub(crate) async fn of_server_before(
     params(("assistant_id" = String, Path, description = "The assistant, or the name of a graph")),
     responses((status = 200, description = "The card", body = Object),
               (status = 404, description = "No such assistant"), AgentError))]
-pub(crate) async fn of_assistant(
-    State(app): State<AgentApp>,
-    client: Client,
-    headers: HeaderMap,
-    Path(name): Path<String>,
-) -> Result<Response, AgentError> {
-    respond(&app, client, &headers, assistants::named(&app, &name)?).await
+pub(crate) async fn of_assistant(context: RequestContext, Path(name): Path<String>) -> Result<Response, AgentError> {
+    respond(&context, assistants::named(&context.app, &name)?).await
 }
 
 /// The card of this assistant, where clients before version 0.3 look for it.
@@ -102,17 +89,15 @@ pub(crate) async fn of_assistant(
     responses((status = 200, description = "The card", body = Object),
               (status = 404, description = "No such assistant"), AgentError))]
 pub(crate) async fn of_assistant_before(
-    State(app): State<AgentApp>,
-    client: Client,
-    headers: HeaderMap,
+    context: RequestContext,
     Path(name): Path<String>,
 ) -> Result<Response, AgentError> {
-    respond(&app, client, &headers, assistants::named(&app, &name)?).await
+    respond(&context, assistants::named(&context.app, &name)?).await
 }
 
-async fn respond(app: &AgentApp, client: Client, headers: &HeaderMap, id: AssistantId) -> Result<Response, AgentError> {
-    let assistant: Arc<Assistant> = app.assistants.get(id).await?;
-    let card = card(app, client, headers, &assistant);
+async fn respond(context: &RequestContext, id: AssistantId) -> Result<Response, AgentError> {
+    let assistant: Arc<Assistant> = context.app.assistants.get(id).await?;
+    let card = card(context, &assistant);
     let mut response = Json(card).into_response();
     let fresh = HeaderValue::from_static("no-cache");
     response.headers_mut().insert(CACHE_CONTROL, fresh);
@@ -120,8 +105,9 @@ async fn respond(app: &AgentApp, client: Client, headers: &HeaderMap, id: Assist
 }
 
 /// A card. Each version ignores the fields of the other.
-pub(super) fn card(app: &AgentApp, client: Client, headers: &HeaderMap, assistant: &Assistant) -> Value {
-    let url = format!("{}/a2a/{}", base(app, client, headers), assistant.id);
+pub(super) fn card(context: &RequestContext, assistant: &Assistant) -> Value {
+    let app = &context.app;
+    let url = format!("{}/a2a/{}", base(context), assistant.id);
     let metadata: Value = serde_json::from_str(&assistant.metadata).unwrap_or_default();
     let (input, output) = (modes(&metadata, "input_modes"), modes(&metadata, "output_modes"));
     let name = &assistant.name;
@@ -189,22 +175,85 @@ fn modes(metadata: &Value, key: &str) -> Vec<String> {
 }
 
 /// Where this server is reached, as the caller reaches it.
-fn base(app: &AgentApp, client: Client, headers: &HeaderMap) -> String {
-    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    let https = client.secure || text("x-forwarded-proto") == Some("https");
-    let scheme = if https { "https" } else { "http" };
-    let host = text("x-forwarded-host").or_else(|| text(HOST.as_str()));
-    let host = host.filter(|host| host.parse::<Authority>().is_ok() && !host.contains('@'));
-    format!(
-        "{scheme}://{}{}",
-        host.unwrap_or("localhost"),
-        sse::prefix(app, headers)
-    )
+fn base(context: &RequestContext) -> String {
+    let RequestContext { app, client, headers } = context;
+    // The gateway signs what it hands on, and writes these headers itself.
+    let trusted = client.proxied || app.settings.gateway_key.is_some();
+    format!("{}{}", origin(headers, *client, trusted), sse::prefix(app, headers))
+}
+
+/// Scheme and host of a request. Those that a proxy forwards are anybody's to write: they count where `trusted`.
+fn origin(headers: &HeaderMap, client: Client, trusted: bool) -> String {
+    // Of a list the first element is the client's.
+    let first = |name: &str| {
+        let text = headers.get(name)?.to_str().ok()?;
+        text.split(',').next().map(str::trim)
+    };
+    let host_of = |name: &str| first(name).filter(|host| host.parse::<Authority>().is_ok() && !host.contains('@'));
+    let host = host_of("x-forwarded-host").filter(|_| trusted);
+    let host = host.or_else(|| host_of(HOST.as_str())).unwrap_or("localhost");
+    let https = first("x-forwarded-proto")
+        .filter(|_| trusted)
+        .map_or(client.secure, |scheme| scheme.eq_ignore_ascii_case("https"));
+    format!("{}://{host}", if https { "https" } else { "http" })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_card_names_the_host_that_its_caller_asked() {
+        let client = Client::default();
+        for (trusted, told, expected) in [
+            (false, &[("host", "one.example:81")][..], "http://one.example:81"),
+            (
+                false,
+                &[
+                    ("host", "one.example"),
+                    ("x-forwarded-host", "evil.example"),
+                    ("x-forwarded-proto", "https"),
+                ][..],
+                "http://one.example",
+            ),
+            (
+                true,
+                &[
+                    ("host", "one.example"),
+                    ("x-forwarded-host", "two.example"),
+                    ("x-forwarded-proto", "https"),
+                ][..],
+                "https://two.example",
+            ),
+            (
+                true,
+                &[
+                    ("x-forwarded-host", "two.example, inner:8080"),
+                    ("x-forwarded-proto", "HTTPS, http"),
+                ][..],
+                "https://two.example",
+            ),
+            (
+                true,
+                &[("host", "one.example"), ("x-forwarded-host", "user@two.example")][..],
+                "http://one.example",
+            ),
+            (
+                true,
+                &[("host", "one.example"), ("x-forwarded-host", "")][..],
+                "http://one.example",
+            ),
+            (true, &[][..], "http://localhost"),
+        ] {
+            let mut headers = HeaderMap::new();
+            for &(name, value) in told {
+                headers.insert(name, value.parse().unwrap());
+            }
+            assert_eq!(origin(&headers, client, trusted), expected, "{trusted} {told:?}");
+        }
+        let secure = Client { secure: true, ..client };
+        assert_eq!(origin(&HeaderMap::new(), secure, false), "https://localhost");
+    }
 
     #[test]
     fn an_assistant_may_name_its_modes() {

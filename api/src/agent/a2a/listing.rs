@@ -3,9 +3,9 @@
 use axum::response::Response;
 use serde_json::{Value, json};
 use towpath_domain::agent::Object;
-use towpath_domain::agent::a2a::{Refusal, TaskState};
+use towpath_domain::agent::a2a::{Dialect, Refusal, TaskState};
 use towpath_domain::{RunId, ThreadId, Timestamp};
-use towpath_store::a2a_tasks::{self, Filter, Values};
+use towpath_store::a2a_tasks::{self, Detail, Filter, MOST_COUNTED, TaskRow};
 use towpath_store::assistants::Assistant;
 
 use super::failure::Failure;
@@ -14,75 +14,98 @@ use super::rpc::Call;
 use super::tasks::messages;
 use crate::agent::app::AgentApp;
 use crate::agent::auth;
+use crate::agent::errors::AgentError;
 
 /// The most tasks of a page, and how many unless said.
 const MOST: usize = 100;
 const USUAL: usize = 50;
-/// The most tasks of a page that shows messages: each has the state of its thread read.
-const MOST_WITH_HISTORY: usize = 20;
+/// The most tasks of a page that shows artifacts or messages: each has what it brought read, or the state of its thread.
+const MOST_WITH_CONTENT: usize = 20;
 
-/// What is asked for.
-struct Asked {
+/// The parameters of a call.
+struct ListRequest {
     filter: Filter,
     limit: usize,
-    behind: Option<(Timestamp, RunId)>,
+    behind: Option<Place>,
     history: usize,
     artifacts: bool,
 }
 
+/// A place in the order of tasks, behind which a page begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    at: Timestamp,
+    id: RunId,
+    /// How many tasks the first page counted.
+    total: i64,
+}
+
 /// Tasks of an assistant, those that changed last first.
 pub(super) async fn list(app: &AgentApp, assistant: &Assistant, call: &Call) -> Result<Response, Failure> {
-    let mut asked = Asked::read(&call.params)?;
+    let mut request = ListRequest::read(&call.params)?;
     let searched = auth::allow(app, ("threads", "search"), None, Object::new()).await;
     let (narrowed, _) = searched.map_err(Failure::Http)?;
-    asked.filter.metadata = narrowed
+    request.filter.metadata = narrowed
         .get("metadata")
         .filter(|metadata| metadata.is_object())
         .cloned();
-    let values = match asked.history {
-        0 => Values::Left,
-        _ => Values::Read,
+    let detail = Detail {
+        artifact: request.artifacts,
+        values: request.history > 0,
     };
-    let fetch = i64::try_from(asked.limit + 1).unwrap_or(i64::MAX);
+    let fetch = i64::try_from(request.limit + 1).unwrap_or(i64::MAX);
     let (mut found, total) = app
         .store
         .read(async |tx| {
-            let (tenant, id, filter) = (app.tenant, assistant.id, &asked.filter);
-            let found = a2a_tasks::list(tx, tenant, id, filter, asked.behind, fetch, values).await?;
-            Ok((found, a2a_tasks::count(tx, tenant, id, filter).await?))
+            let (tenant, id, filter) = (app.tenant, assistant.id, &request.filter);
+            let behind = request.behind.map(|place| (place.at, place.id));
+            let found = a2a_tasks::list(tx, tenant, id, filter, behind, fetch, detail).await?;
+            let total = match request.behind {
+                Some(place) => place.total,
+                None => a2a_tasks::count(tx, tenant, id, filter).await?,
+            };
+            Ok((found, total))
         })
         .await?;
-    let more = found.len() > asked.limit;
-    found.truncate(asked.limit);
-    let next = found
-        .last()
-        .filter(|_| more)
-        .map(|last| token(last.updated_at, last.id));
-    let mut tasks = Vec::with_capacity(found.len());
-    for standing in &found {
-        let task = standing.task()?;
-        let history = messages(standing, call.dialect, Some(asked.history))?;
-        let mut shown = match asked.artifacts {
-            true => task.write(call.dialect, None),
-            false => task.bare(call.dialect),
-        };
-        if let Some(history) = history {
-            shown["history"] = Value::Array(history);
-        }
-        tasks.push(shown);
-    }
+    let more = found.len() > request.limit;
+    found.truncate(request.limit);
+    let next = found.last().filter(|_| more).map(|last| Place {
+        at: last.updated_at,
+        id: last.id,
+        total,
+    });
+    let tasks = found.iter().map(|row| request.shown(row, call.dialect));
+    let tasks = tasks.collect::<Result<Vec<_>, _>>()?;
     Ok(call.answer(json!({
-        "tasks": tasks, "totalSize": total, "pageSize": asked.limit, "nextPageToken": next.unwrap_or_default(),
+        "tasks": tasks, "totalSize": total, "pageSize": request.limit,
+        "nextPageToken": next.map(Place::write).unwrap_or_default(),
     })))
 }
 
-impl Asked {
+impl ListRequest {
+    fn shown(&self, row: &TaskRow, dialect: Dialect) -> Result<Value, AgentError> {
+        // A page does not fail for one of its tasks.
+        let task = row.task().unwrap_or_else(|error| {
+            tracing::warn!(%error, "a task is listed without what it brought");
+            row.bare()
+        });
+        let mut shown = match self.artifacts {
+            true => task.write(dialect, None),
+            false => task.bare(dialect),
+        };
+        if let Some(history) = messages(row, dialect, Some(self.history))? {
+            shown["history"] = Value::Array(history);
+        }
+        Ok(shown)
+    }
+
     fn read(params: &Object) -> Result<Self, Refusal> {
         let size = params::count(params, "pageSize")?.unwrap_or(USUAL);
         if !(1..=MOST).contains(&size) {
             return Err(Refusal::params(format!("pageSize: expected 1 to {MOST}")));
         }
         let history = params::count(params, "historyLength")?.unwrap_or(0);
+        let artifacts = params::flag(params, "includeArtifacts")?.unwrap_or_default();
         let thread = params::text(params, "contextId")?;
         let state = match params::text(params, "status")?.as_deref() {
             None | Some("TASK_STATE_UNSPECIFIED") => None,
@@ -96,8 +119,8 @@ impl Asked {
             time.map_err(|_| Refusal::params("statusTimestampAfter: expected a time such as 2026-03-01T12:00:00Z"))
         });
         let behind = params::text(params, "pageToken")?.map(|text| {
-            let text = read_token(&text);
-            text.ok_or_else(|| Refusal::params("pageToken: expected the nextPageToken of the page before"))
+            let place = Place::read(&text);
+            place.ok_or_else(|| Refusal::params("pageToken: expected the nextPageToken of the page before"))
         });
         Ok(Self {
             filter: Filter {
@@ -107,41 +130,65 @@ impl Asked {
                 since: since.transpose()?,
                 metadata: None,
             },
-            limit: match history {
-                0 => size,
-                _ => size.min(MOST_WITH_HISTORY),
+            limit: match artifacts || history > 0 {
+                true => size.min(MOST_WITH_CONTENT),
+                false => size,
             },
             behind: behind.transpose()?,
             history,
-            artifacts: params::flag(params, "includeArtifacts")?.unwrap_or_default(),
+            artifacts,
         })
     }
 }
 
-fn token(at: Timestamp, id: RunId) -> String {
-    format!("{}.{id}", at.micros())
-}
+impl Place {
+    fn write(self) -> String {
+        format!("{}.{}.{}", self.at.micros(), self.id, self.total)
+    }
 
-fn read_token(text: &str) -> Option<(Timestamp, RunId)> {
-    let (at, id) = text.split_once('.')?;
-    Some((Timestamp::from_micros(at.parse().ok()?), id.parse().ok()?))
+    fn read(text: &str) -> Option<Self> {
+        let mut fields = text.split('.');
+        let place = Self {
+            at: Timestamp::from_micros(fields.next()?.parse().ok()?),
+            id: fields.next()?.parse().ok()?,
+            total: fields
+                .next()?
+                .parse::<i64>()
+                .ok()
+                .filter(|total| (0..=MOST_COUNTED).contains(total))?,
+        };
+        fields.next().is_none().then_some(place)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn asked(params: Value) -> Result<Asked, Refusal> {
+    fn request(params: Value) -> Result<ListRequest, Refusal> {
         let Value::Object(params) = params else { unreachable!() };
-        Asked::read(&params)
+        ListRequest::read(&params)
     }
 
     #[test]
     fn a_page_token_names_a_place() {
-        let place = (Timestamp::from_micros(17), RunId::new());
-        assert_eq!(read_token(&token(place.0, place.1)), Some(place));
-        for text in ["", "5", "x.y", "5.y"] {
-            assert_eq!(read_token(text), None, "{text}");
+        let place = Place {
+            at: Timestamp::from_micros(17),
+            id: RunId::new(),
+            total: 3,
+        };
+        assert_eq!(Place::read(&place.write()), Some(place));
+        let id = place.id;
+        for text in [
+            "",
+            "5",
+            "x.y",
+            "5.y",
+            &format!("5.{id}"),
+            &format!("5.{id}.-1"),
+            &format!("5.{id}.1.1"),
+        ] {
+            assert_eq!(Place::read(text), None, "{text}");
         }
     }
 
@@ -156,12 +203,12 @@ mod tests {
             (json!({"pageToken": "x"}), "pageToken"),
             (json!({"contextId": 5}), "contextId"),
         ] {
-            let refusal = asked(params).err().unwrap_or_else(|| panic!("{field} was taken"));
+            let refusal = request(params).err().unwrap_or_else(|| panic!("{field} was taken"));
             assert!(refusal.message.starts_with(field), "{}", refusal.message);
         }
-        let usual = asked(json!({"status": "", "pageToken": ""})).unwrap_or_else(|refusal| panic!("{refusal}"));
+        let usual = request(json!({"status": "", "pageToken": ""})).unwrap_or_else(|refusal| panic!("{refusal}"));
         assert_eq!((usual.limit, usual.history, usual.artifacts), (50, 0, false));
-        let shown = asked(json!({"historyLength": 5, "pageSize": 100})).unwrap_or_else(|refusal| panic!("{refusal}"));
-        assert_eq!(shown.limit, MOST_WITH_HISTORY);
+        let shown = request(json!({"historyLength": 5, "pageSize": 100})).unwrap_or_else(|refusal| panic!("{refusal}"));
+        assert_eq!(shown.limit, MOST_WITH_CONTENT);
     }
 }

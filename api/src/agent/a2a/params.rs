@@ -4,7 +4,6 @@ use serde_json::Value;
 use towpath_domain::agent::Object;
 use towpath_domain::agent::a2a::{Refusal, TaskId};
 
-/// A text.
 pub(super) fn text(of: &Object, key: &str) -> Result<Option<String>, Refusal> {
     match of.get(key) {
         None | Some(Value::Null) => Ok(None),
@@ -13,7 +12,6 @@ pub(super) fn text(of: &Object, key: &str) -> Result<Option<String>, Refusal> {
     }
 }
 
-/// A yes or no.
 pub(super) fn flag(of: &Object, key: &str) -> Result<Option<bool>, Refusal> {
     match of.get(key) {
         None | Some(Value::Null) => Ok(None),
@@ -33,7 +31,6 @@ pub(super) fn count(of: &Object, key: &str) -> Result<Option<usize>, Refusal> {
         .ok_or_else(|| Refusal::params(format!("{key}: expected an integer of 0 or more")))
 }
 
-/// An object.
 pub(super) fn object<'a>(of: &'a Object, key: &str) -> Result<Option<&'a Object>, Refusal> {
     match of.get(key) {
         None | Some(Value::Null) => Ok(None),

@@ -7,7 +7,7 @@ use towpath_domain::agent::Object;
 use towpath_domain::agent::a2a::{Code, Dialect, Refusal, TaskId};
 use towpath_domain::agent::request::check_address;
 use towpath_store::a2a_push_configs::{self, NewPushConfig, PushConfig};
-use towpath_store::a2a_tasks::{self, Values};
+use towpath_store::a2a_tasks::{self, Detail};
 use towpath_store::assistants::Assistant;
 
 use super::failure::Failure;
@@ -35,7 +35,7 @@ pub(super) async fn put(app: &AgentApp, assistant: &Assistant, call: &Call) -> R
     let written = app
         .store
         .write(async |tx| {
-            a2a_tasks::get(tx, app.tenant, assistant.id, id, Values::Left).await?;
+            a2a_tasks::get(tx, app.tenant, assistant.id, id, Detail::STATE).await?;
             if !a2a_push_configs::put(tx, app.tenant, id.run, &new).await? {
                 return Ok(None);
             }
@@ -49,11 +49,10 @@ pub(super) async fn put(app: &AgentApp, assistant: &Assistant, call: &Call) -> R
     Ok(call.answer(shown(&config, id, call.dialect)))
 }
 
-/// One address of a task.
 pub(super) async fn get(app: &AgentApp, assistant: &Assistant, call: &Call) -> Result<Response, Failure> {
     let (id, name) = place(call)?;
     allow(app, "read", id).await?;
-    find(app, assistant.id, id, Values::Left).await?;
+    find(app, assistant.id, id, Detail::STATE).await?;
     let name = name.unwrap_or_else(|| id.to_string());
     let found = app
         .store
@@ -73,7 +72,7 @@ pub(super) async fn get(app: &AgentApp, assistant: &Assistant, call: &Call) -> R
 pub(super) async fn list(app: &AgentApp, assistant: &Assistant, call: &Call) -> Result<Response, Failure> {
     let (id, _) = place(call)?;
     allow(app, "read", id).await?;
-    find(app, assistant.id, id, Values::Left).await?;
+    find(app, assistant.id, id, Detail::STATE).await?;
     let found = app
         .store
         .read(async |tx| a2a_push_configs::list(tx, app.tenant, id.run).await)
@@ -89,7 +88,7 @@ pub(super) async fn list(app: &AgentApp, assistant: &Assistant, call: &Call) -> 
 pub(super) async fn delete(app: &AgentApp, assistant: &Assistant, call: &Call) -> Result<Response, Failure> {
     let (id, name) = place(call)?;
     allow(app, "update", id).await?;
-    find(app, assistant.id, id, Values::Left).await?;
+    find(app, assistant.id, id, Detail::STATE).await?;
     let name = name.unwrap_or_else(|| id.to_string());
     app.store
         .write(async |tx| a2a_push_configs::delete(tx, app.tenant, id.run, &name).await)
@@ -134,7 +133,7 @@ fn read(app: &AgentApp, config: &Object, dialect: Dialect) -> Result<NewPushConf
         let text = "Push notifications are not supported: webhooks are turned off";
         return Err(Refusal::new(Code::PushNotSupported, text));
     }
-    let url = bounded(config, "url")?.ok_or_else(|| Refusal::params("url: field required"))?;
+    let url = bounded("url", params::text(config, "url")?)?.ok_or_else(|| Refusal::params("url: field required"))?;
     check_address("url", &url).map_err(|rejection| Refusal::params(format!("url: {}", rejection.message)))?;
     if let Some(refused) = app.settings.webhooks.refuse(&url) {
         return Err(Refusal::params(format!("url: {refused}")));
@@ -142,41 +141,47 @@ fn read(app: &AgentApp, config: &Object, dialect: Dialect) -> Result<NewPushConf
     let nothing = Map::new();
     let authentication = params::object(config, "authentication")?.unwrap_or(&nothing);
     let scheme = match dialect {
-        Dialect::V10 => bounded(authentication, "scheme")?,
+        Dialect::V10 => header_text("authentication.scheme", params::text(authentication, "scheme")?)?,
         // The first one that the receiver takes.
         Dialect::V03 => match authentication.get("schemes") {
             None | Some(Value::Null) => None,
-            Some(Value::Array(schemes)) => schemes.first().and_then(Value::as_str).map(str::to_owned),
+            Some(Value::Array(schemes)) => {
+                let first = schemes.first().and_then(Value::as_str).map(str::to_owned);
+                header_text("authentication.schemes", first)?
+            }
             Some(_) => return Err(Refusal::params("authentication.schemes: expected a list of strings")),
         },
     };
     Ok(NewPushConfig {
-        name: bounded(config, "id")?.unwrap_or_default(),
+        name: bounded("id", params::text(config, "id")?)?.unwrap_or_default(),
         url,
-        token: header_text(config, "token")?.map(Secret::new),
+        token: header_text("token", params::text(config, "token")?)?.map(Secret::new),
         scheme,
-        credentials: header_text(authentication, "credentials")?.map(Secret::new),
+        credentials: header_text(
+            "authentication.credentials",
+            params::text(authentication, "credentials")?,
+        )?
+        .map(Secret::new),
         dialect,
     })
 }
 
-fn bounded(of: &Object, key: &str) -> Result<Option<String>, Refusal> {
-    let text = params::text(of, key)?;
+fn bounded(field: &str, text: Option<String>) -> Result<Option<String>, Refusal> {
     if text.as_ref().is_some_and(|text| text.len() > LONGEST) {
-        return Err(Refusal::params(format!("{key}: expected at most {LONGEST} bytes")));
+        return Err(Refusal::params(format!("{field}: expected at most {LONGEST} bytes")));
     }
     Ok(text)
 }
 
 /// A text that is sent in a header.
-fn header_text(of: &Object, key: &str) -> Result<Option<String>, Refusal> {
-    let text = bounded(of, key)?;
+fn header_text(field: &str, text: Option<String>) -> Result<Option<String>, Refusal> {
+    let text = bounded(field, text)?;
     if text
         .as_ref()
         .is_some_and(|text| http::HeaderValue::from_str(text).is_err())
     {
         return Err(Refusal::params(format!(
-            "{key}: expected a text that fits into a header"
+            "{field}: expected a text that fits into a header"
         )));
     }
     Ok(text)

@@ -10,7 +10,7 @@ use futures::stream;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue};
 use serde_json::{Value, json};
-use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
+use tokio::time::Interval;
 use towpath_domain::agent::Object;
 use towpath_domain::agent::a2a::{Code, Dialect, Refusal};
 
@@ -21,7 +21,6 @@ use crate::agent::sse;
 
 const VERSION: &str = "a2a-version";
 
-/// What is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Method {
     Send,
@@ -64,35 +63,31 @@ const METHODS: [(&str, Method, Dialect); 22] = [
     ("agent/getAuthenticatedExtendedCard", Method::Card, V03),
 ];
 
-/// A call.
 #[derive(Clone, Debug)]
 pub(super) struct Call {
-    /// Its id, null where it has none.
+    /// Null where the caller gave none.
     pub id: Value,
-    /// What is called.
     pub method: Method,
-    /// In which version it is answered.
+    /// The version of the answer.
     pub dialect: Dialect,
-    /// Its parameters.
     pub params: Object,
 }
 
-/// A body that is no call.
-pub(super) struct Refused {
+/// Why a body is no call.
+pub(super) struct InvalidCall {
     id: Value,
     dialect: Dialect,
     refusal: Refusal,
 }
 
-impl Refused {
+impl InvalidCall {
     pub(super) fn respond(&self) -> Response {
         Json(envelope(&self.id, self.dialect, Err(&self.refusal))).into_response()
     }
 }
 
-/// Reads a call.
-pub(super) fn read(headers: &HeaderMap, body: Bytes) -> Result<Call, Refused> {
-    let refuse = |id: Value, code, message: &str| Refused {
+pub(super) fn read(headers: &HeaderMap, body: Bytes) -> Result<Call, InvalidCall> {
+    let refuse = |id: Value, code, message: &str| InvalidCall {
         id,
         dialect: V10,
         refusal: Refusal::new(code, message),
@@ -129,7 +124,7 @@ pub(super) fn read(headers: &HeaderMap, body: Bytes) -> Result<Call, Refused> {
         return Err(refuse(id, Code::MethodNotFound, &text));
     };
     let (method, dialect) = (*method, *dialect);
-    let refuse = |id: Value, code, message: String| Refused {
+    let refuse = |id: Value, code, message: String| InvalidCall {
         id,
         dialect,
         refusal: Refusal::new(code, message),
@@ -165,12 +160,10 @@ fn is_spoken(version: &HeaderValue) -> bool {
 }
 
 impl Call {
-    /// What is answered.
     pub(super) fn envelope(&self, result: Result<Value, &Refusal>) -> Value {
         envelope(&self.id, self.dialect, result)
     }
 
-    /// An answer at once.
     pub(super) fn answer(&self, result: Value) -> Response {
         Json(self.envelope(Ok(result))).into_response()
     }
@@ -200,9 +193,7 @@ impl Call {
                 Err(refusal) => call.envelope(Err(&refusal)),
             }
         });
-        let every = app.settings.heartbeat;
-        let mut beat = interval_at(Instant::now() + every, every);
-        beat.set_missed_tick_behavior(MissedTickBehavior::Skip);
+        let beat = sse::heartbeat(app);
         let body = Body::from_stream(stream::unfold(Some((work, beat)), |state| async move {
             let (bytes, state) = next_of(state?).await;
             Some((Ok::<_, Infallible>(bytes), state))
@@ -214,9 +205,9 @@ impl Call {
     }
 }
 
-type Waiting = (BoxFuture<'static, Value>, Interval);
+type PendingAnswer = (BoxFuture<'static, Value>, Interval);
 
-async fn next_of((mut work, mut beat): Waiting) -> (Bytes, Option<Waiting>) {
+async fn next_of((mut work, mut beat): PendingAnswer) -> (Bytes, Option<PendingAnswer>) {
     tokio::select! {
         biased;
         answer = &mut work => (without_nul(answer.to_string()), None),

@@ -13,14 +13,12 @@ use bytes::Bytes;
 use futures::stream;
 use http::HeaderMap;
 use serde_json::Value;
-use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
-use tokio_util::sync::CancellationToken;
 use towpath_domain::AssistantId;
 use towpath_domain::agent::a2a::{
     Code, Part, Refusal, Task, TaskState, artifact_update, reply, status_update, task_event,
 };
 use towpath_domain::agent::{EventId, Frame, Since};
-use towpath_store::a2a_tasks::Values;
+use towpath_store::a2a_tasks::Detail;
 use towpath_store::assistants::Assistant;
 
 use super::failure::Failure;
@@ -30,15 +28,13 @@ use super::tasks::{allow, find, internal, read, shown};
 use crate::agent::app::AgentApp;
 use crate::agent::live::{Item, Reader};
 use crate::agent::runs::since;
-use crate::agent::sse;
+use crate::agent::sse::{self, Due, Feed};
 
-/// How a stream begins.
-pub(super) struct Begins {
-    /// The task.
+/// What a stream begins with.
+pub(super) struct StreamStart {
     pub task: Task,
-    /// It, as its first event shows it.
+    /// The task as the first event shows it.
     pub first: Value,
-    /// What its run streams.
     pub reader: Reader,
 }
 
@@ -51,8 +47,8 @@ pub(super) async fn subscribe(
 ) -> Result<Response, Failure> {
     let id = params::task(&call.params, "id")?;
     allow(app, "read", id).await?;
-    let standing = find(app, assistant.id, id, Values::Read).await?;
-    let task = standing.task()?;
+    let row = find(app, assistant.id, id, Detail::ALL).await?;
+    let task = row.task()?;
     let since = match since(headers)? {
         Since::Now => Since::Beginning,
         // It missed the end, which is kept for a while.
@@ -62,25 +58,20 @@ pub(super) async fn subscribe(
         let text = format!("Task {id} is over: read it with GetTask");
         return Err(Refusal::new(Code::UnsupportedOperation, text).into());
     }
-    let reader = Reader::of_run(app, standing.thread_id, standing.run_id, true, since).await?;
-    let first = shown(&standing, call.dialect, None)?;
-    Ok(respond(app, assistant.id, call, Begins { task, first, reader }))
+    let reader = Reader::of_run(app, row.thread_id, row.run_id, true, since).await?;
+    let first = shown(&row, call.dialect, None)?;
+    Ok(respond(app, assistant.id, call, StreamStart { task, first, reader }))
 }
 
 /// The answer that streams.
-pub(super) fn respond(app: &AgentApp, assistant: AssistantId, call: &Call, begins: Begins) -> Response {
-    let every = app.settings.heartbeat;
-    let mut beat = interval_at(Instant::now() + every, every);
-    beat.set_missed_tick_behavior(MissedTickBehavior::Skip);
-    let Begins { task, first, reader } = begins;
-    let mut state = Streaming {
+pub(super) fn respond(app: &AgentApp, assistant: AssistantId, call: &Call, start: StreamStart) -> Response {
+    let StreamStart { task, first, reader } = start;
+    let mut state = TaskStream {
         app: app.clone(),
         assistant,
         call: call.clone(),
         task,
-        reader,
-        beat,
-        draining: app.draining.clone(),
+        feed: Feed::new(app, reader),
         works: false,
         said: Vec::new(),
         ended: false,
@@ -93,14 +84,12 @@ pub(super) fn respond(app: &AgentApp, assistant: AssistantId, call: &Call, begin
     })))
 }
 
-struct Streaming {
+struct TaskStream {
     app: AgentApp,
     assistant: AssistantId,
     call: Call,
     task: Task,
-    reader: Reader,
-    beat: Interval,
-    draining: CancellationToken,
+    feed: Feed,
     /// It was told that a worker performs the run.
     works: bool,
     /// What the assistant said last.
@@ -109,7 +98,7 @@ struct Streaming {
     gathered: VecDeque<Bytes>,
 }
 
-impl Streaming {
+impl TaskStream {
     async fn next(&mut self) -> Option<Bytes> {
         loop {
             if let Some(bytes) = self.gathered.pop_front() {
@@ -118,12 +107,10 @@ impl Streaming {
             if self.ended {
                 return None;
             }
-            let item = tokio::select! {
-                biased;
-                item = self.reader.next() => item,
-                _ = self.beat.tick() => return Some(Bytes::from_static(b": heartbeat\r\n\r\n")),
-                // The run goes on, and its readers come back to another process.
-                () = self.draining.cancelled() => return None,
+            let item = match self.feed.next().await {
+                Due::Item(item) => item,
+                Due::Heartbeat(beat) => return Some(beat),
+                Due::Drain => return None,
             };
             match item {
                 Ok(Some(Item::Frame(text))) => self.take(&text),
@@ -164,8 +151,8 @@ impl Streaming {
     /// The run is over: what it brought, and where the task stands.
     async fn end(&mut self) {
         self.ended = true;
-        let standing = read(&self.app, self.assistant, self.task.id, Values::Left).await;
-        let task = standing.and_then(|standing| standing.task().map_err(internal));
+        let row = read(&self.app, self.assistant, self.task.id, Detail::ARTIFACT).await;
+        let task = row.and_then(|row| row.task().map_err(internal));
         let task = match task {
             // Another message continues the task already: this stream is of the run before.
             Ok(task) if task.run != self.task.run => return,

@@ -1,11 +1,12 @@
-//! Tasks: read and cancelled.
+//! Reading tasks, and canceling them.
 
 use axum::response::Response;
+use http::StatusCode;
 use serde_json::Value;
-use towpath_domain::AssistantId;
 use towpath_domain::agent::a2a::{Code, Dialect, Refusal, TaskId, TaskState, history};
-use towpath_domain::agent::{CancelAction, Object, Since};
-use towpath_store::a2a_tasks::{self, Standing, Values};
+use towpath_domain::agent::{Object, Since};
+use towpath_domain::{AssistantId, RunId};
+use towpath_store::a2a_tasks::{self, Detail, TaskRow};
 use towpath_store::assistants::Assistant;
 use towpath_workflows::a2a;
 
@@ -16,49 +17,49 @@ use crate::agent::app::AgentApp;
 use crate::agent::auth;
 use crate::agent::errors::AgentError;
 use crate::agent::live::{Item, Reader};
-use crate::agent::runs::stop::stop;
 
-/// A task as it stands.
+/// The most messages of an answer whose caller names no number.
+const MOST_MESSAGES: usize = 100;
+
 pub(super) async fn get(app: &AgentApp, assistant: &Assistant, call: &Call) -> Result<Response, Failure> {
     let id = params::task(&call.params, "id")?;
     let most = params::count(&call.params, "historyLength")?;
     allow(app, "read", id).await?;
-    let standing = find(app, assistant.id, id, values_for(most)).await?;
-    Ok(call.answer(shown(&standing, call.dialect, most)?))
+    let row = find(app, assistant.id, id, detail(most)).await?;
+    Ok(call.answer(shown(&row, call.dialect, most)?))
 }
 
-/// Cancels a task: its run, or the question that it waits for.
+/// Cancels a task: its runs, or the question that it asks. Answers when all of them are over.
 pub(super) async fn cancel(app: &AgentApp, assistant: &Assistant, call: &Call) -> Result<Response, Failure> {
     let id = params::task(&call.params, "id")?;
     allow(app, "update", id).await?;
-    let standing = find(app, assistant.id, id, Values::Left).await?;
-    let task = standing.task()?;
-    if task.state.is_final() {
-        return Err(over(id).into());
-    }
-    if task.state == TaskState::InputRequired {
-        let done = app.store.write(async |tx| a2a::cancel(tx, app.tenant, &standing).await);
-        if !done.await? {
-            return Err(over(id).into());
-        }
-        let standing = find(app, assistant.id, id, Values::Read).await?;
-        return Ok(call.answer(shown(&standing, call.dialect, None)?));
-    }
-    // Before it is told: the end may come at once.
-    let reader = Reader::of_run(app, standing.thread_id, standing.run_id, false, Since::Now).await?;
-    if !stop(app, standing.run_id, CancelAction::Interrupt).await? {
-        return Err(over(id).into());
-    }
-    let (asked, assistant, dialect) = (app.clone(), assistant.id, call.dialect);
+    let canceled = app
+        .store
+        .write(async |tx| a2a::cancel(tx, app.tenant, assistant.id, id).await)
+        .await;
+    let canceled = canceled.map_err(|error| Failure::of(error.into(), || Refusal::no_task(id)))?;
+    let open = canceled.ok_or_else(|| over(id))?;
+    let (app_of_answer, assistant, dialect) = (app.clone(), assistant.id, call.dialect);
     Ok(call.answer_later(app, async move {
-        end_of(reader).await?;
-        let standing = read(&asked, assistant, id, Values::Read).await?;
+        for run in open {
+            ended(&app_of_answer, id, run.id).await?;
+        }
+        let row = read(&app_of_answer, assistant, id, Detail::ALL).await?;
         // It may have ended by itself at the same moment.
-        match standing.task().map_err(internal)?.state {
-            TaskState::Canceled => shown(&standing, dialect, None).map_err(internal),
+        match row.state {
+            TaskState::Canceled => shown(&row, dialect, None).map_err(internal),
             _ => Err(over(id)),
         }
     }))
+}
+
+/// Waits for the end of a run.
+async fn ended(app: &AgentApp, id: TaskId, run: RunId) -> Result<(), Refusal> {
+    match Reader::of_run(app, id.thread, run, false, Since::Now).await {
+        Ok(reader) => end_of(reader).await,
+        Err(error) if error.status() == StatusCode::NOT_FOUND => Ok(()),
+        Err(error) => Err(internal(error)),
+    }
 }
 
 /// Has the author's auth judge an operation on the thread of a task.
@@ -69,35 +70,35 @@ pub(super) async fn allow(app: &AgentApp, action: &'static str, id: TaskId) -> R
         .map_err(|refusal| Failure::denied(refusal, || Refusal::no_task(id)))
 }
 
-/// A task, for a call that is being answered.
+/// Reads a task for a call that is being answered.
 pub(super) async fn find(
     app: &AgentApp,
     assistant: AssistantId,
     id: TaskId,
-    values: Values,
-) -> Result<Standing, Failure> {
-    let found = app
-        .store
-        .read(async |tx| a2a_tasks::get(tx, app.tenant, assistant, id, values).await)
-        .await;
-    found.map_err(|error| Failure::of(error.into(), || Refusal::no_task(id)))
+    detail: Detail,
+) -> Result<TaskRow, Failure> {
+    let row = row(app, assistant, id, detail).await;
+    row.map_err(|error| Failure::of(error.into(), || Refusal::no_task(id)))
 }
 
-/// A task, for an answer whose head is sent.
+/// Reads a task for an answer whose head is sent.
 pub(super) async fn read(
     app: &AgentApp,
     assistant: AssistantId,
     id: TaskId,
-    values: Values,
-) -> Result<Standing, Refusal> {
-    let found = app
-        .store
-        .read(async |tx| a2a_tasks::get(tx, app.tenant, assistant, id, values).await)
-        .await;
-    found.map_err(|error| match error {
+    detail: Detail,
+) -> Result<TaskRow, Refusal> {
+    let row = row(app, assistant, id, detail).await;
+    row.map_err(|error| match error {
         towpath_store::Error::NotFound => Refusal::no_task(id),
         error => internal(error),
     })
+}
+
+async fn row(app: &AgentApp, assistant: AssistantId, id: TaskId, detail: Detail) -> towpath_store::Result<TaskRow> {
+    app.store
+        .read(async |tx| a2a_tasks::get(tx, app.tenant, assistant, id, detail).await)
+        .await
 }
 
 /// Reads a run to its end.
@@ -117,33 +118,28 @@ pub(super) fn internal(error: impl Into<AgentError>) -> Refusal {
 }
 
 /// The states of threads are read where their messages are shown.
-pub(super) const fn values_for(most: Option<usize>) -> Values {
+pub(super) const fn detail(most: Option<usize>) -> Detail {
     match most {
-        Some(0) => Values::Left,
-        _ => Values::Read,
+        Some(0) => Detail::ARTIFACT,
+        _ => Detail::ALL,
     }
 }
 
 /// A task with its last `most` messages.
-pub(super) fn shown(standing: &Standing, dialect: Dialect, most: Option<usize>) -> Result<Value, AgentError> {
-    let task = standing.task()?;
-    let history = messages(standing, dialect, most)?;
-    Ok(task.write(dialect, history))
+pub(super) fn shown(row: &TaskRow, dialect: Dialect, most: Option<usize>) -> Result<Value, AgentError> {
+    let history = messages(row, dialect, most)?;
+    Ok(row.task()?.write(dialect, history))
 }
 
 /// The last `most` messages of a task.
-pub(super) fn messages(
-    standing: &Standing,
-    dialect: Dialect,
-    most: Option<usize>,
-) -> Result<Option<Vec<Value>>, AgentError> {
+pub(super) fn messages(row: &TaskRow, dialect: Dialect, most: Option<usize>) -> Result<Option<Vec<Value>>, AgentError> {
     if most == Some(0) {
         return Ok(None);
     }
-    let values = standing.current_values.as_deref().unwrap_or("null");
+    let values = row.current_values.as_deref().unwrap_or("null");
     let values: Value = serde_json::from_str(values).map_err(|error| AgentError::internal(&error))?;
-    let task = standing.task()?;
-    Ok(Some(history(dialect, &values, &task, standing.is_latest, most)))
+    let most = most.unwrap_or(MOST_MESSAGES);
+    Ok(Some(history(dialect, &values, &row.bare(), row.is_latest, Some(most))))
 }
 
 fn over(id: TaskId) -> Refusal {

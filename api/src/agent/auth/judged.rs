@@ -187,7 +187,7 @@ impl<'a> Judge<'a> {
 
     /// The assistant that a query names.
     async fn assistant(&self, parts: &mut Parts) -> Result<Named, Refusal> {
-        let read = Query::<card::Which>::from_request_parts(parts, &()).await;
+        let read = Query::<card::CardQuery>::from_request_parts(parts, &()).await;
         let Query(which) = read.map_err(refuse)?;
         let id = which.assistant(self.app).map_err(refuse)?;
         Ok(Named {

@@ -1,6 +1,7 @@
 //! The Agent2Agent protocol in both its versions, its runs performed by hand.
 
 mod edges;
+mod turns;
 
 use http::Method;
 use serde_json::{Value, json};

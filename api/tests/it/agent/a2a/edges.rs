@@ -105,6 +105,12 @@ async fn what_is_wrong_is_answered_with_the_code_of_the_protocol(agent: Agent) {
             -32005,
         ),
         ("SendMessage", data(&json!([1])), -32005),
+        (
+            "SendMessage",
+            json!({"message": {"messageId": "m", "role": "ROLE_USER",
+                               "parts": [{"text": "hi"}, {"data": {"messages": []}}]}}),
+            -32602,
+        ),
         ("ListTasks", json!({"pageSize": 0}), -32602),
         ("tasks/none", json!({}), -32601),
     ] {
@@ -172,7 +178,8 @@ async fn cards_name_both_versions_and_the_way_in(agent: Agent) {
         .header("x-forwarded-proto", "https")
         .header("x-forwarded-prefix", "/d/one");
     let card = call(&agent.router, forwarded).await.expect(200);
-    assert_eq!(card["url"], format!("https://platform.example/d/one/a2a/{id}"));
+    // No proxy that the operator named says so.
+    assert_eq!(card["url"], format!("http://localhost/d/one/a2a/{id}"));
     let extended = result(&agent, "echo", "GetExtendedAgentCard", &json!({})).await;
     assert_eq!(extended["name"], "echo");
     assert_eq!(

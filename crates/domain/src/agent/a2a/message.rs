@@ -44,7 +44,7 @@ impl Role {
     }
 }
 
-/// A message.
+/// What a client or an assistant says at once.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Message {
     /// Its id, which the sender made.
@@ -111,7 +111,7 @@ impl Message {
     /// The input of a run: its text and files as a message, its data as further fields.
     ///
     /// # Errors
-    /// A part of data that is no object.
+    /// A part of data that is no object, or that has messages beside text or files.
     pub fn input(&self, task: TaskId) -> Result<Object, Refusal> {
         let mut input = Object::new();
         if self.needs_messages() {
@@ -125,7 +125,13 @@ impl Message {
             });
             input.insert("messages".to_owned(), json!([message]));
         }
-        input.extend(self.data()?);
+        let data = self.data()?;
+        if input.contains_key("messages") && data.contains_key("messages") {
+            return Err(Refusal::params(
+                "message.parts: expected either text and files, or a part of data with messages, not both",
+            ));
+        }
+        input.extend(data);
         Ok(input)
     }
 
@@ -278,6 +284,8 @@ mod tests {
         let alone = message(json!([{"data": {"log": []}}])).input(task).unwrap();
         assert_eq!(Value::Object(alone), json!({"log": []}));
         assert!(message(json!([{"data": [1]}])).input(task).is_err());
+        let both = message(json!([{"text": "hi"}, {"data": {"messages": []}}])).input(task);
+        assert_eq!(both.unwrap_err().code, Code::InvalidParams);
         let file = message(json!([{"text": "see"}, {"url": "https://example.com/a.png", "mediaType": "image/png"}]));
         let content = &file.input(task).unwrap()["messages"][0]["content"];
         assert_eq!(

@@ -29,6 +29,12 @@ pub struct Interrupt {
     pub response_schema: Option<Value>,
 }
 
+/// The most bytes that are kept of an outcome.
+const MOST_BYTES: usize = 1 << 20;
+/// The most interrupts that are kept of a question that is too large.
+const MOST_INTERRUPTS: usize = 100;
+const TOO_LARGE: &str = "This has more than 1 MiB. The state of the thread holds it.";
+
 impl Outcome {
     /// Of a run that ended well, with this state.
     #[must_use]
@@ -61,6 +67,53 @@ impl Outcome {
             (sort, "") => sort.to_owned(),
             (sort, message) => format!("{sort}: {message}"),
         })
+    }
+
+    /// As JSON that can be read back. A value that is nested too deeply for that becomes its text; an outcome of more than 1 MiB is
+    /// replaced by a note.
+    ///
+    /// # Panics
+    /// Never: an outcome has text keys only.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        let mut json = self.write();
+        if json.len() <= MOST_BYTES && !is_readable(&json) {
+            json = self.flattened().write();
+        }
+        if json.len() > MOST_BYTES {
+            json = self.shortened().write();
+        }
+        json
+    }
+
+    fn write(&self) -> String {
+        serde_json::to_string(self).expect("an outcome with text keys is JSON")
+    }
+
+    /// Values that cannot be read back are replaced by their text.
+    fn flattened(&self) -> Self {
+        match self {
+            Self::Answer(parts) => Self::Answer(parts.iter().map(flattened_part).collect()),
+            Self::Question(interrupts) => Self::Question(interrupts.iter().map(Interrupt::flattened).collect()),
+            Self::Failure(_) => self.clone(),
+        }
+    }
+
+    fn shortened(&self) -> Self {
+        match self {
+            Self::Answer(_) => Self::Answer(vec![Part::Text {
+                text: TOO_LARGE.to_owned(),
+            }]),
+            Self::Question(interrupts) => {
+                let kept = interrupts.iter().take(MOST_INTERRUPTS).map(|interrupt| Interrupt {
+                    id: interrupt.id.clone().filter(|id| id.len() <= 256),
+                    value: json!(TOO_LARGE),
+                    response_schema: None,
+                });
+                Self::Question(kept.collect())
+            }
+            Self::Failure(text) => Self::Failure(text.chars().take(MOST_BYTES / 16).collect()),
+        }
     }
 
     /// What the status of the task says.
@@ -100,7 +153,32 @@ impl Outcome {
     }
 }
 
+fn is_readable(json: &str) -> bool {
+    serde_json::from_str::<Outcome>(json).is_ok()
+}
+
+fn flattened_part(part: &Part) -> Part {
+    match part {
+        Part::Data { data } if !is_readable(&Outcome::Answer(vec![part.clone()]).write()) => {
+            Part::Text { text: data.to_string() }
+        }
+        part => part.clone(),
+    }
+}
+
 impl Interrupt {
+    fn flattened(&self) -> Self {
+        if is_readable(&Outcome::Question(vec![self.clone()]).write()) {
+            return self.clone();
+        }
+        let text = |value: &Value| json!(value.to_string());
+        Self {
+            id: self.id.clone(),
+            value: text(&self.value),
+            response_schema: self.response_schema.as_ref().map(text),
+        }
+    }
+
     fn of(interrupt: &Value) -> Self {
         Self {
             id: interrupt.get("id").and_then(Value::as_str).map(str::to_owned),
@@ -164,6 +242,39 @@ mod tests {
             Outcome::answer(&other),
             Outcome::Answer(vec![Part::Data { data: other }])
         );
+    }
+
+    #[test]
+    fn what_is_kept_can_be_read_back() {
+        for depth in 115..=127 {
+            let state = (0..depth).fold(json!("core"), |inner, _| json!({ "in": inner }));
+            let interrupts = json!({"task": [{"id": "i", "value": state}]});
+            for outcome in [Outcome::answer(&state), Outcome::question(&interrupts)] {
+                let kept = outcome.to_json();
+                let read = serde_json::from_str::<Outcome>(&kept);
+                let read = read.unwrap_or_else(|error| panic!("{depth} levels: {error}"));
+                if depth == 127 {
+                    assert_ne!(read, outcome, "it became a text");
+                    assert!(kept.contains("core"));
+                }
+            }
+        }
+        let shallow = Outcome::answer(&json!({"log": ["a"]}));
+        assert_eq!(serde_json::from_str::<Outcome>(&shallow.to_json()).unwrap(), shallow);
+    }
+
+    #[test]
+    fn what_is_too_large_is_replaced_by_a_note() {
+        let large = "x".repeat(MOST_BYTES + 1);
+        for outcome in [
+            Outcome::answer(&json!({"log": large})),
+            Outcome::question(&json!({"task": [{"id": "i", "value": large}]})),
+            Outcome::failure(&json!({"error": "ValueError", "message": large})),
+        ] {
+            let kept = outcome.to_json();
+            assert!(kept.len() <= MOST_BYTES, "{} bytes", kept.len());
+            assert!(serde_json::from_str::<Outcome>(&kept).is_ok());
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use super::Dialect;
 use super::refusal::{Code, Refusal};
 
-/// One part.
+/// A piece of a message or of an artifact.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum Part {

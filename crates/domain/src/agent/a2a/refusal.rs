@@ -78,7 +78,7 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// An error.
+    /// With a message for the caller.
     pub fn new(code: Code, message: impl Into<String>) -> Self {
         Self {
             code,

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use chrono::SecondsFormat;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::Dialect;
@@ -40,11 +41,13 @@ impl fmt::Display for TaskId {
 }
 
 /// Where a task stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, sqlx::Type)]
+#[serde(rename_all = "kebab-case")]
+#[sqlx(type_name = "text", rename_all = "kebab-case")]
 pub enum TaskState {
     /// Its run waits for a worker.
     Submitted,
-    /// A worker performs its run.
+    /// A worker performs its run. Never stored: it is what the run's job says.
     Working,
     /// It ended well.
     Completed,
@@ -72,7 +75,7 @@ const STATES: [(TaskState, &str, &str); 8] = [
 ];
 
 impl TaskState {
-    /// Of a task whose last run stands so; `waits` when that run left a question that nobody has answered.
+    /// Of a task whose last run stands so; `waits` when that run left a question.
     #[must_use]
     pub const fn of(run: RunStatus, waits: bool) -> Self {
         match run {
@@ -102,6 +105,15 @@ impl TaskState {
         })
     }
 
+    /// As it is stored: a task that is worked on is one that was submitted.
+    #[must_use]
+    pub const fn stored(self) -> Self {
+        match self {
+            Self::Working => Self::Submitted,
+            state => state,
+        }
+    }
+
     /// Whether nothing follows it.
     #[must_use]
     pub const fn is_final(self) -> bool {
@@ -112,7 +124,7 @@ impl TaskState {
 /// A task as it stands.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Task {
-    /// Its id.
+    /// Its context, and the run that began it.
     pub id: TaskId,
     /// Its last run.
     pub run: RunId,
