@@ -24,6 +24,7 @@ async fn send(world: &World, from: &str, mut request: Request<Body>) -> (StatusC
     request.extensions_mut().insert(Client {
         address: Some(from.parse().unwrap()),
         secure: false,
+        proxied: false,
     });
     let answer = world.router.clone().oneshot(request).await.unwrap();
     (answer.status(), answer.headers().clone())

@@ -99,7 +99,11 @@ async fn ask(world: &World, caller: &Caller, method: &str, path: &str) -> Answer
         request = request.header("x-user-id", user);
     }
     let address = caller.address.map(|text| text.parse::<IpAddr>().unwrap());
-    let client = Client { address, secure: false };
+    let client = Client {
+        address,
+        secure: false,
+        proxied: false,
+    };
     let request = request.extension(client).body(Body::empty()).unwrap();
     let response = world.router.clone().oneshot(request).await.unwrap();
     let (head, body) = response.into_parts();
