@@ -308,9 +308,9 @@ def test_the_authors_routes_are_served(serve, project):
 def test_an_author_may_serve_the_agent2agent_protocol(serve, project):
     project.write(config=CONFIG | {"http": {"app": "./web.py:app", "disable_a2a": True}}, web=APP)
     server, _ = serve()
-    for path in ("/.well-known/agent-card.json", "/a2a/agent"):
-        answer = httpx.get(f"{server.url}{path}", timeout=60)
-        assert (answer.status_code, answer.text) == (201, f"GET {path}  ")
+    for method, path in (("GET", "/.well-known/agent-card.json"), ("POST", "/a2a/agent")):
+        answer = httpx.request(method, f"{server.url}{path}", timeout=60)
+        assert (answer.status_code, answer.text) == (201, f"{method} {path}  ")
 
 
 def test_a_load_error_says_where(project):

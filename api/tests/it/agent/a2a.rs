@@ -236,7 +236,7 @@ async fn tasks_are_canceled_while_they_are_not_over(agent: Agent) {
     let mut told = agent.queue.subscribe(thread).await;
     let mut canceling = None;
     agent
-        .perform_until(&mut told, r#"["one"]"#, async || {
+        .perform_until(&mut told, "metadata", async || {
             canceling = Some(open(&agent, "slow", "tasks/cancel", &json!({"id": begun["id"]})).await);
         })
         .await;
