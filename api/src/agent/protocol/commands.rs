@@ -14,7 +14,7 @@ use towpath_store as store;
 use towpath_store::threads::{self, Thread};
 
 use super::event::Failure;
-use super::filter::{namespace, short};
+use super::filter::{integer, namespace, short};
 use super::subscriptions::Outcome;
 use super::tree;
 use crate::agent::answer::Json;
@@ -49,7 +49,7 @@ pub(super) struct Command<'a> {
 impl<'a> Command<'a> {
     /// Reads a command; else what is answered.
     pub fn read(object: &'a Object) -> Result<Self, Value> {
-        let id = object.get("id").and_then(Value::as_i64);
+        let id = object.get("id").and_then(integer);
         let refused = |text| json!(Failure::new(id, "invalid_argument", text));
         let method = object.get("method").and_then(Value::as_str);
         let Some((id, method)) = id.zip(method) else {

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 use towpath_domain::agent::Object;
+use towpath_domain::agent::request::write_whole;
 
 use super::event::{Channel, Event};
 
@@ -138,11 +139,18 @@ fn depth(given: Option<&Value>) -> Result<Option<usize>, String> {
     Ok(depth.map(|depth| usize::try_from(depth).unwrap_or(usize::MAX)))
 }
 
+/// An integer, as JSON knows them: `25.0` is one.
+pub(super) fn integer(given: &Value) -> Option<i64> {
+    let mut number = given.clone();
+    write_whole(&mut number);
+    number.as_i64()
+}
+
 /// Reads a number that is not negative, if it is there.
 pub(super) fn number(field: &str, given: Option<&Value>) -> Result<Option<i64>, String> {
     match given.filter(|given| !given.is_null()) {
         None => Ok(None),
-        Some(given) => match given.as_i64().filter(|number| *number >= 0) {
+        Some(given) => match integer(given).filter(|number| *number >= 0) {
             Some(number) => Ok(Some(number)),
             None => Err(format!("{field}: expected a non-negative integer")),
         },
@@ -182,7 +190,7 @@ mod tests {
         assert!(below.takes(&event(Channel::Values, None, &["b:2", "c:3"])));
         assert!(!below.takes(&event(Channel::Values, None, &["b:3", "c:3"])));
         assert!(!below.takes(&event(Channel::Values, None, &[])));
-        let root = read(json!({"channels": ["values"], "namespaces": [[]], "depth": 0})).unwrap();
+        let root = read(json!({"channels": ["values"], "namespaces": [[]], "depth": 0.0})).unwrap();
         assert!(root.takes(&event(Channel::Values, None, &[])));
         assert!(!root.takes(&event(Channel::Values, None, &["a:1"])));
     }
@@ -216,6 +224,7 @@ mod tests {
                 "namespaces",
             ),
             (json!({"channels": ["values"], "depth": true}), "depth"),
+            (json!({"channels": ["values"], "depth": 0.5}), "depth"),
             (json!({"channels": ["values"], "depth": -1}), "depth"),
         ] {
             let refused = read(params).unwrap_err();

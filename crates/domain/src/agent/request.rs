@@ -357,8 +357,8 @@ pub fn check_config(config: &mut Object) -> Result<(), Rejection> {
     Ok(())
 }
 
-/// JSON calls `25.0` an integer, too; graphs do not.
-fn write_whole(number: &mut Value) {
+/// Writes a number such as `25.0`, which JSON calls an integer too, as one.
+pub fn write_whole(number: &mut Value) {
     // The ends of the range are what integers beyond it are read as.
     let fits = |float: f64| float.fract() == 0.0 && float.abs() < -(i64::MIN as f64);
     let float = number.as_f64().filter(|float| number.is_f64() && fits(*float));
