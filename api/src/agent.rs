@@ -1,7 +1,7 @@
-//! The agent surface: what one deployment offers at its own address. Assistants, threads, runs, crons, items, system.
+//! The agent API of one deployment: assistants, threads, runs, crons, items and system routes.
 //!
-//! Every refusal is `{"detail": text}`, bodies are JSON under whatever content type they come, and every answer says
-//! `vary: Origin`, as the clients of the agent protocol expect.
+//! Errors are `{"detail": text}`, bodies are read as JSON under any content type, and every response has `vary: Origin`,
+//! as the clients of the agent protocol expect.
 
 pub mod app;
 pub mod errors;
@@ -14,14 +14,15 @@ mod assistants;
 mod auth;
 mod cors;
 mod crons;
+mod custom_routes;
 mod docs;
+mod event_streaming;
 mod items;
 mod live;
-mod own_routes;
-mod protocol;
+mod mcp;
+mod reloadable_router;
 mod runs;
 mod sse;
-mod swap;
 mod system;
 mod threads;
 mod wait;
@@ -30,41 +31,48 @@ use axum::Router;
 use axum::middleware::from_fn_with_state;
 use utoipa::openapi::OpenApi;
 
-use crate::gateway::signature::{self, Gate};
+use crate::gateway::signature::{self, SignatureVerifier};
 use crate::internal;
 use crate::routes::Purpose;
 
 pub use app::{AgentApp, AuthCache, Parts, Settings};
 pub use cors::{Cors, CorsFile};
 pub use errors::AgentError;
-pub use swap::Swap;
+pub use reloadable_router::ReloadableRouter;
 
-/// The whole surface, ready to be served.
 pub fn agent_router(app: AgentApp) -> Router {
     let settings = app.settings.clone();
-    let (api, system, _) = put_together(Purpose::Serve);
+    let (api, system, _) = assemble_routes(Purpose::Serve);
     let api = api.route_layer(from_fn_with_state(app.clone(), auth::require));
-    let api = api.layer(from_fn_with_state(app.clone(), own_routes::offered));
-    // Outside of the limit on requests at once: who asks how it is must not be refused because much goes on.
+    // Inside the next layer: custom routes may use methods that a disabled group of routes does not have.
+    let api = api.method_not_allowed_fallback(crate::layers::no_such_agent_method);
+    let api = api.layer(from_fn_with_state(app.clone(), custom_routes::require_enabled_group));
+    // Outside of the concurrency limit: health must be answered under load.
     let system = system.with_state(app.clone());
-    let (system, open) = if settings.disabled.iter().any(|group| group == "meta") {
+    let (system, open) = if settings.is_off("meta") {
         let probes = system::probes().with_state(app.clone());
         (probes.clone(), probes)
     } else {
-        let open = system
-            .clone()
-            .merge(docs::routes(|| put_together(Purpose::Describe).2, app.graphs.clone()));
+        let open = system.clone().merge(docs::routes(
+            || assemble_routes(Purpose::Describe).2,
+            app.graphs.clone(),
+        ));
         (system, open)
     };
-    // In its description they would look like a part of the agent protocol.
+    let open = if settings.is_off("mcp") {
+        open
+    } else {
+        open.merge(mcp::trailing_slash().with_state(app.clone()))
+    };
+    // Not part of the description, which covers the agent protocol.
     let operators = Router::from(internal::routes().build(Purpose::Serve));
     let operators = operators.route_layer(from_fn_with_state(app.clone(), auth::require_operator));
     let operators = operators.with_state(app.clone());
-    let own = own_routes::router(app.clone());
+    let own = custom_routes::router(app.clone());
     let gate = settings
         .gateway_key
         .clone()
-        .map(|key| Gate::new(key, app.clock.clone()))
+        .map(|key| SignatureVerifier::new(key, app.clock.clone()))
         .map(|gate| match settings.custom_auth {
             true => gate.with_own_auth(&settings.mount_prefix),
             false => gate,
@@ -74,34 +82,35 @@ pub fn agent_router(app: AgentApp) -> Router {
     } else {
         open
     };
-    let router = crate::layers::agent(api.with_state(app.clone()), open, own, settings.requests);
+    let router = crate::layers::wrap_agent(api.with_state(app.clone()), open, own, settings.max_requests);
     let router = match settings.mount_prefix.trim_end_matches('/') {
         "" => router,
         prefix => Router::new()
-            // As a service: `/prefix/` is its root too.
+            // As a service, so that `/prefix/` is a root too.
             .nest_service(prefix, router)
-            // Probes and operators know nothing of prefixes.
+            // Probes and operators do not use the prefix.
             .merge(system)
             .merge(operators)
             .fallback(async || AgentError::not_found()),
     };
     let router = router
-        .layer(from_fn_with_state(app, auth::neighbours))
+        .layer(from_fn_with_state(app, auth::reject_foreign_pages))
         .layer(cors::layer(&settings.cors));
     match gate {
-        // In front of everything, also of what the graphs' author offers.
+        // Before everything, including custom routes.
         Some(gate) => router.layer(from_fn_with_state(gate, signature::require)),
         None => router,
     }
 }
 
-/// Routes that need a key, routes that do not, and the part of their description that the handlers give.
-fn put_together(purpose: Purpose) -> (Router<AgentApp>, Router<AgentApp>, OpenApi) {
+/// Routes with and without a key, and the OpenAPI description that their handlers provide.
+fn assemble_routes(purpose: Purpose) -> (Router<AgentApp>, Router<AgentApp>, OpenApi) {
     let api = assistants::routes()
         .merge(a2a::routes())
         .merge(crons::routes())
         .merge(items::routes())
-        .merge(protocol::routes())
+        .merge(event_streaming::routes())
+        .merge(mcp::routes())
         .merge(runs::routes())
         .merge(threads::routes());
     let (api, mut document) = api.build(purpose).split_for_parts();

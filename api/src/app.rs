@@ -4,20 +4,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use towpath_domain::export::Limits;
-use towpath_domain::{Clock, DeploymentId, Disk};
+use towpath_domain::sandbox::SandboxQuota;
+use towpath_domain::{Clock, DeploymentId, DiskStatus};
 use towpath_queue::Queue;
 use towpath_store::Store;
 use towpath_store::sealing::Sealer;
 use towpath_traces::objects::Objects;
 use towpath_traces::wal::Wal;
+use towpath_workflows::sandbox_host::SandboxHost;
 
-use crate::auth::Keys;
-use crate::gate::Gate;
+use crate::auth::KeyCache;
+use crate::concurrency::ConcurrencyLimit;
 use crate::limits::Limits as RateLimits;
 use crate::ops::Ops;
-use crate::platform::ingest::{Intake, Stored};
-use crate::platform::reading::Reading;
-use crate::ui::Links;
+use crate::platform::ingest::{IngestLimiter, StorageQuota};
+use crate::platform::query_executor::QueryExecutor;
+use crate::ui::UsedLinks;
 use crate::ui::history::History;
 
 /// Destinations that are tested at once.
@@ -25,7 +27,7 @@ const DESTINATIONS_AT_ONCE: usize = 16;
 
 /// The surface's state; clones share it. `cli` builds the [`Parts`].
 #[derive(Clone)]
-pub struct App(Arc<Inner>);
+pub struct App(Arc<AppState>);
 
 /// What `cli` wires into the surface.
 pub struct Parts {
@@ -38,7 +40,7 @@ pub struct Parts {
     /// Where accepted trace bodies become durable.
     pub wal: Wal,
     /// Where traces are read.
-    pub reading: Reading,
+    pub queries: QueryExecutor,
     /// Where source archives lie.
     pub objects: Objects,
     /// Seals the credentials of destinations.
@@ -46,11 +48,13 @@ pub struct Parts {
     /// Where exports may go, and how addresses of users are judged.
     pub destinations: towpath_outbound::Settings,
     /// Where traces and uploads end up.
-    pub disk: Disk,
+    pub disk: DiskStatus,
     /// The process's clock.
     pub clock: Clock,
     /// Health and metrics.
     pub ops: Ops,
+    /// The machine of boxes, in the process that holds it.
+    pub sandbox_host: Option<Arc<SandboxHost>>,
     /// How often one caller may ask.
     pub limits: RateLimits,
     /// Limits.
@@ -58,22 +62,22 @@ pub struct Parts {
 }
 
 /// The state behind an [`App`].
-pub struct Inner {
+pub struct AppState {
     parts: Parts,
-    pub(crate) keys: Keys,
-    pub(crate) intake: Intake,
-    pub(crate) stored: Stored,
+    pub(crate) key_cache: KeyCache,
+    pub(crate) ingest_limiter: IngestLimiter,
+    pub(crate) storage_quota: StorageQuota,
     /// Looks at destinations, which somebody waits for.
-    pub(crate) outside: Gate,
+    pub(crate) destination_checks: ConcurrencyLimit,
     pub(crate) history: History,
-    pub(crate) links: Links,
+    pub(crate) used_links: UsedLinks,
 }
 
 /// Limits of the surface.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Requests worked on at once; more are refused with 503. Health and metrics are not counted.
-    pub requests: usize,
+    pub max_requests: usize,
     /// Keys that open nothing which one address may send in a minute; more are answered 429. 0 is no limit.
     pub failed_keys_per_minute: u32,
     /// The most bytes the body of a trace ingest request may have as sent (compressed or not). `/info` advertises
@@ -85,13 +89,15 @@ pub struct Settings {
     pub stored_bytes_per_workspace: u64,
     /// How many exports work at the same time.
     pub exports: Limits,
+    /// Boxes and what belongs to them that a workspace may have.
+    pub sandbox_quota: SandboxQuota,
     /// Whether only this machine reaches this surface. Browsers must then call the dashboard by a name of this machine,
     /// or by that of `public_url`.
     pub loopback: bool,
     /// Where others reach this surface, without a slash at its end: what addresses in answers begin with.
     pub public_url: String,
     /// How long the gateway has a request wait for a deployment whose agent server is replaced or started again.
-    pub hold: Duration,
+    pub gateway_wait: Duration,
     /// Whether deployments of a second workspace are refused, because those of one run beside each other as processes.
     pub one_workspace: bool,
     /// Whose keys the gateway opens a deployment to.
@@ -121,15 +127,16 @@ impl Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            requests: 256,
+            max_requests: 256,
             failed_keys_per_minute: 60,
             ingest_body_bytes: 24 << 20,
             ingest_memory_bytes: 256 << 20,
             stored_bytes_per_workspace: 0,
             exports: Limits::default(),
+            sandbox_quota: SandboxQuota::default(),
             loopback: false,
             public_url: "http://127.0.0.1:8400".to_owned(),
-            hold: Duration::from_secs(5),
+            gateway_wait: Duration::from_secs(5),
             one_workspace: false,
             gateway_access: GatewayAccess::default(),
             gateway_own_auth: false,
@@ -141,42 +148,39 @@ impl App {
     /// Wires the surface.
     #[must_use]
     pub fn new(parts: Parts) -> Self {
-        let intake = Intake::new(parts.settings.ingest_memory_bytes);
-        let stored = Stored::new(parts.settings.stored_bytes_per_workspace);
-        Self(Arc::new(Inner {
-            keys: Keys::new(parts.settings.failed_keys_per_minute),
+        let intake = IngestLimiter::new(parts.settings.ingest_memory_bytes);
+        let stored = StorageQuota::new(parts.settings.stored_bytes_per_workspace);
+        Self(Arc::new(AppState {
+            key_cache: KeyCache::new(parts.settings.failed_keys_per_minute),
             parts,
-            intake,
-            stored,
-            outside: Gate::new(DESTINATIONS_AT_ONCE),
+            ingest_limiter: intake,
+            storage_quota: stored,
+            destination_checks: ConcurrencyLimit::new(DESTINATIONS_AT_ONCE),
             history: History::default(),
-            links: Links::default(),
+            used_links: UsedLinks::default(),
         }))
     }
 
     /// Writes when keys were used last. Call it about once a minute.
-    ///
-    /// # Errors
-    /// Those of the database.
     pub async fn record_key_uses(&self) -> towpath_store::Result<()> {
-        self.0.keys.record_uses(&self.0.parts.store).await
+        self.0.key_cache.record_uses(&self.0.parts.store).await
     }
 
     /// Forgets what keys were found to open: call it after a key was revoked or a workspace made in this process.
     pub fn forget_keys(&self) {
-        self.0.keys.forget();
+        self.0.key_cache.clear();
     }
 }
 
 impl std::ops::Deref for App {
-    type Target = Inner;
+    type Target = AppState;
 
-    fn deref(&self) -> &Inner {
+    fn deref(&self) -> &AppState {
         &self.0
     }
 }
 
-impl std::ops::Deref for Inner {
+impl std::ops::Deref for AppState {
     type Target = Parts;
 
     fn deref(&self) -> &Parts {

@@ -22,21 +22,21 @@ use uuid::Uuid;
 
 use crate::app::App;
 use crate::client::Client;
-use crate::errors::{ApiError, Place};
-use crate::gate::Owner;
-use crate::guesses::Guesses;
+use crate::concurrency::Owner;
+use crate::errors::{ApiError, LocSegment};
+use crate::failed_keys::FailedKeys;
 use crate::metric;
-use crate::scopes::{self, Need};
+use crate::request_permits::RequestPermits;
+use crate::scopes::{self, RequiredAccess};
 use crate::session;
-use crate::turn::Held;
 
 const KEY: &str = "x-api-key";
 const TENANT: &str = "x-tenant-id";
 
 /// How long an answer about a key is believed: also how long a revoked key may still open doors on another process.
-const BELIEVED: Duration = Duration::from_secs(5);
+const CACHE_TTL: Duration = Duration::from_secs(5);
 /// Keys remembered at most.
-const REMEMBERED: usize = 10_000;
+const MAX_CACHED_KEYS: usize = 10_000;
 
 /// The caller of a request, authenticated, in one workspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,9 +66,9 @@ impl<S: Send + Sync> FromRequestParts<S> for Tenant {
 
 /// What the key behind a request may do.
 #[derive(Clone, Debug)]
-pub struct Granted(pub(crate) Scopes);
+pub struct GrantedScopes(pub(crate) Scopes);
 
-impl<S: Send + Sync> FromRequestParts<S> for Granted {
+impl<S: Send + Sync> FromRequestParts<S> for GrantedScopes {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, ApiError> {
@@ -104,17 +104,17 @@ impl<S: Send + Sync> FromRequestParts<S> for Operator {
 
 /// The layer in front of every route that needs a key.
 pub(crate) async fn require(State(app): State<App>, mut request: Request, next: Next) -> Response {
-    let need = scopes::need_of(&request);
+    let need = scopes::access_for(&request);
     match authenticate(&app, Client::of(request.extensions()), request.headers(), need).await {
         Ok((tenant, granted)) => {
             tracing::Span::current().record("tenant.id", tracing::field::display(tenant.id));
             request.extensions_mut().insert(tenant);
             request.extensions_mut().insert(granted);
-            let held = Held::of(request.extensions());
-            if let Err(full) = held.claim(Owner::Workspace(tenant.id)) {
+            let held = RequestPermits::of(request.extensions());
+            if let Err(full) = held.charge(Owner::Workspace(tenant.id)) {
                 return refuse(full.refusal());
             }
-            match app.limits.of_workspace(tenant.id).await {
+            match app.limits.count_workspace_request(tenant.id).await {
                 Ok(()) => next.run(request).await,
                 Err(refusal) => refusal.into_response(),
             }
@@ -125,7 +125,7 @@ pub(crate) async fn require(State(app): State<App>, mut request: Request, next: 
 
 /// The layer in front of the operators' routes. They are about all workspaces, so none has to be named.
 pub(crate) async fn require_operator(State(app): State<App>, mut request: Request, next: Next) -> Response {
-    let need = scopes::need_of(&request);
+    let need = scopes::access_for(&request);
     match holder(&app, Client::of(request.extensions()), request.headers()).await {
         Ok(principal) => match scopes::check(need, &principal) {
             Ok(()) => {
@@ -159,7 +159,7 @@ async fn holder(app: &App, client: Client, headers: &HeaderMap) -> Result<Princi
     if is_in_session(headers) {
         session_holder(app, headers).await
     } else {
-        key_holder(&app.keys, &app.store, &app.clock, client, headers).await
+        key_holder(&app.key_cache, &app.store, &app.clock, client, headers).await
     }
 }
 
@@ -167,8 +167,8 @@ async fn authenticate(
     app: &App,
     client: Client,
     headers: &HeaderMap,
-    need: Option<Need>,
-) -> Result<(Tenant, Granted), ApiError> {
+    need: Option<RequiredAccess>,
+) -> Result<(Tenant, GrantedScopes), ApiError> {
     let in_session = is_in_session(headers);
     let principal = holder(app, client, headers).await?;
     scopes::check(need, &principal)?;
@@ -185,7 +185,7 @@ async fn authenticate(
         organization: principal.organization,
         key: principal.key,
     };
-    Ok((tenant, Granted(principal.scopes)))
+    Ok((tenant, GrantedScopes(principal.scopes)))
 }
 
 /// The workspace that a request names, which its key has to open.
@@ -200,26 +200,26 @@ pub(crate) fn named_workspace(headers: &HeaderMap, principal: &Principal) -> Res
         .map(TenantId)
         .ok_or_else(|| {
             ApiError::invalid_at(
-                vec!["header".into(), Place::from(TENANT)],
+                vec!["header".into(), LocSegment::from(TENANT)],
                 "uuid_parsing",
                 "expected a UUID",
             )
         })?;
     if !principal.workspaces.contains(&id) {
         // The same words whether the workspace exists or not.
-        return Err(ApiError::forbidden("the API key does not open this workspace"));
+        return Err(ApiError::forbidden("the API key has no access to this workspace"));
     }
     Ok(Some(id))
 }
 
 /// Whether a request shows a key at all.
-pub(crate) fn shows_key(headers: &HeaderMap) -> bool {
+pub(crate) fn has_key_header(headers: &HeaderMap) -> bool {
     headers.contains_key(KEY)
 }
 
 /// What the key of a request opens.
 pub(crate) async fn key_holder(
-    keys: &Keys,
+    keys: &KeyCache,
     store: &Store,
     clock: &Clock,
     client: Client,
@@ -230,16 +230,19 @@ pub(crate) async fn key_holder(
         let key = headers.get(KEY);
         key.is_some_and(|key| access::is_damaged(key.as_bytes()))
     };
-    found.ok_or_else(|| match keys.failed(client) {
+    found.ok_or_else(|| match keys.count_failure(client) {
         None if is_damaged() => ApiError::unauthorized("the API key is not valid: a part of it is missing or wrong"),
         None => ApiError::unauthorized("the API key is not valid"),
-        Some(wait) => ApiError::too_many("the API key is not valid, and too many of this address were not", wait),
+        Some(wait) => ApiError::too_many(
+            "the API key is not valid, and there were too many invalid keys from this address",
+            wait,
+        ),
     })
 }
 
 /// As [`key_holder`], and a key that opens nothing counts as no guess.
 pub(crate) async fn find_key_holder(
-    keys: &Keys,
+    keys: &KeyCache,
     store: &Store,
     clock: &Clock,
     headers: &HeaderMap,
@@ -270,9 +273,9 @@ pub(crate) fn session_token(headers: &HeaderMap) -> Result<&str, ApiError> {
 /// What the session of a request opens.
 async fn session_holder(app: &App, headers: &HeaderMap) -> Result<Principal, ApiError> {
     let token = session_token(headers)?;
-    session::holder(app, token)
-        .await?
-        .ok_or_else(|| ApiError::unauthorized("the session is over, or never was: begin one with POST /auth/session"))
+    session::holder(app, token).await?.ok_or_else(|| {
+        ApiError::unauthorized("the session has ended or never existed: start one with POST /auth/session")
+    })
 }
 
 fn only<'h>(headers: &'h HeaderMap, name: &str) -> Result<Option<&'h HeaderValue>, ApiError> {
@@ -288,27 +291,27 @@ fn only<'h>(headers: &'h HeaderMap, name: &str) -> Result<Option<&'h HeaderValue
 
 /// Remembers for a few seconds what valid keys open, so that a request costs no query. Unknown keys are not
 /// remembered: a new one works at once. Also collects when keys were used, for [`Keys::record_uses`].
-pub struct Keys {
-    known: Mutex<HashMap<KeyHash, (Timestamp, Principal)>>,
-    used: Mutex<BTreeMap<KeyId, Timestamp>>,
-    guesses: Guesses,
+pub struct KeyCache {
+    principals: Mutex<HashMap<KeyHash, (Timestamp, Principal)>>,
+    last_used: Mutex<BTreeMap<KeyId, Timestamp>>,
+    failed_keys: FailedKeys,
 }
 
-impl Keys {
+impl KeyCache {
     /// Nothing is known yet. An address may send so many keys in a minute that open nothing; 0 is no limit.
     #[must_use]
     pub fn new(failed_per_minute: u32) -> Self {
         Self {
-            known: Mutex::default(),
-            used: Mutex::default(),
-            guesses: Guesses::new(failed_per_minute),
+            principals: Mutex::default(),
+            last_used: Mutex::default(),
+            failed_keys: FailedKeys::new(failed_per_minute),
         }
     }
 
     /// Counts a key of this client that opens nothing. How long until its address may send another, where those were
     /// too many.
-    pub(crate) fn failed(&self, client: Client) -> Option<Duration> {
-        let wait = self.guesses.fail(client).err();
+    pub(crate) fn count_failure(&self, client: Client) -> Option<Duration> {
+        let wait = self.failed_keys.fail(client).err();
         if wait.is_some() {
             metrics::counter!(metric::SHED, "reason" => "failed_keys").increment(1);
         }
@@ -321,16 +324,13 @@ impl Keys {
         clock: &Clock,
         hash: KeyHash,
     ) -> Result<Option<Principal>, towpath_store::Error> {
-        self.believed(clock, hash, async || {
+        self.cached(clock, hash, async || {
             store.read(async |tx| access::authenticate(tx, &hash).await).await
         })
         .await
     }
 
     /// Writes when keys were used last, in one transaction. What cannot be written now is kept for the next time.
-    ///
-    /// # Errors
-    /// Those of the database.
     pub async fn record_uses(&self, store: &Store) -> Result<(), towpath_store::Error> {
         let uses = std::mem::take(&mut *self.used());
         if uses.is_empty() {
@@ -356,7 +356,7 @@ impl Keys {
     ) -> Result<Option<Principal>, towpath_store::Error> {
         // The texts of tokens and of keys differ in their first letters, so they can share one memory.
         let hash = KeyHash::of(token.as_bytes());
-        self.believed(clock, hash, async || {
+        self.cached(clock, hash, async || {
             store
                 .read(async |tx| {
                     if ended_sessions::contains(tx, &hash).await? {
@@ -369,20 +369,20 @@ impl Keys {
         .await
     }
 
-    async fn believed(
+    async fn cached(
         &self,
         clock: &Clock,
         hash: KeyHash,
         ask: impl AsyncFnOnce() -> Result<Option<Principal>, towpath_store::Error>,
     ) -> Result<Option<Principal>, towpath_store::Error> {
-        let found = self.remembered_or(clock, hash, ask).await?;
+        let found = self.cached_or_load(clock, hash, ask).await?;
         if let Some(principal) = &found {
             self.used().insert(principal.key, clock.now());
         }
         Ok(found)
     }
 
-    async fn remembered_or(
+    async fn cached_or_load(
         &self,
         clock: &Clock,
         hash: KeyHash,
@@ -390,7 +390,7 @@ impl Keys {
     ) -> Result<Option<Principal>, towpath_store::Error> {
         let now = clock.now();
         if let Some((asked_at, principal)) = self.lock().get(&hash)
-            && now.since(*asked_at) < BELIEVED
+            && now.since(*asked_at) < CACHE_TTL
             // A clock that was set back must not make an answer live longer.
             && *asked_at <= now
             && principal.expires_at.is_none_or(|expires_at| now < expires_at)
@@ -401,7 +401,7 @@ impl Keys {
         let mut known = self.lock();
         match &found {
             Some(principal) => {
-                if known.len() >= REMEMBERED {
+                if known.len() >= MAX_CACHED_KEYS {
                     known.clear();
                 }
                 known.insert(hash, (now, principal.clone()));
@@ -419,16 +419,16 @@ impl Keys {
     }
 
     /// Forgets everything, after a key was revoked or a workspace made in this process.
-    pub fn forget(&self) {
+    pub fn clear(&self) {
         self.lock().clear();
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<KeyHash, (Timestamp, Principal)>> {
         // A panic between two map operations leaves the map whole.
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.principals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn used(&self) -> std::sync::MutexGuard<'_, BTreeMap<KeyId, Timestamp>> {
-        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+        self.last_used.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

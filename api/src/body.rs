@@ -15,21 +15,21 @@ use crate::metric;
 /// Memory is counted in these.
 const GRAIN_BYTES: usize = 4096;
 /// What bodies on their way may take together. A request has no place while its body comes, so places do not bound it.
-const ROOM_BYTES: usize = 1 << 30;
+const MEMORY_BYTES: usize = 1 << 30;
 /// So much of each is not counted: however many large ones come, small ones are read.
-const FREE_BYTES: usize = 16 * 1024;
+const UNCOUNTED_BYTES: usize = 16 * 1024;
 /// Who finds no room may come back then.
-const ROOM_PATIENCE: Duration = Duration::from_secs(2);
+const MEMORY_RETRY_AFTER: Duration = Duration::from_secs(2);
 
-static ROOM: Semaphore = Semaphore::const_new(ROOM_BYTES / GRAIN_BYTES);
+static ROOM: Semaphore = Semaphore::const_new(MEMORY_BYTES / GRAIN_BYTES);
 
 /// How long a body may take.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Patience {
+pub(crate) struct ReadTimeouts {
     /// A client that is silent for longer has gone away.
-    pub silence: Duration,
+    pub idle: Duration,
     /// However steadily it comes.
-    pub whole: Duration,
+    pub total: Duration,
 }
 
 /// Why a body was not read.
@@ -38,29 +38,29 @@ pub(crate) enum BodyError {
     /// It has more bytes than this.
     TooLarge(usize),
     /// It ended before its end.
-    BrokeOff,
+    Incomplete,
     /// Its client was silent for too long, or it took too long.
     TooSlow,
     /// Bodies on their way hold all the memory there is for them; there may be some after this.
-    NoRoom(Duration),
+    OutOfMemory(Duration),
 }
 
 /// Reads a whole body of at most `limit_bytes`.
-pub(crate) async fn read(mut body: Body, limit_bytes: usize, patience: Patience) -> Result<Bytes, BodyError> {
+pub(crate) async fn read(mut body: Body, limit_bytes: usize, patience: ReadTimeouts) -> Result<Bytes, BodyError> {
     // Where the length is known, a body too large is refused before any of it is read.
     let known = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
     if known > limit_bytes {
         return Err(BodyError::TooLarge(limit_bytes));
     }
-    let latest = Instant::now() + patience.whole;
-    let mut room = Room(None);
+    let latest = Instant::now() + patience.total;
+    let mut room = MemoryPermit(None);
     let mut first = Bytes::new();
     let mut whole = BytesMut::new();
     loop {
-        let frame = match timeout_at(latest.min(Instant::now() + patience.silence), body.frame()).await {
+        let frame = match timeout_at(latest.min(Instant::now() + patience.idle), body.frame()).await {
             Ok(Some(Ok(frame))) => frame,
             Ok(None) => break,
-            Ok(Some(Err(_))) => return Err(BodyError::BrokeOff),
+            Ok(Some(Err(_))) => return Err(BodyError::Incomplete),
             Err(_) => return Err(BodyError::TooSlow),
         };
         let Ok(data) = frame.into_data() else { continue };
@@ -81,13 +81,13 @@ pub(crate) async fn read(mut body: Body, limit_bytes: usize, patience: Patience)
 }
 
 /// The memory of one body; given back when dropped.
-struct Room(Option<SemaphorePermit<'static>>);
+struct MemoryPermit(Option<SemaphorePermit<'static>>);
 
-impl Room {
+impl MemoryPermit {
     fn grow(&mut self, bytes: usize) -> Result<(), BodyError> {
         let held = self.0.as_ref().map_or(0, SemaphorePermit::num_permits);
         let more = bytes
-            .saturating_sub(FREE_BYTES)
+            .saturating_sub(UNCOUNTED_BYTES)
             .div_ceil(GRAIN_BYTES)
             .saturating_sub(held);
         if more == 0 {
@@ -95,7 +95,7 @@ impl Room {
         }
         let Ok(permit) = ROOM.try_acquire_many(u32::try_from(more).unwrap_or(u32::MAX)) else {
             metrics::counter!(metric::SHED, "reason" => "bodies").increment(1);
-            return Err(BodyError::NoRoom(ROOM_PATIENCE));
+            return Err(BodyError::OutOfMemory(MEMORY_RETRY_AFTER));
         };
         match &mut self.0 {
             Some(all) => all.merge(permit),
@@ -112,9 +112,9 @@ mod tests {
 
     use super::*;
 
-    const PATIENCE: Patience = Patience {
-        silence: Duration::from_secs(10),
-        whole: Duration::from_secs(30),
+    const PATIENCE: ReadTimeouts = ReadTimeouts {
+        idle: Duration::from_secs(10),
+        total: Duration::from_secs(30),
     };
 
     /// A piece of a body, and the seconds before it comes.

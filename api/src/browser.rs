@@ -1,19 +1,19 @@
-//! What a browser says of where a request comes from.
+//! Origin checks for requests from browsers.
 //!
-//! A server that only this machine reaches still has every page of the web as a neighbour: a page may send it forms,
-//! and a name of the page's own may lead to 127.0.0.1 from one moment to the next (DNS rebinding), which makes the
-//! server one of the page's own to the browser. The name it was called by gives the second away, `Origin` the first.
+//! Web pages can send requests to a server on this machine even if it is not reachable from outside: they can post
+//! forms, or use DNS rebinding to make a name of their own resolve to 127.0.0.1. `Host` reveals the latter, `Origin`
+//! the former.
 
 use std::net::IpAddr;
 
 use http::header::{HOST, ORIGIN};
 use http::{HeaderMap, Method, Uri};
 
-/// A hosted studio that people point at a server of their own machine.
+/// Hosted studio that people connect to a server on their own machine.
 const STUDIO: &str = "smith.langchain.com";
 
-/// Whether a request comes from a page of this server. Browsers say so themselves; older ones name the page's origin.
-pub(crate) fn is_ours(headers: &HeaderMap) -> bool {
+/// Whether a request comes from a page of this server. Browsers report it; older ones send the origin of the page.
+pub(crate) fn is_same_origin(headers: &HeaderMap) -> bool {
     if let Some(site) = text(headers, "sec-fetch-site") {
         return site == "same-origin";
     }
@@ -24,9 +24,9 @@ pub(crate) fn is_ours(headers: &HeaderMap) -> bool {
     }
 }
 
-/// Whether a request calls this server by a name that means this machine, or by `public`, the address it is known
-/// under. A request that names no host comes from no browser.
-pub(crate) fn is_called_by_own_name(headers: &HeaderMap, uri: &Uri, public: Option<&str>) -> bool {
+/// Whether the request's host names this machine or `public`, the configured public address. A request without a host
+/// does not come from a browser.
+pub(crate) fn has_own_host(headers: &HeaderMap, uri: &Uri, public: Option<&str>) -> bool {
     let mut hosts = headers.get_all(HOST).iter();
     let told = hosts.next().map(|host| host.to_str().unwrap_or_default());
     if hosts.next().is_some() {
@@ -43,14 +43,14 @@ pub(crate) fn is_called_by_own_name(headers: &HeaderMap, uri: &Uri, public: Opti
     })
 }
 
-/// Whether a page may have a server of this machine do something: pages of this machine, and those that `allowed` says
-/// somebody named. Where nobody named any (`None`) the hosted studio may, too.
+/// Whether a page may change something on a server of this machine: pages of this machine, and origins that `allowed`
+/// accepts. If no origins are configured (`None`), the hosted studio may too.
 pub(crate) fn may_act(method: &Method, headers: &HeaderMap, allowed: impl Fn(&str) -> Option<bool>) -> bool {
     if matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS) {
         return true;
     }
     let Some(origin) = headers.get(ORIGIN) else {
-        // Programs send none; every browser does with what is not only read.
+        // Programs send no origin; browsers send it with every request that is not only a read.
         return true;
     };
     let origin = origin.to_str().unwrap_or_default();
@@ -67,7 +67,7 @@ pub(crate) fn may_act(method: &Method, headers: &HeaderMap, allowed: impl Fn(&st
     is_local(host) || (of_studio && allowed.is_none())
 }
 
-/// Names that nobody on the network can point elsewhere.
+/// Names that always resolve to this machine.
 fn is_local(host: &str) -> bool {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     if let Ok(address) = bare.parse::<IpAddr>() {
@@ -102,7 +102,7 @@ mod tests {
             &[("origin", "http://127.0.0.1:8400"), ("host", "127.0.0.1:8400")],
             &[("origin", "https://towpath.example"), ("host", "towpath.example")],
         ] {
-            assert!(is_ours(&headers(ours)), "{ours:?}");
+            assert!(is_same_origin(&headers(ours)), "{ours:?}");
         }
         for foreign in [
             &[][..],
@@ -110,12 +110,12 @@ mod tests {
             &[("sec-fetch-site", "cross-site")],
             &[("sec-fetch-site", "same-site")],
             &[("sec-fetch-site", "none")],
-            // What the browser says of itself counts more than what a header repeats.
+            // `Sec-Fetch-Site` takes precedence over headers that a proxy may repeat.
             &[("sec-fetch-site", "cross-site"), ("origin", "http://a"), ("host", "a")],
             &[("origin", "http://evil.example"), ("host", "127.0.0.1:8400")],
             &[("origin", "null"), ("host", "127.0.0.1:8400")],
         ] {
-            assert!(!is_ours(&headers(foreign)), "{foreign:?}");
+            assert!(!is_same_origin(&headers(foreign)), "{foreign:?}");
         }
     }
 
@@ -123,7 +123,7 @@ mod tests {
     fn names_of_this_machine_and_the_public_one() {
         let called = |host: &'static str| {
             let uri = Uri::from_static("/ui/queues");
-            is_called_by_own_name(&headers(&[("host", host)]), &uri, Some("https://towpath.example/x"))
+            has_own_host(&headers(&[("host", host)]), &uri, Some("https://towpath.example/x"))
         };
         for own in [
             "127.0.0.1:8400",
@@ -152,8 +152,8 @@ mod tests {
             assert!(!called(other), "{other}");
         }
         let twice = headers(&[("host", "localhost"), ("host", "evil.example")]);
-        assert!(!is_called_by_own_name(&twice, &Uri::from_static("/"), None));
-        assert!(is_called_by_own_name(&headers(&[]), &Uri::from_static("/"), None));
+        assert!(!has_own_host(&twice, &Uri::from_static("/"), None));
+        assert!(has_own_host(&headers(&[]), &Uri::from_static("/"), None));
     }
 
     #[test]
@@ -186,7 +186,7 @@ mod tests {
         assert!(act("https://chat.example", named) && act("http://localhost:3000", named));
         assert!(
             !act("https://smith.langchain.com", named),
-            "who names some has named all"
+            "configured origins replace the default"
         );
         assert!(may_act(&Method::POST, &headers(&[]), |_| None), "no browser");
         let foreign = headers(&[("origin", "https://evil.example")]);

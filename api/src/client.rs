@@ -24,7 +24,7 @@ pub struct Client {
     /// Whether it speaks TLS, with us or with a proxy that may say so.
     pub secure: bool,
     /// Whether a proxy that the operator named hands its requests on.
-    pub proxied: bool,
+    pub is_proxied: bool,
 }
 
 impl<S: Send + Sync> FromRequestParts<S> for Client {
@@ -78,7 +78,7 @@ impl Proxies {
     }
 
     /// Whether one of them is at `address`.
-    pub(crate) fn include(&self, address: IpAddr) -> bool {
+    pub(crate) fn contains(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
         self.0.iter().any(|network| network.contains(&address))
     }
@@ -86,17 +86,17 @@ impl Proxies {
     /// Whose request it is that came from `peer`.
     pub(crate) fn client(&self, peer: SocketAddr, tls: bool, headers: &HeaderMap) -> Client {
         let mut address = peer.ip().to_canonical();
-        if !self.include(address) {
+        if !self.contains(address) {
             return Client {
                 address: Some(address),
                 secure: tls,
-                proxied: false,
+                is_proxied: false,
             };
         }
-        let (hops, scheme) = told(headers);
+        let (hops, scheme) = forwarded_hops(headers);
         // The nearest proxy wrote the last of them, and its client may have sent the others.
         for hop in hops.iter().rev() {
-            if !self.include(address) {
+            if !self.contains(address) {
                 break;
             }
             match hop {
@@ -108,14 +108,14 @@ impl Proxies {
         Client {
             address: Some(address),
             secure,
-            proxied: true,
+            is_proxied: true,
         }
     }
 }
 
 /// What proxies say: the addresses of each hop, the client's first, and the scheme the nearest was asked by. Of both
 /// forms of such headers the older counts, which more proxies overwrite.
-fn told(headers: &HeaderMap) -> (Vec<Option<IpAddr>>, Option<String>) {
+fn forwarded_hops(headers: &HeaderMap) -> (Vec<Option<IpAddr>>, Option<String>) {
     let mut scheme = items(headers, FORWARDED_PROTO).last();
     if headers.contains_key(FORWARDED_FOR) || !headers.contains_key(FORWARDED) {
         let hops = items(headers, FORWARDED_FOR).map(|item| node(&item)).collect();

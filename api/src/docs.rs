@@ -111,4 +111,4 @@ fn docs() {}
 /// For the API description only: the two routes serve what is finished.
 #[derive(utoipa::OpenApi)]
 #[openapi(paths(openapi, docs))]
-pub(crate) struct Described;
+pub(crate) struct DocsRoutes;

@@ -15,58 +15,59 @@ use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, StatusCode};
 use serde::Serialize;
 use serde_json::json;
-use towpath_domain::{Rejection, Why};
+use towpath_domain::{Rejection, RejectionKind};
 use towpath_store as store;
 use utoipa::IntoResponses;
 use utoipa::openapi::{ContentBuilder, Ref, RefOr, ResponseBuilder};
 
-/// What a failed request answers. Texts go out as they are: they say what the caller can do and nothing of our
-/// insides.
+/// An error response. Texts are sent as they are: they tell callers what to do and no internals.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{status}: {text}")]
 pub struct ApiError {
     status: StatusCode,
-    /// A word for programs; the tracing clients read it.
+    /// Code for programs; the tracing clients read it.
     code: &'static str,
+    /// Name of the error for sandbox clients; empty if the status is enough.
+    error_name: &'static str,
     text: String,
     issues: Vec<Issue>,
     retry_after: Option<Duration>,
 }
 
-/// One thing that is wrong with the shape of a request.
+/// One invalid value of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, utoipa::ToSchema)]
 pub struct Issue {
-    /// Where: `body`, `path`, `query` or `header`, then names and indices down to the value.
+    /// Location: `body`, `path`, `query` or `header`, then names and indices.
     #[schema(example = json!(["body", "config", "prefix"]))]
-    pub loc: Vec<Place>,
-    /// What is wrong, for people.
+    pub loc: Vec<LocSegment>,
+    /// Message for people.
     pub msg: String,
-    /// What is wrong, for programs.
+    /// Code for programs.
     #[serde(rename = "type")]
     pub kind: &'static str,
 }
 
-/// A step on the way to a value.
+/// A segment of a location.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, utoipa::ToSchema)]
 #[serde(untagged)]
-pub enum Place {
+pub enum LocSegment {
     /// A key.
     Name(String),
     /// A position in an array.
     Index(usize),
 }
 
-impl From<&str> for Place {
+impl From<&str> for LocSegment {
     fn from(name: &str) -> Self {
         Self::Name(name.to_owned())
     }
 }
 
-/// Says where in the body a dotted field is.
-pub(crate) fn body_loc(field: &str) -> Vec<Place> {
+/// Location of a dotted field in the body.
+pub(crate) fn body_loc(field: &str) -> Vec<LocSegment> {
     let parts = field.split('.').filter(|part| !part.is_empty());
-    std::iter::once(Place::from("body"))
-        .chain(parts.map(|part| part.parse().map_or_else(|_| Place::from(part), Place::Index)))
+    std::iter::once(LocSegment::from("body"))
+        .chain(parts.map(|part| part.parse().map_or_else(|_| LocSegment::from(part), LocSegment::Index)))
         .collect()
 }
 
@@ -76,28 +77,46 @@ impl ApiError {
         Self {
             status,
             code: code(status),
+            error_name: "",
             text: text.into(),
             issues: Vec::new(),
             retry_after: None,
         }
     }
 
-    /// 400: rules across fields, or a request that cannot be read.
+    /// An error with a name for sandbox clients.
+    pub fn with_name(status: StatusCode, name: &'static str, text: impl Into<String>) -> Self {
+        Self {
+            error_name: name,
+            ..Self::new(status, text)
+        }
+    }
+
+    /// Sets `Retry-After`.
+    #[must_use]
+    pub fn with_retry_after(self, retry_after: Duration) -> Self {
+        Self {
+            retry_after: Some(retry_after),
+            ..self
+        }
+    }
+
+    /// 400: the fields contradict each other, or the request cannot be parsed.
     pub fn bad_request(text: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, text)
     }
 
-    /// 401: no key, or one that opens nothing.
+    /// 401: the key is missing or invalid.
     pub fn unauthorized(text: impl Into<String>) -> Self {
         Self::new(StatusCode::UNAUTHORIZED, text)
     }
 
-    /// 403: the key is good, but not for this.
+    /// 403: the key is valid but does not allow the request.
     pub fn forbidden(text: impl Into<String>) -> Self {
         Self::new(StatusCode::FORBIDDEN, text)
     }
 
-    /// 403 for a key of several workspaces that names none. The tracing clients know the code.
+    /// 403 for a key of several workspaces without a workspace header. The tracing clients know the code.
     #[must_use]
     pub fn workspace_required() -> Self {
         let text = "this key opens several workspaces and requires workspace specification: \
@@ -108,24 +127,24 @@ impl ApiError {
         }
     }
 
-    /// 404: there is no such `noun`, or it is another workspace's.
+    /// 404: there is no such `noun`, or it belongs to another workspace.
     #[must_use]
     pub fn not_found(noun: &str) -> Self {
         Self::new(StatusCode::NOT_FOUND, format!("{noun} not found"))
     }
 
-    /// 408: the body did not come in time.
+    /// 408: the body did not arrive in time.
     #[must_use]
     pub fn too_slow() -> Self {
-        Self::new(StatusCode::REQUEST_TIMEOUT, "the body came too slowly")
+        Self::new(StatusCode::REQUEST_TIMEOUT, "the body arrived too slowly")
     }
 
-    /// 409: it exists already, or is in the way.
+    /// 409: it already exists or conflicts.
     pub fn conflict(text: impl Into<String>) -> Self {
         Self::new(StatusCode::CONFLICT, text)
     }
 
-    /// 413: more bytes than this route takes.
+    /// 413: the body exceeds the limit of the route.
     #[must_use]
     pub fn too_large(limit_bytes: usize) -> Self {
         Self::new(
@@ -134,25 +153,25 @@ impl ApiError {
         )
     }
 
-    /// 415: the body is of a kind this route does not read.
+    /// 415: the route does not support the content type.
     pub fn unsupported_media_type(text: impl Into<String>) -> Self {
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, text)
     }
 
-    /// 422 with the list of what is wrong.
+    /// 422 with a list of invalid values.
     #[must_use]
     pub fn invalid(issues: Vec<Issue>) -> Self {
         Self {
             issues,
             ..Self::new(
                 StatusCode::UNPROCESSABLE_ENTITY,
-                "the request is not of the expected shape",
+                "the request does not have the expected shape",
             )
         }
     }
 
-    /// 422 about one value.
-    pub fn invalid_at(loc: Vec<Place>, kind: &'static str, msg: impl Into<String>) -> Self {
+    /// 422 for one value.
+    pub fn invalid_at(loc: Vec<LocSegment>, kind: &'static str, msg: impl Into<String>) -> Self {
         Self::invalid(vec![Issue {
             loc,
             msg: msg.into(),
@@ -160,7 +179,7 @@ impl ApiError {
         }])
     }
 
-    /// 503: try again after `retry_after`, which clients are told in whole seconds.
+    /// 503: retry after `retry_after`, sent in whole seconds.
     pub fn unavailable(text: impl Into<String>, retry_after: Duration) -> Self {
         Self {
             retry_after: Some(retry_after),
@@ -168,7 +187,7 @@ impl ApiError {
         }
     }
 
-    /// 507: there is no room to keep it; somebody may have made some after `retry_after`.
+    /// 507: the storage is full; retry after `retry_after`.
     pub fn insufficient_storage(text: impl Into<String>, retry_after: Duration) -> Self {
         Self {
             retry_after: Some(retry_after),
@@ -176,7 +195,7 @@ impl ApiError {
         }
     }
 
-    /// 429: too much at once; try again after `retry_after`, which clients are told in whole seconds.
+    /// 429: too many requests; retry after `retry_after`, sent in whole seconds.
     pub fn too_many(text: impl Into<String>, retry_after: Duration) -> Self {
         Self {
             retry_after: Some(retry_after),
@@ -184,30 +203,29 @@ impl ApiError {
         }
     }
 
-    /// 500. Logs the cause here, once; the caller learns nothing of it.
+    /// 500. Logs the cause; the caller gets no details.
     pub fn internal(cause: &dyn std::error::Error) -> Self {
         tracing::error!(error = %chain(cause), "request failed");
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal error")
     }
 
-    /// The status code.
     #[must_use]
     pub const fn status(&self) -> StatusCode {
         self.status
     }
 
-    /// When the caller may come back, where that is known.
+    /// `Retry-After`, if set.
     pub(crate) const fn retry_after(&self) -> Option<Duration> {
         self.retry_after
     }
 
-    /// What the caller is told, for surfaces with a shape of their own.
+    /// The response body, for APIs with their own format.
     #[must_use]
     pub(crate) fn text(&self) -> &str {
         &self.text
     }
 
-    /// All of it in one line, for surfaces that have room for a text only.
+    /// The whole error in one line, for APIs with plain text errors.
     pub(crate) fn plain(&self) -> String {
         if self.issues.is_empty() {
             return self.text.clone();
@@ -228,6 +246,18 @@ impl ApiError {
     fn error_and_details(&self) -> serde_json::Value {
         let details = self.plain();
         json!({ "error": self.code, "details": details })
+    }
+
+    fn sandbox_body(&self) -> serde_json::Value {
+        if !self.issues.is_empty() {
+            return self.detail();
+        }
+        let name = if self.error_name.is_empty() {
+            error_name(self.status)
+        } else {
+            self.error_name
+        };
+        json!({ "detail": { "error": name, "message": self.text } })
     }
 
     fn problem(&self) -> serde_json::Value {
@@ -256,12 +286,17 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// Gives an error the shape the tracing clients read.
+/// Converts an error to the format of the tracing clients.
 pub(crate) fn tracing_shape(response: Response) -> Response {
     reshaped(response, |error| error.answer(error.error_and_details()))
 }
 
-/// Gives an error the shape of problem details (RFC 9457).
+/// Converts an error to the format of sandbox clients.
+pub(crate) fn to_sandbox_error(response: Response) -> Response {
+    reshaped(response, |error| error.answer(error.sandbox_body()))
+}
+
+/// Converts an error to problem details (RFC 9457).
 pub(crate) fn problem_shape(response: Response) -> Response {
     reshaped(response, |error| {
         let mut anew = error.answer(error.problem());
@@ -287,7 +322,11 @@ fn reshaped(mut response: Response, shape: impl FnOnce(&ApiError) -> Response) -
 
 impl From<Rejection> for ApiError {
     fn from(rejection: Rejection) -> Self {
-        let Rejection { why, field, message } = rejection;
+        let Rejection {
+            kind: why,
+            field,
+            message,
+        } = rejection;
         // Whoever reads the text alone must see which field it is about.
         let text = |field: &str, message: String| {
             if field.is_empty() || message.contains(field) {
@@ -297,10 +336,10 @@ impl From<Rejection> for ApiError {
             }
         };
         match why {
-            Why::Invalid => Self::invalid_at(body_loc(&field), "value_error", message),
-            Why::Rule | Why::Unsupported => Self::bad_request(text(&field, message)),
-            Why::NotFound => Self::new(StatusCode::NOT_FOUND, message),
-            Why::Conflict => Self::conflict(text(&field, message)),
+            RejectionKind::Invalid => Self::invalid_at(body_loc(&field), "value_error", message),
+            RejectionKind::Rule | RejectionKind::Unsupported => Self::bad_request(text(&field, message)),
+            RejectionKind::NotFound => Self::new(StatusCode::NOT_FOUND, message),
+            RejectionKind::Conflict => Self::conflict(text(&field, message)),
         }
     }
 }
@@ -312,19 +351,19 @@ impl From<store::Error> for ApiError {
             store::Error::Rejected(rejection) => rejection.into(),
             store::Error::Conflict { column } => {
                 let field = column.rsplit('.').next().unwrap_or(&column);
-                Self::conflict(format!("{field} is taken already"))
+                Self::conflict(format!("{field} is already in use"))
             }
-            store::Error::Stale => Self::conflict("it was changed meanwhile; read it again"),
+            store::Error::Stale => Self::conflict("it was changed by another request; read it again"),
             error if error.is_transient() => {
-                tracing::warn!(error = %chain(&error), "request refused, the database does not answer");
-                Self::unavailable("the database is not available right now", Duration::from_secs(2))
+                tracing::warn!(error = %chain(&error), "request rejected: the database is unavailable");
+                Self::unavailable("the database is unavailable right now", Duration::from_secs(2))
             }
             error => Self::internal(&error),
         }
     }
 }
 
-/// The value of `Retry-After`: whole seconds, rounded up, because who comes back when told must not be early.
+/// The value of `Retry-After`: whole seconds, rounded up so that clients do not retry too early.
 pub(crate) fn retry_after(span: Duration) -> HeaderValue {
     let seconds = span.as_secs() + u64::from(span.subsec_nanos() > 0);
     HeaderValue::from(seconds.max(1))
@@ -343,12 +382,32 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
 }
 
 /// `body.config.prefix`.
-fn dotted(loc: &[Place]) -> String {
+fn dotted(loc: &[LocSegment]) -> String {
     let parts = loc.iter().map(|place| match place {
-        Place::Name(name) => name.clone(),
-        Place::Index(index) => index.to_string(),
+        LocSegment::Name(name) => name.clone(),
+        LocSegment::Index(index) => index.to_string(),
     });
     parts.collect::<Vec<_>>().join(".")
+}
+
+/// Name of a status for sandbox clients.
+fn error_name(status: StatusCode) -> &'static str {
+    match status {
+        StatusCode::BAD_REQUEST => "ValidationError",
+        StatusCode::UNAUTHORIZED => "Unauthorized",
+        StatusCode::FORBIDDEN => "PermissionDenied",
+        StatusCode::NOT_FOUND => "NotFound",
+        StatusCode::METHOD_NOT_ALLOWED => "MethodNotAllowed",
+        StatusCode::REQUEST_TIMEOUT => "Timeout",
+        StatusCode::CONFLICT => "Conflict",
+        StatusCode::PAYLOAD_TOO_LARGE => "PayloadTooLarge",
+        StatusCode::UNSUPPORTED_MEDIA_TYPE => "UnsupportedMediaType",
+        StatusCode::TOO_MANY_REQUESTS => "TooManyRequests",
+        StatusCode::NOT_IMPLEMENTED => "Unsupported",
+        StatusCode::BAD_GATEWAY => "ConnectionError",
+        StatusCode::SERVICE_UNAVAILABLE => "ServiceUnavailable",
+        _ => "InternalError",
+    }
 }
 
 fn code(status: StatusCode) -> &'static str {
@@ -370,13 +429,21 @@ fn code(status: StatusCode) -> &'static str {
     }
 }
 
-/// For the API description: every operation behind a key names these beside its own.
+/// Responses that every operation with a key has in the API description.
 impl IntoResponses for ApiError {
     fn responses() -> BTreeMap<String, RefOr<utoipa::openapi::Response>> {
         let answers = [
-            ("400", "A rule across fields, or a header sent twice", "Error"),
-            ("401", "No key, or one that opens nothing", "Error"),
-            ("403", "Not this key's workspace, or none was named", "Error"),
+            (
+                "400",
+                "The fields contradict each other, or a header was sent twice",
+                "Error",
+            ),
+            ("401", "The key is missing or invalid", "Error"),
+            (
+                "403",
+                "The key has no access to the workspace, or no workspace was named",
+                "Error",
+            ),
             (
                 "422",
                 "A value is missing, of the wrong type, or out of its range",
@@ -384,7 +451,7 @@ impl IntoResponses for ApiError {
             ),
             (
                 "503",
-                "Overloaded, or a dependency is away; `Retry-After` says when to come back",
+                "Overloaded, or a dependency is unavailable; retry after `Retry-After`",
                 "Error",
             ),
         ];
@@ -403,11 +470,29 @@ impl IntoResponses for ApiError {
     }
 }
 
+/// The body of an error of sandboxes.
+#[derive(utoipa::ToSchema)]
+#[expect(dead_code, reason = "names the shape in the API description")]
+pub(crate) struct SandboxError {
+    detail: NamedError,
+}
+
+/// An error with a name.
+#[derive(utoipa::ToSchema)]
+#[expect(dead_code, reason = "names the shape in the API description")]
+pub(crate) struct NamedError {
+    /// Code for programs.
+    #[schema(example = "NotFound")]
+    error: String,
+    /// What is wrong and how to fix it.
+    message: String,
+}
+
 /// An error's body.
 #[derive(utoipa::ToSchema)]
 #[expect(dead_code, reason = "names the shape in the API description")]
 pub(crate) struct Error {
-    /// What is wrong and what to do.
+    /// What is wrong and how to fix it.
     detail: String,
 }
 
@@ -448,7 +533,7 @@ mod tests {
         let taken = ApiError::from(store::Error::Conflict {
             column: "deployment.name".into(),
         });
-        assert_eq!(taken.detail(), json!({"detail": "name is taken already"}));
+        assert_eq!(taken.detail(), json!({"detail": "name is already in use"}));
     }
 
     #[test]

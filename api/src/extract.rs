@@ -20,8 +20,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_path_to_error::{Path as Trail, Segment};
 use towpath_domain::json;
 
-use crate::body::{self, BodyError, Patience};
-use crate::errors::{ApiError, Place};
+use crate::body::{self, BodyError, ReadTimeouts};
+use crate::errors::{ApiError, LocSegment};
 
 /// The most bytes a JSON body of an ordinary route may have. (Trace ingest has its own limit.)
 pub const JSON_BODY_BYTES: usize = 1024 * 1024;
@@ -30,9 +30,9 @@ pub const JSON_BODY_BYTES: usize = 1024 * 1024;
 const FORM_BYTES: usize = 64 * 1024;
 
 /// How long a JSON body may take.
-const BODY_PATIENCE: Patience = Patience {
-    silence: Duration::from_secs(10),
-    whole: Duration::from_secs(30),
+const BODY_PATIENCE: ReadTimeouts = ReadTimeouts {
+    idle: Duration::from_secs(10),
+    total: Duration::from_secs(30),
 };
 
 /// A JSON body; as an answer, one too. Nesting deeper than 128 is refused.
@@ -95,7 +95,7 @@ impl<S: Send + Sync> FromRequest<S> for JsonObject {
             // The other reader says where and why.
             _ => Err(parse_json::<serde_json::Map<String, serde_json::Value>>(&body)
                 .err()
-                .unwrap_or_else(|| ApiError::bad_request("the body is no JSON object"))),
+                .unwrap_or_else(|| ApiError::bad_request("the body is not a JSON object"))),
         }
     }
 }
@@ -116,14 +116,14 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T>
             return Err(ApiError::internal(&problem));
         };
         tracing::debug!(error = %problem, "a path parameter cannot be read");
-        let mut loc = vec![Place::from("path")];
+        let mut loc = vec![LocSegment::from("path")];
         let Ok(all) = RawPathParams::from_request_parts(parts, state).await else {
             return Err(ApiError::invalid_at(loc, "value_error", "expected UTF-8"));
         };
         // axum does not always say which one; the one that is no UUID is at fault.
         let wrong = all.iter().find(|(_, value)| value.parse::<uuid::Uuid>().is_err());
         let name = wrong.or_else(|| all.iter().next()).map(|(name, _)| name.to_owned());
-        loc.extend(name.map(Place::Name));
+        loc.extend(name.map(LocSegment::Name));
         Err(ApiError::invalid_at(loc, "uuid_parsing", "expected a UUID"))
     }
 }
@@ -144,10 +144,10 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
                     .map(ToString::to_string)
                     .unwrap_or_default();
                 let (field, text) = text.split_once(": ").unwrap_or(("", &text));
-                let mut loc = vec![Place::from("query")];
+                let mut loc = vec![LocSegment::from("query")];
                 let (kind, msg, missing) = explain(text);
-                loc.extend((!field.is_empty()).then(|| Place::from(field)));
-                loc.extend(missing.map(Place::Name));
+                loc.extend((!field.is_empty()).then(|| LocSegment::from(field)));
+                loc.extend(missing.map(LocSegment::Name));
                 Err(ApiError::invalid_at(loc, kind, msg))
             }
             Err(problem) => Err(ApiError::internal(&problem)),
@@ -178,7 +178,7 @@ impl Pairs {
     pub(crate) fn read<T: std::str::FromStr>(&self, name: &str, expected: &str) -> Result<Vec<T>, ApiError> {
         let read = |value: &str| {
             value.parse().map_err(|_| {
-                let loc = vec![Place::from("query"), Place::from(name)];
+                let loc = vec![LocSegment::from("query"), LocSegment::from(name)];
                 ApiError::invalid_at(loc, "value_error", format!("expected {expected}"))
             })
         };
@@ -193,7 +193,7 @@ impl Pairs {
         if number.is_none_or(|number| range.contains(&number)) {
             return Ok(number);
         }
-        let loc = vec![Place::from("query"), Place::from(name)];
+        let loc = vec![LocSegment::from("query"), LocSegment::from(name)];
         Err(ApiError::invalid_at(loc, "value_error", format!("expected {expected}")))
     }
 
@@ -206,7 +206,7 @@ impl Pairs {
             "true" | "1" => Ok(Some(true)),
             "false" | "0" | "" => Ok(Some(false)),
             _ => {
-                let loc = vec![Place::from("query"), Place::from(name)];
+                let loc = vec![LocSegment::from("query"), LocSegment::from(name)];
                 Err(ApiError::invalid_at(loc, "value_error", "expected true or false"))
             }
         }
@@ -218,7 +218,7 @@ impl Pairs {
             None => Ok(()),
             Some((name, _)) => {
                 let shown: String = name.chars().take(40).collect();
-                let loc = vec![Place::from("query"), Place::Name(shown)];
+                let loc = vec![LocSegment::from("query"), LocSegment::Name(shown)];
                 Err(ApiError::invalid_at(loc, "extra_forbidden", "no such field"))
             }
         }
@@ -339,9 +339,9 @@ pub(crate) async fn read_body(body: axum::body::Body, limit_bytes: usize) -> Res
     let read = body::read(body, limit_bytes, BODY_PATIENCE).await;
     read.map_err(|problem| match problem {
         BodyError::TooLarge(limit_bytes) => ApiError::too_large(limit_bytes),
-        BodyError::BrokeOff => ApiError::bad_request("the body broke off before its end"),
+        BodyError::Incomplete => ApiError::bad_request("the body ended before it was complete"),
         BodyError::TooSlow => ApiError::too_slow(),
-        BodyError::NoRoom(wait) => ApiError::unavailable("too many large bodies at once", wait),
+        BodyError::OutOfMemory(wait) => ApiError::unavailable("too many large bodies at once", wait),
     })
 }
 
@@ -405,7 +405,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for OneOrMany<T> {
 
 fn json_problem(trail: Option<&Trail>, problem: &serde_json::Error) -> ApiError {
     let text = problem.to_string();
-    let mut loc = vec![Place::from("body")];
+    let mut loc = vec![LocSegment::from("body")];
     if !problem.is_data() {
         let too_deep = text.starts_with("recursion limit");
         let msg = if too_deep {
@@ -420,12 +420,12 @@ fn json_problem(trail: Option<&Trail>, problem: &serde_json::Error) -> ApiError 
         return ApiError::invalid_at(loc, if too_deep { "recursion_limit" } else { "json_invalid" }, msg);
     }
     loc.extend(trail.into_iter().flat_map(Trail::iter).filter_map(|step| match step {
-        Segment::Seq { index } => Some(Place::Index(*index)),
-        Segment::Map { key } => Some(Place::Name(key.clone())),
+        Segment::Seq { index } => Some(LocSegment::Index(*index)),
+        Segment::Map { key } => Some(LocSegment::Name(key.clone())),
         Segment::Enum { .. } | Segment::Unknown => None,
     }));
     let (kind, msg, missing) = explain(&text);
-    loc.extend(missing.map(Place::Name));
+    loc.extend(missing.map(LocSegment::Name));
     ApiError::invalid_at(loc, kind, msg)
 }
 
@@ -466,11 +466,11 @@ mod tests {
         #[serde(rename = "name")]
         _name: String,
         #[serde(default, deserialize_with = "optional_object", rename = "inner")]
-        _inner: Option<Inner>,
+        _inner: Option<Nested>,
     }
 
     #[derive(Debug, Deserialize)]
-    struct Inner {
+    struct Nested {
         #[serde(rename = "n")]
         _n: u8,
     }
@@ -524,11 +524,15 @@ mod tests {
     #[test]
     fn a_whole_number_is_one_however_it_is_written() {
         #[derive(Deserialize)]
-        struct Counted {
+        struct IntegerField {
             #[serde(default, deserialize_with = "whole")]
             n: Option<i64>,
         }
-        let read = |body: &str| parse_json::<Counted>(body.as_bytes()).map(|counted| counted.n).ok();
+        let read = |body: &str| {
+            parse_json::<IntegerField>(body.as_bytes())
+                .map(|counted| counted.n)
+                .ok()
+        };
         assert_eq!(read(r#"{"n": 57}"#), Some(Some(57)));
         assert_eq!(read(r#"{"n": 57.0}"#), Some(Some(57)));
         assert_eq!(read(r#"{"n": -1}"#), Some(Some(-1)));

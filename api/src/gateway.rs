@@ -9,9 +9,9 @@
 //! while there is none, a request waits for a moment before it is refused. A request that may have reached an agent
 //! server is repeated only if doing it twice is the same.
 
-mod headers;
+pub(crate) mod headers;
 pub(crate) mod signature;
-mod upstream;
+pub(crate) mod upstream;
 
 use std::time::Duration;
 
@@ -26,56 +26,56 @@ use http_body_util::Limited;
 use tokio::time::Instant;
 use towpath_domain::{DeploymentId, Scope, TenantId};
 use towpath_store::access::Principal;
-use towpath_store::deployments::{self, Found};
+use towpath_store::deployments::{self, GatewayDeployment};
 use towpath_store::placements::{self, Placement, PlacementState};
-use towpath_workflows::hosting::gateway_key;
+use towpath_workflows::deployment_host::gateway_key;
 
 use crate::app::{App, GatewayAccess};
 use crate::client::Client;
+use crate::concurrency::{ConcurrencyLimit, Owner};
 use crate::errors::ApiError;
-use crate::gate::{Gate, Owner};
-use crate::routes::Listed;
-use crate::turn::{Full, Held};
+use crate::request_permits::{PermitRefusal, RequestPermits};
+use crate::routes::RouteTable;
 use crate::{auth, internal, layers, metric, scopes};
-use signature::Said;
+use signature::Assertion;
 
 /// After this a client may ask again for a deployment that never served.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 /// How long a waiting request waits before it looks again, at first and at last: many may wait.
-const FIRST_LOOK: Duration = Duration::from_millis(10);
-const LAST_LOOK: Duration = Duration::from_millis(100);
+const FIRST_POLL: Duration = Duration::from_millis(10);
+const LAST_POLL: Duration = Duration::from_millis(100);
 /// Requests on their way at once, beside those of the platform. A stream counts until its head is there, and a connection
 /// that changed its protocol to its end.
 const REQUESTS: usize = 1024;
 /// The largest body that passes. It is held nowhere, but it must have an end.
-const LARGEST_BODY: usize = 1 << 30;
+const MAX_BODY_BYTES: usize = 1 << 30;
 /// What an agent server answers to everybody.
 pub(crate) const OPEN: [&str; 4] = ["/ok", "/info", "/docs", "/openapi.json"];
 
 /// The routes. They stand beside the limit on requests of the platform: an agent may think for minutes.
 pub(crate) fn routes(app: &App) -> Router {
-    let places = std::sync::Arc::new(Gate::new(REQUESTS));
-    listed()
+    let places = std::sync::Arc::new(ConcurrencyLimit::new(REQUESTS));
+    route_table()
         .router()
         .layer(from_fn_with_state(places, layers::limit_places))
         .with_state(app.clone())
 }
 
-pub(crate) fn listed() -> Listed<App> {
-    Listed::new()
+pub(crate) fn route_table() -> RouteTable<App> {
+    RouteTable::new()
         .any("/d/{deployment}", forward)
         .any("/d/{deployment}/", forward)
         .any("/d/{deployment}/{*path}", forward)
 }
 
 /// A request's way: `/d/<deployment>` as it was sent, and what is behind it.
-struct Way<'a> {
+struct DeploymentRoute<'a> {
     prefix: &'a str,
     deployment: &'a str,
-    rest: &'a str,
+    path: &'a str,
 }
 
-impl<'a> Way<'a> {
+impl<'a> DeploymentRoute<'a> {
     fn of(uri: &'a Uri) -> Option<Self> {
         let path = uri.path();
         let behind = path.strip_prefix("/d/")?;
@@ -84,7 +84,7 @@ impl<'a> Way<'a> {
         Some(Self {
             prefix: &path[..path.len() - rest.len()],
             deployment: &behind[..end],
-            rest: if rest.is_empty() { "/" } else { rest },
+            path: if rest.is_empty() { "/" } else { rest },
         })
     }
 
@@ -96,7 +96,7 @@ impl<'a> Way<'a> {
             && request
                 .headers()
                 .contains_key(http::header::ACCESS_CONTROL_REQUEST_METHOD);
-        asks || (reads && OPEN.contains(&self.rest))
+        asks || (reads && OPEN.contains(&self.path))
     }
 }
 
@@ -108,12 +108,12 @@ async fn forward(State(app): State<App>, request: Request) -> Response {
 }
 
 async fn answer(app: &App, request: Request) -> Result<Response, ApiError> {
-    if request.body().size_hint().lower() > LARGEST_BODY as u64 {
-        return Err(ApiError::too_large(LARGEST_BODY));
+    if request.body().size_hint().lower() > MAX_BODY_BYTES as u64 {
+        return Err(ApiError::too_large(MAX_BODY_BYTES));
     }
-    let mut request = request.map(|body| Body::new(Limited::new(body, LARGEST_BODY)));
+    let mut request = request.map(|body| Body::new(Limited::new(body, MAX_BODY_BYTES)));
     let uri = request.uri().clone();
-    let way = Way::of(&uri).ok_or_else(|| ApiError::not_found("deployment"))?;
+    let way = DeploymentRoute::of(&uri).ok_or_else(|| ApiError::not_found("deployment"))?;
     // A name means something only to a caller who is known. Preflight requests can carry no key.
     let is_named = way.deployment.parse::<DeploymentId>().is_err();
     let is_open = way.is_open(&request) && (!is_named || *request.method() == Method::OPTIONS);
@@ -122,43 +122,47 @@ async fn answer(app: &App, request: Request) -> Result<Response, ApiError> {
     let caller = if is_open || is_unkeyed {
         None
     } else {
-        let principal = auth::key_holder(&app.keys, &app.store, &app.clock, client, request.headers()).await?;
+        let principal = auth::key_holder(&app.key_cache, &app.store, &app.clock, client, request.headers()).await?;
         let workspace = if is_named {
             auth::named_workspace(request.headers(), &principal)?
         } else {
             None
         };
         // The agent server behind asks for no key: it stands on loopback.
-        if internal::is_route(way.rest) {
-            scopes::require(&principal.scopes, scopes::need_of_operators(request.method()))?;
+        if internal::is_route(way.path) {
+            scopes::require(&principal.scopes, scopes::operator_scope(request.method()))?;
         }
         Some(Caller { principal, workspace })
     };
-    headers::prepare(request.headers_mut(), way.prefix, client);
+    headers::filter_request(request.headers_mut(), way.prefix, client);
     let path = match uri.query() {
-        None => way.rest.to_owned(),
-        Some(query) => format!("{}?{query}", way.rest),
+        None => way.path.to_owned(),
+        Some(query) => format!("{}?{query}", way.path),
     };
     *request.uri_mut() = path
         .parse()
         .map_err(|_| ApiError::bad_request("the path cannot be read"))?;
 
-    let said = if is_unkeyed { Said::Unkeyed } else { Said::Let };
-    let held = Held::of(request.extensions());
+    let said = if is_unkeyed {
+        Assertion::Unkeyed
+    } else {
+        Assertion::Keyed
+    };
+    let held = RequestPermits::of(request.extensions());
     let begun = Instant::now();
     let repeatable = repeatable(&request);
     let mut request = Some(request);
     let mut is_counted = false;
-    let mut patience = Patience {
-        deadline: begun + app.settings.hold,
-        pause: FIRST_LOOK,
+    let mut patience = RetryWait {
+        deadline: begun + app.settings.gateway_wait,
+        pause: FIRST_POLL,
     };
     loop {
-        let (deployment, address) = address(app, way.deployment, caller.as_ref(), &held, &mut patience).await?;
+        let (deployment, address) = find_address(app, way.deployment, caller.as_ref(), &held, &mut patience).await?;
         // What everybody may ask must not use up what callers with a key may.
         if !is_open
             && !std::mem::replace(&mut is_counted, true)
-            && let Err(refusal) = app.limits.of_deployment(deployment).await
+            && let Err(refusal) = app.limits.count_deployment_request(deployment).await
         {
             return Ok(refusal.into_response());
         }
@@ -166,13 +170,13 @@ async fn answer(app: &App, request: Request) -> Result<Response, ApiError> {
             Ok(connection) => connection,
             // Between two agent servers, or about to be started again. Nothing was sent yet.
             Err(error) => {
-                tracing::debug!(%error, "an agent server is not there");
+                tracing::debug!(%error, "cannot reach an agent server");
                 patience.wait().await?;
                 continue;
             }
         };
         let Some(mut next) = request.take() else {
-            return Err(away());
+            return Err(deployment_unavailable());
         };
         signature::sign(&mut next, &gateway_key(&app.sealer, deployment), &app.clock, said);
         let spare = repeatable.then(|| copy(&next));
@@ -180,7 +184,7 @@ async fn answer(app: &App, request: Request) -> Result<Response, ApiError> {
         match connection.send(next).await {
             Ok(response) => return Ok(response),
             Err(error) => {
-                tracing::debug!(%error, "an agent server ended the connection before its answer");
+                tracing::debug!(%error, "an agent server closed the connection before it responded");
                 match spare {
                     Some(again) => {
                         request = Some(again);
@@ -189,7 +193,7 @@ async fn answer(app: &App, request: Request) -> Result<Response, ApiError> {
                     None => {
                         return Err(ApiError::new(
                             http::StatusCode::BAD_GATEWAY,
-                            "the deployment's agent server ended the connection before its answer",
+                            "the deployment's agent server closed the connection before it responded",
                         ));
                     }
                 }
@@ -200,11 +204,11 @@ async fn answer(app: &App, request: Request) -> Result<Response, ApiError> {
 
 /// Whether the deployment judges the caller, who shows no key. Only by its id: a name means something only to a caller who
 /// is known.
-async fn has_own_auth(app: &App, way: &Way<'_>, headers: &HeaderMap) -> Result<bool, ApiError> {
+async fn has_own_auth(app: &App, way: &DeploymentRoute<'_>, headers: &HeaderMap) -> Result<bool, ApiError> {
     let Ok(id) = way.deployment.parse::<DeploymentId>() else {
         return Ok(false);
     };
-    if !app.settings.gateway_own_auth || auth::shows_key(headers) || internal::is_route(way.rest) {
+    if !app.settings.gateway_own_auth || auth::has_key_header(headers) || internal::is_route(way.path) {
         return Ok(false);
     }
     Ok(app
@@ -230,7 +234,7 @@ impl Caller {
     }
 
     /// Whether a deployment of the organisation is open to the caller's key at all.
-    fn reaches(&self, access: GatewayAccess, found: &Found) -> bool {
+    fn may_reach(&self, access: GatewayAccess, found: &GatewayDeployment) -> bool {
         let Principal {
             workspaces,
             scopes,
@@ -249,35 +253,35 @@ impl Caller {
 }
 
 /// How long a request still waits.
-struct Patience {
+struct RetryWait {
     deadline: Instant,
     pause: Duration,
 }
 
-impl Patience {
+impl RetryWait {
     /// Waits a moment, or refuses when it has waited long enough.
     async fn wait(&mut self) -> Result<(), ApiError> {
         if Instant::now() >= self.deadline {
-            return Err(away());
+            return Err(deployment_unavailable());
         }
         tokio::time::sleep(self.pause).await;
-        self.pause = (self.pause * 2).min(LAST_LOOK);
+        self.pause = (self.pause * 2).min(LAST_POLL);
         Ok(())
     }
 }
 
 /// Where the deployment is, once it is somewhere.
-async fn address(
+async fn find_address(
     app: &App,
     deployment: &str,
     caller: Option<&Caller>,
-    held: &Held,
-    patience: &mut Patience,
+    held: &RequestPermits,
+    patience: &mut RetryWait,
 ) -> Result<(DeploymentId, String), ApiError> {
     let organization = caller.map(|caller| caller.principal.organization);
     let workspaces = caller.map_or(&[][..], Caller::workspaces);
     loop {
-        let found: Option<(Found, Option<Placement>)> = app
+        let found: Option<(GatewayDeployment, Option<Placement>)> = app
             .store
             .read(async |tx| {
                 let found = match deployments::find(tx, deployment, organization, workspaces).await {
@@ -293,24 +297,24 @@ async fn address(
         };
         if let Some(caller) = caller {
             // As one that is not there.
-            if !caller.reaches(app.settings.gateway_access, &found) {
+            if !caller.may_reach(app.settings.gateway_access, &found) {
                 return Err(ApiError::not_found("deployment"));
             }
             scopes::require(&caller.principal.scopes, Scope::AgentsInvokeOf(found.id))?;
         }
         // Before it may wait: however many wait for one that is down, others are served.
         for owner in [Owner::Workspace(found.tenant_id), Owner::Deployment(found.id)] {
-            held.claim(owner).map_err(Full::refusal)?;
+            held.charge(owner).map_err(PermitRefusal::refusal)?;
         }
         let Some(placement) = placement else {
-            let text = "the deployment has no revision that serves yet";
+            let text = "the deployment has no serving revision yet";
             return Err(ApiError::unavailable(text, RETRY_AFTER));
         };
         match (placement.state, placement.address) {
             (_, Some(address)) => return Ok((found.id, address)),
             (PlacementState::Down, _) => {
                 let principal = caller.map(|caller| &caller.principal);
-                return Err(down(&found, placement.error.as_deref(), principal));
+                return Err(start_failure(&found, placement.error.as_deref(), principal));
             }
             _ => patience.wait().await?,
         }
@@ -318,21 +322,21 @@ async fn address(
 }
 
 /// Why it does not start is told to those who may look at it by other ways, too.
-fn down(found: &Found, why: Option<&str>, caller: Option<&Principal>) -> ApiError {
+fn start_failure(found: &GatewayDeployment, why: Option<&str>, caller: Option<&Principal>) -> ApiError {
     let may_know = caller.is_some_and(|caller| {
         caller.workspaces.contains(&found.tenant_id) && scopes::require(&caller.scopes, Scope::Deployments).is_ok()
     });
     match why.and_then(|why| why.lines().next()).filter(|_| may_know) {
         Some(why) => ApiError::unavailable(
-            format!("the deployment's agent server does not start, and is tried again: {why}"),
+            format!("the deployment's agent server does not start; retrying: {why}"),
             RETRY_AFTER,
         ),
-        None => away(),
+        None => deployment_unavailable(),
     }
 }
 
-fn away() -> ApiError {
-    ApiError::unavailable("the deployment's agent server is being started", Duration::from_secs(2))
+fn deployment_unavailable() -> ApiError {
+    ApiError::unavailable("the deployment's agent server is starting", Duration::from_secs(2))
 }
 
 /// Whether doing it twice is the same, and its body is known to be empty.
@@ -363,8 +367,8 @@ mod tests {
             ("/d/one//x", "/d/one", "one", "//x"),
         ] {
             let uri: Uri = uri.parse().unwrap();
-            let way = Way::of(&uri).unwrap();
-            assert_eq!((way.prefix, way.deployment, way.rest), (prefix, deployment, rest));
+            let way = DeploymentRoute::of(&uri).unwrap();
+            assert_eq!((way.prefix, way.deployment, way.path), (prefix, deployment, rest));
         }
     }
 
@@ -373,7 +377,7 @@ mod tests {
         let ask = |method: Method, path: &str| {
             let request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
             let uri = request.uri().clone();
-            Way::of(&uri).unwrap().is_open(&request)
+            DeploymentRoute::of(&uri).unwrap().is_open(&request)
         };
         for path in OPEN {
             assert!(ask(Method::GET, &format!("/d/x{path}")));

@@ -12,29 +12,28 @@ use http::{HeaderMap, HeaderValue, StatusCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use towpath_domain::{TenantId, failpoint};
-use towpath_store::idempotency::{self, Keyed, Known};
+use towpath_store::idempotency::{self, IdempotentRequest, KeyState};
 use towpath_store::{self as store, Store, Tx};
 
-use crate::errors::{ApiError, Place};
+use crate::errors::{ApiError, LocSegment};
 use crate::extract::{JSON_BODY_BYTES, expect_json, is_json, parse_json, read_body};
 
 const KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 /// The longest key, in bytes.
-const LONGEST: usize = 255;
+const MAX_KEY_BYTES: usize = 255;
 
 /// A JSON body, and the key it came under.
 #[derive(Debug)]
-pub struct Once<T> {
-    /// The body.
+pub struct IdempotentJson<T> {
     pub body: T,
     /// Set where the request has a key.
-    pub keyed: Option<Keyed>,
+    pub key: Option<IdempotentRequest>,
 }
 
 /// As [`Once`], of a request that may leave its body out.
 #[derive(Debug)]
-pub struct OnceOrEmpty<T>(pub Once<T>);
+pub struct IdempotentJsonOrEmpty<T>(pub IdempotentJson<T>);
 
 /// The header, for the API description.
 #[derive(utoipa::IntoParams)]
@@ -47,7 +46,7 @@ pub struct IdempotencyKey {
     key: Option<String>,
 }
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Once<T> {
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for IdempotentJson<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, _state: &S) -> Result<Self, ApiError> {
@@ -55,12 +54,12 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Once<T> {
         let (keyed, bytes) = read(request).await?;
         Ok(Self {
             body: parse_json(&bytes)?,
-            keyed,
+            key: keyed,
         })
     }
 }
 
-impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for OnceOrEmpty<T> {
+impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for IdempotentJsonOrEmpty<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, _state: &S) -> Result<Self, ApiError> {
@@ -74,16 +73,16 @@ impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for OnceOrEmp
             let text = "send the body as Content-Type: application/json";
             return Err(ApiError::unsupported_media_type(text));
         };
-        Ok(Self(Once { body, keyed }))
+        Ok(Self(IdempotentJson { body, key: keyed }))
     }
 }
 
 /// The body, and what the request is known by where it has a key: the same body for another object is another request.
-async fn read(request: Request) -> Result<(Option<Keyed>, Bytes), ApiError> {
+async fn read(request: Request) -> Result<(Option<IdempotentRequest>, Bytes), ApiError> {
     let (head, body) = request.into_parts();
     let key = key(&head.headers)?;
     let bytes = read_body(body, JSON_BODY_BYTES).await?;
-    let keyed = key.map(|key| Keyed::new(key, &format!("{} {}", head.method, head.uri.path()), &bytes));
+    let keyed = key.map(|key| IdempotentRequest::new(key, &format!("{} {}", head.method, head.uri.path()), &bytes));
     Ok((keyed, bytes))
 }
 
@@ -97,9 +96,9 @@ fn key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
     }
     let plain = key.as_bytes().iter().all(|byte| matches!(byte, 0x20..=0x7e));
     match key.to_str() {
-        Ok(text) if plain && (1..=LONGEST).contains(&text.len()) => Ok(Some(text.to_owned())),
+        Ok(text) if plain && (1..=MAX_KEY_BYTES).contains(&text.len()) => Ok(Some(text.to_owned())),
         _ => Err(ApiError::invalid_at(
-            vec!["header".into(), Place::from(KEY.as_str())],
+            vec!["header".into(), LocSegment::from(KEY.as_str())],
             "value_error",
             "expected 1 to 255 printable ASCII characters",
         )),
@@ -110,15 +109,19 @@ fn key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
 ///
 /// # Errors
 /// The key belongs to another request, or the database does not answer.
-pub async fn answered(store: &Store, tenant: TenantId, keyed: Option<&Keyed>) -> Result<Option<Response>, ApiError> {
+pub async fn recorded_answer(
+    store: &Store,
+    tenant: TenantId,
+    keyed: Option<&IdempotentRequest>,
+) -> Result<Option<Response>, ApiError> {
     let Some(keyed) = keyed else { return Ok(None) };
     let known = store
         .read(async |tx| idempotency::find(tx, tenant, keyed).await)
         .await?;
     match known {
-        Known::New => Ok(None),
-        Known::Done(answer) => Ok(Some(replay(answer))),
-        Known::Taken => Err(taken()),
+        KeyState::New => Ok(None),
+        KeyState::Answered(answer) => Ok(Some(replay(answer))),
+        KeyState::OtherRequest => Err(key_conflict()),
     }
 }
 
@@ -126,10 +129,10 @@ pub async fn answered(store: &Store, tenant: TenantId, keyed: Option<&Keyed>) ->
 ///
 /// # Errors
 /// Those of `work`; the key belongs to another request.
-pub async fn once<R, T>(
+pub async fn run_once<R, T>(
     store: &Store,
     tenant: TenantId,
-    keyed: Option<&Keyed>,
+    keyed: Option<&IdempotentRequest>,
     tell: impl FnOnce(R) -> Result<T, ApiError>,
     work: impl AsyncFnOnce(&mut Tx<'_>) -> store::Result<R>,
 ) -> Result<Response, ApiError>
@@ -141,7 +144,7 @@ where
         .write(async |tx| {
             if let Some(keyed) = keyed {
                 match idempotency::claim(tx, tenant, keyed).await? {
-                    Known::New => {}
+                    KeyState::New => {}
                     known => return Ok(Err(known)),
                 }
             }
@@ -167,10 +170,10 @@ where
             failpoint::hit("api.committed");
             Ok(fresh(answer))
         }
-        Err(Known::Done(answer)) => Ok(replay(answer)),
-        Err(Known::Taken) => Err(taken()),
+        Err(KeyState::Answered(answer)) => Ok(replay(answer)),
+        Err(KeyState::OtherRequest) => Err(key_conflict()),
         // Its row went away between two statements: it had just grown too old.
-        Err(Known::New) => Err(ApiError::conflict(
+        Err(KeyState::New) => Err(ApiError::conflict(
             "the idempotency key has just expired; send the request again",
         )),
     }
@@ -194,6 +197,6 @@ fn replay(answer: String) -> Response {
     ([(REPLAYED, HeaderValue::from_static("true"))], fresh(answer)).into_response()
 }
 
-fn taken() -> ApiError {
+fn key_conflict() -> ApiError {
     ApiError::conflict("this Idempotency-Key was used for another request within the last 24 hours")
 }

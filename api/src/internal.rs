@@ -3,7 +3,7 @@
 //!
 //! A handler that changes something is a function of [`act`] with an address; the pages of the dashboard call the same.
 
-mod act;
+mod actions;
 mod bulk;
 mod deployments;
 mod jobs;
@@ -21,26 +21,23 @@ use towpath_store::{self as store, Store, jobs as stored, runs};
 
 use crate::agent::AgentApp;
 use crate::app::App;
-use crate::errors::{ApiError, Place};
+use crate::errors::{ApiError, LocSegment};
 use crate::routes::{Routes, routes};
 
-pub(crate) use act::{cancel_job, pause_schedule, retry_job};
+pub(crate) use actions::{cancel_job, pause_schedule, retry_job};
 
 /// The database whose jobs are seen: that of the platform, or of an agent server.
 #[derive(Clone)]
-pub(crate) struct Operated {
+pub(crate) struct JobStores {
     pub(crate) store: Store,
     /// Of the agent server in the same process.
     pub(crate) agents: Option<Store>,
 }
 
-impl Operated {
+impl JobStores {
     /// Where a job is, and which one is meant: a run of an agent server stands for the job that does it, for its id is
     /// what callers of graphs know.
-    ///
-    /// # Errors
-    /// Those of the database.
-    pub(crate) async fn holding(&self, id: JobId) -> store::Result<(Store, JobId)> {
+    pub(crate) async fn find_job(&self, id: JobId) -> store::Result<(Store, JobId)> {
         for store in [&self.store].into_iter().chain(&self.agents) {
             let found = store.read(async |tx| {
                 Ok(match stored::get(tx, id).await? {
@@ -56,7 +53,7 @@ impl Operated {
     }
 }
 
-impl FromRef<App> for Operated {
+impl FromRef<App> for JobStores {
     fn from_ref(app: &App) -> Self {
         Self {
             store: app.store.clone(),
@@ -65,7 +62,7 @@ impl FromRef<App> for Operated {
     }
 }
 
-impl FromRef<AgentApp> for Operated {
+impl FromRef<AgentApp> for JobStores {
     fn from_ref(app: &AgentApp) -> Self {
         Self {
             store: app.store.clone(),
@@ -77,7 +74,7 @@ impl FromRef<AgentApp> for Operated {
 /// The routes, on whichever surface.
 pub(crate) fn routes<S: Clone + Send + Sync + 'static>() -> Routes<S>
 where
-    Operated: FromRef<S>,
+    JobStores: FromRef<S>,
 {
     Routes::default()
         .routes(routes!(queues::list))
@@ -143,7 +140,7 @@ fn plain(place: &str, field: &str, text: Option<&str>) -> Result<(), ApiError> {
 }
 
 fn wrong(field: &str, msg: impl Into<String>) -> ApiError {
-    ApiError::invalid_at(vec![Place::from("query"), field.into()], "value_error", msg)
+    ApiError::invalid_at(vec![LocSegment::from("query"), field.into()], "value_error", msg)
 }
 
 /// A cursor over a list that goes by moments and, within one, by ids.
@@ -156,5 +153,5 @@ pub(crate) fn read_cursor<Id: std::str::FromStr>(text: &str) -> Result<(Timestam
         .and_then(|(moment, id)| Some((Timestamp::from_micros(moment.parse().ok()?), id.parse().ok()?)))
         // What no database can hold as a moment is not one of ours either.
         .filter(|(moment, _)| (0..=9_999_999_999_999_999).contains(&moment.micros()))
-        .ok_or_else(|| wrong("cursor", "expected the next_cursor of an earlier answer"))
+        .ok_or_else(|| wrong("cursor", "expected the next_cursor of an earlier response"))
 }

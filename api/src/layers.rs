@@ -14,7 +14,7 @@ use http::header::{
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use http_body::Body as _;
 use tower_http::catch_panic::CatchPanicLayer;
-use towpath_domain::{Disk, RequestId, Traceparent};
+use towpath_domain::{DiskStatus, RequestId, Traceparent};
 use towpath_durable::trace;
 use towpath_traces::wal::Wal;
 use tracing::Instrument as _;
@@ -22,67 +22,67 @@ use tracing::field::{Empty, display};
 
 use crate::agent::AgentError;
 use crate::app::App;
-use crate::errors::{ApiError, problem_shape, tracing_shape};
-use crate::gate::Gate;
-use crate::turn::{self, Full};
+use crate::concurrency::ConcurrencyLimit;
+use crate::errors::{ApiError, problem_shape, to_sandbox_error, tracing_shape};
+use crate::request_permits::{self, PermitRefusal};
 use crate::{limits, metric};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Who finds no room on the disk may come back then.
-const ROOM_PATIENCE: Duration = Duration::from_secs(30);
+const DISK_RETRY_AFTER: Duration = Duration::from_secs(30);
 
 /// The layers of routes that always answer: health, metrics.
-pub(crate) fn plain(router: Router) -> Router {
-    observed(answering(router))
+pub(crate) fn wrap_unlimited(router: Router) -> Router {
+    with_observation(with_not_found(router))
 }
 
 /// What no route takes is answered too.
-fn answering(router: Router) -> Router {
+fn with_not_found(router: Router) -> Router {
     router
         .fallback(no_such_route)
         .method_not_allowed_fallback(no_such_method)
 }
 
-fn observed(router: Router) -> Router {
+fn with_observation(router: Router) -> Router {
     router.layer(CatchPanicLayer::custom(panicked)).layer(from_fn(observe))
 }
 
 /// The layers of an API that works on at most `requests` at once and brings trace data into `wal`; `ops` stays outside of
 /// that limit. How often one caller may ask is looked at before.
-pub(crate) fn limited(router: Router, ops: Router, app: App) -> Router {
-    let (requests, wal, disk) = (app.settings.requests, app.wal.clone(), app.disk.clone());
-    let gates = Arc::new(Gates {
-        all: Arc::new(Gate::new(requests)),
+pub(crate) fn wrap_platform(router: Router, ops: Router, app: App) -> Router {
+    let (requests, wal, disk) = (app.settings.max_requests, app.wal.clone(), app.disk.clone());
+    let gates = Arc::new(IngressLimits {
+        all: Arc::new(ConcurrencyLimit::new(requests)),
         // Whatever comes in as traces, somebody can still look at what is going on.
-        ingest: Arc::new(Gate::new(requests - requests / 4)),
+        ingest: Arc::new(ConcurrencyLimit::new(requests - requests / 4)),
         wal,
         disk,
     });
     let router = router.layer(from_fn_with_state(gates, limit)).merge(ops);
-    let router = answering(router);
+    let router = with_not_found(router);
     let router = if app.limits.are_on() {
-        router.layer(from_fn_with_state(app, limits::guard))
+        router.layer(from_fn_with_state(app, limits::count_requests))
     } else {
         router
     };
-    observed(router)
+    with_observation(router)
 }
 
-struct Gates {
-    all: Arc<Gate>,
-    ingest: Arc<Gate>,
+struct IngressLimits {
+    all: Arc<ConcurrencyLimit>,
+    ingest: Arc<ConcurrencyLimit>,
     wal: Wal,
-    disk: Disk,
+    disk: DiskStatus,
 }
 
 /// As [`limited`], with refusals in the shape of the agent surface. What no route takes goes to `rest`.
-pub(crate) fn agent(router: Router, ops: Router, rest: Router, requests: usize) -> Router {
-    let places = Arc::new(Gate::new(requests));
+pub(crate) fn wrap_agent(router: Router, ops: Router, rest: Router, requests: usize) -> Router {
+    let places = Arc::new(ConcurrencyLimit::new(requests));
     router
         .layer(from_fn_with_state(places, limit_agent))
         .merge(ops)
         .fallback_service(rest)
-        .method_not_allowed_fallback(async || AgentError::new(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed"))
+        .method_not_allowed_fallback(no_such_agent_method)
         .layer(CatchPanicLayer::custom(|panic| {
             report_panic(panic);
             AgentError::new(StatusCode::INTERNAL_SERVER_ERROR, "Internal Server Error").into_response()
@@ -96,43 +96,75 @@ async fn no_such_route() -> ApiError {
 
 /// axum adds `Allow`.
 async fn no_such_method() -> ApiError {
-    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "this route does not take this method")
+    ApiError::new(
+        StatusCode::METHOD_NOT_ALLOWED,
+        "this route does not support this method",
+    )
+}
+
+/// As the clients of agent servers know it; axum adds `Allow`.
+pub(crate) async fn no_such_agent_method() -> AgentError {
+    AgentError::new(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed")
 }
 
 /// Refuses rather than queues: a client that is told when to come back can wait without holding memory here. Stands
 /// before keys are looked at and bodies are kept, so refusing costs next to nothing.
-async fn limit(State(gates): State<Arc<Gates>>, request: Request, next: Next) -> Response {
+async fn limit(State(gates): State<Arc<IngressLimits>>, request: Request, next: Next) -> Response {
     let (method, path) = (request.method(), request.uri().path());
-    if gates.disk.is_low() && is_kept(method, path) {
-        return short_of_room().into_response();
+    if gates.disk.is_low() && stores_body(method, path) {
+        return insufficient_storage().into_response();
     }
     let through = if is_ingest(method, path) {
         if let Err(wait) = gates.wal.admit(request.body().size_hint().lower()) {
             metrics::counter!(metric::SHED, "reason" => "backlog").increment(1);
-            return ApiError::too_many("trace data comes in faster than it is worked off", wait).into_response();
+            return ApiError::too_many("trace data arrives faster than it is processed", wait).into_response();
         }
         vec![Arc::clone(&gates.ingest), Arc::clone(&gates.all)]
     } else {
         vec![Arc::clone(&gates.all)]
     };
-    turn::hold(through, request, next).await.unwrap_or_else(crowded)
+    request_permits::with_permits(through, request, next)
+        .await
+        .unwrap_or_else(too_many_requests)
 }
 
-fn crowded(full: Full) -> Response {
+fn too_many_requests(full: PermitRefusal) -> Response {
     full.refusal().into_response()
 }
 
 /// Refuses what would be kept where there is hardly any room.
-pub(crate) fn short_of_room() -> ApiError {
+pub(crate) fn insufficient_storage() -> ApiError {
     metrics::counter!(metric::SHED, "reason" => "disk").increment(1);
-    let text = "the disk is nearly full: nothing new is kept until there is room";
-    ApiError::insufficient_storage(text, ROOM_PATIENCE)
+    let text = "the disk is nearly full: new data is rejected until space is freed";
+    ApiError::insufficient_storage(text, DISK_RETRY_AFTER)
 }
 
 /// Whether what is sent there is kept on the disk.
-pub(crate) fn is_kept(method: &Method, path: &str) -> bool {
+pub(crate) fn stores_body(method: &Method, path: &str) -> bool {
     let bare = path.strip_prefix("/api-host").unwrap_or(path);
-    is_ingest(method, path) || (*method == Method::PUT && bare.starts_with("/v2/uploads/"))
+    is_ingest(method, path)
+        || is_example_write(method, path)
+        || is_sandbox_write(method, path)
+        || (*method == Method::PUT && bare.starts_with("/v2/uploads/"))
+}
+
+/// Whether a request makes a sandbox, or brings or copies files of one.
+fn is_sandbox_write(method: &Method, path: &str) -> bool {
+    let path = path.strip_prefix("/api").unwrap_or(path);
+    let grows =
+        |rest: &str| rest == "boxes" || ["/upload", "/snapshot", "/clone"].iter().any(|end| rest.ends_with(end));
+    *method == Method::POST && path.strip_prefix("/v2/sandboxes/").is_some_and(grows)
+}
+
+/// Whether a request brings examples of datasets.
+fn is_example_write(method: &Method, path: &str) -> bool {
+    let path = path.strip_prefix("/api").unwrap_or(path);
+    let path = path.strip_prefix("/v1").unwrap_or(path);
+    let path = path.strip_prefix("/platform").unwrap_or(path);
+    let brings = path == "/datasets/upload"
+        || path.starts_with("/examples")
+        || (path.starts_with("/datasets/") && path.ends_with("/examples"));
+    brings && matches!(*method, Method::POST | Method::PATCH)
 }
 
 /// Whether a request brings trace data.
@@ -149,12 +181,18 @@ fn is_ingest(method: &Method, path: &str) -> bool {
 }
 
 /// Refuses when all places are taken, in the shape both surfaces share.
-pub(crate) async fn limit_places(State(places): State<Arc<Gate>>, request: Request, next: Next) -> Response {
-    turn::hold(vec![places], request, next).await.unwrap_or_else(crowded)
+pub(crate) async fn limit_places(
+    State(places): State<Arc<ConcurrencyLimit>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    request_permits::with_permits(vec![places], request, next)
+        .await
+        .unwrap_or_else(too_many_requests)
 }
 
-async fn limit_agent(State(places): State<Arc<Gate>>, request: Request, next: Next) -> Response {
-    let held = turn::hold(vec![places], request, next).await;
+async fn limit_agent(State(places): State<Arc<ConcurrencyLimit>>, request: Request, next: Next) -> Response {
+    let held = request_permits::with_permits(vec![places], request, next).await;
     held.unwrap_or_else(|full| AgentError::of(&full.refusal()).into_response())
 }
 
@@ -187,6 +225,7 @@ async fn observe(mut request: Request, next: Next) -> Response {
     let method = method(request.method());
     let in_tracing_shape = is_tracing(request.uri().path());
     let in_problem_shape = has_problems(request.uri().path());
+    let in_sandbox_shape = is_sandbox_path(request.uri().path());
     let given = trace_parent(request.headers());
     let place = given.map_or_else(Traceparent::new, Traceparent::child);
     let span = tracing::info_span!(
@@ -209,13 +248,15 @@ async fn observe(mut request: Request, next: Next) -> Response {
     let in_flight = metrics::gauge!(metric::IN_FLIGHT);
     in_flight.increment(1.0);
     // A client that goes away drops this future in the middle.
-    let _counted = Counted(in_flight);
+    let _counted = InFlightGuard(in_flight);
     // Jobs recorded meanwhile belong to this trace.
     let mut response = trace::scope(place, next.run(request)).instrument(span.clone()).await;
     if in_tracing_shape {
         response = tracing_shape(response);
     } else if in_problem_shape {
         response = problem_shape(response);
+    } else if in_sandbox_shape {
+        response = to_sandbox_error(response);
     }
     if response.status() == StatusCode::UNAUTHORIZED {
         // RFC 9110 wants a challenge with every 401.
@@ -251,9 +292,9 @@ fn secure(headers: &mut HeaderMap) {
     }
 }
 
-struct Counted(metrics::Gauge);
+struct InFlightGuard(metrics::Gauge);
 
-impl Drop for Counted {
+impl Drop for InFlightGuard {
     fn drop(&mut self) {
         self.0.decrement(1.0);
     }
@@ -320,7 +361,14 @@ pub(crate) fn is_tracing(path: &str) -> bool {
 
 /// Whether errors of a route are problem details.
 pub(crate) fn has_problems(path: &str) -> bool {
-    path.starts_with("/api/v2/")
+    path.starts_with("/api/v2/") && !is_sandbox_path(path)
+}
+
+/// Whether the clients of sandboxes call this path.
+pub(crate) fn is_sandbox_path(path: &str) -> bool {
+    let path = path.strip_prefix("/api").unwrap_or(path);
+    path.strip_prefix("/v2/sandboxes")
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 #[cfg(test)]

@@ -19,17 +19,17 @@ pub mod ops;
 pub mod platform;
 pub mod serve;
 
+mod concurrency;
 mod docs;
-mod gate;
+mod failed_keys;
 mod gateway;
-mod guesses;
 mod idempotency;
 mod internal;
 mod registry;
+mod request_permits;
 mod routes;
 mod scopes;
 mod session;
-mod turn;
 mod ui;
 
 pub use app::{App, GatewayAccess, Parts, Settings};
@@ -38,8 +38,8 @@ pub use errors::ApiError;
 pub use limits::Limits;
 pub use ops::{Health, Ops, health_router};
 pub use platform::platform_router;
-pub use platform::reading::Reading;
+pub use platform::query_executor::QueryExecutor;
 #[doc(hidden)]
 pub use routes::Route;
-pub use scopes::{Undeclared, Undescribed, required_scopes};
+pub use scopes::{UndeclaredRoute, UndescribedRoutes, required_scopes};
 pub use serve::serve;

@@ -7,8 +7,8 @@
 //!
 //! Health, metrics and pages of the dashboard are never refused; the rules leave agent servers behind the gateway alone.
 
-mod board;
 mod identity;
+mod recent_callers;
 mod table;
 
 use std::net::IpAddr;
@@ -23,12 +23,12 @@ use http::header::AUTHORIZATION;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use towpath_domain::{Clock, DeploymentId, TenantId, Timestamp};
-use towpath_queue::{Ask, Counted, Windows};
+use towpath_queue::{CountingMode, WindowRequest, Windows};
 use towpath_store::access::KeyHash;
 
-use self::board::{Board, Noted};
-use self::identity::Who;
-use self::table::{Identity, Sight};
+use self::identity::LimitIdentity;
+use self::recent_callers::{CountedRequest, RecentCallers};
+use self::table::{IdentityKind, RequestFacts};
 use crate::app::App;
 use crate::client::{Client, network};
 use crate::errors::ApiError;
@@ -45,7 +45,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 /// Limits of one's own, in requests a minute; 0 is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Own {
+pub struct PerMinuteLimits {
     /// Of each API key.
     pub key: u32,
     /// Of each workspace.
@@ -56,22 +56,22 @@ pub struct Own {
 
 /// The limits of a surface; clones share them.
 #[derive(Clone, Default)]
-pub struct Limits(Option<Arc<Inner>>);
+pub struct Limits(Option<Arc<LimitsState>>);
 
-struct Inner {
+struct LimitsState {
     table: Option<Table>,
     /// The rules of the table, in its order, then one's own limits.
-    slots: Vec<Slot>,
+    limits: Vec<LimitCounter>,
     key: Option<u16>,
     workspace: Option<u16>,
     deployment: Option<u16>,
     windows: Windows,
     clock: Clock,
-    board: Board,
+    recent_callers: RecentCallers,
 }
 
 /// A limit.
-struct Slot {
+struct LimitCounter {
     name: String,
     category: String,
     identity: &'static str,
@@ -81,7 +81,7 @@ struct Slot {
     refused: AtomicU64,
 }
 
-impl Slot {
+impl LimitCounter {
     fn own(name: &str, identity: &'static str, count: u32) -> Self {
         Self {
             name: name.to_owned(),
@@ -131,16 +131,16 @@ impl Limits {
 
     /// These rules, where there are some, and limits of one's own.
     #[must_use]
-    pub fn new(table: Option<Table>, own: Own, windows: Windows, clock: Clock) -> Self {
+    pub fn new(table: Option<Table>, own: PerMinuteLimits, windows: Windows, clock: Clock) -> Self {
         let rules = table.as_ref().map(|table| table.rules.iter()).into_iter().flatten();
-        let mut slots: Vec<Slot> = rules
-            .map(|rule| Slot {
+        let mut slots: Vec<LimitCounter> = rules
+            .map(|rule| LimitCounter {
                 name: rule.id.clone(),
                 category: rule.category.clone(),
                 identity: match rule.identity {
-                    Identity::Key => "x-api-key",
-                    Identity::User => "x-user-id and address",
-                    Identity::Address => "address",
+                    IdentityKind::Key => "x-api-key",
+                    IdentityKind::User => "x-user-id and address",
+                    IdentityKind::Address => "address",
                 },
                 count: rule.count,
                 length: rule.length,
@@ -150,7 +150,7 @@ impl Limits {
             .collect();
         let mut add = |name: &str, identity, count: u32| {
             let slot = u16::try_from(slots.len()).ok().filter(|_| count > 0)?;
-            slots.push(Slot::own(name, identity, count));
+            slots.push(LimitCounter::own(name, identity, count));
             Some(slot)
         };
         let key = add("own-key", "x-api-key", own.key);
@@ -159,15 +159,15 @@ impl Limits {
         if slots.is_empty() {
             return Self::off();
         }
-        Self(Some(Arc::new(Inner {
+        Self(Some(Arc::new(LimitsState {
             table,
-            slots,
+            limits: slots,
             key,
             workspace,
             deployment,
             windows,
             clock,
-            board: Board::default(),
+            recent_callers: RecentCallers::default(),
         })))
     }
 
@@ -177,7 +177,7 @@ impl Limits {
     }
 
     /// Counts a request before it is routed.
-    async fn of_request(&self, app: &App, parts: &Parts) -> Result<(), Refusal> {
+    async fn count_request(&self, app: &App, parts: &Parts) -> Result<(), Refusal> {
         let Some(inner) = &self.0 else { return Ok(()) };
         let path = parts.uri.path();
         if is_exempt(path) {
@@ -186,8 +186,8 @@ impl Limits {
         let key = parts.headers.get(KEY).filter(|key| !key.is_empty());
         let key = match key {
             // Anybody can invent keys: those that open nothing are counted together, by their sender's address.
-            Some(key) if is_known(app, &parts.headers).await => Some(Who::Key(KeyHash::of(key.as_bytes()))),
-            Some(_) => Some(Who::Address(address(parts))),
+            Some(key) if is_known(app, &parts.headers).await => Some(LimitIdentity::Key(KeyHash::of(key.as_bytes()))),
+            Some(_) => Some(LimitIdentity::Address(address(parts))),
             None => None,
         };
         let mut asked = Vec::new();
@@ -201,26 +201,34 @@ impl Limits {
     }
 
     /// Counts a request of a workspace, once its caller is known.
-    pub(crate) async fn of_workspace(&self, workspace: TenantId) -> Result<(), Refusal> {
+    pub(crate) async fn count_workspace_request(&self, workspace: TenantId) -> Result<(), Refusal> {
         match &self.0 {
-            Some(inner) => inner.take_one(inner.workspace, Who::Workspace(workspace)).await,
+            Some(inner) => {
+                inner
+                    .take_one(inner.workspace, LimitIdentity::Workspace(workspace))
+                    .await
+            }
             None => Ok(()),
         }
     }
 
     /// Counts a request to a deployment.
-    pub(crate) async fn of_deployment(&self, deployment: DeploymentId) -> Result<(), Refusal> {
+    pub(crate) async fn count_deployment_request(&self, deployment: DeploymentId) -> Result<(), Refusal> {
         match &self.0 {
-            Some(inner) => inner.take_one(inner.deployment, Who::Deployment(deployment)).await,
+            Some(inner) => {
+                inner
+                    .take_one(inner.deployment, LimitIdentity::Deployment(deployment))
+                    .await
+            }
             None => Ok(()),
         }
     }
 
     /// What people see of them. `None` where there are none.
-    pub(crate) fn view(&self) -> Option<View> {
+    pub(crate) fn view(&self) -> Option<LimitsView> {
         let inner = self.0.as_ref()?;
         let now = inner.clock.now();
-        let limits = inner.slots.iter().map(|slot| LimitView {
+        let limits = inner.limits.iter().map(|slot| LimitView {
             name: slot.name.clone(),
             category: slot.category.clone(),
             identity: slot.identity,
@@ -229,24 +237,24 @@ impl Limits {
             passed: slot.passed.load(Ordering::Relaxed),
             refused: slot.refused.load(Ordering::Relaxed),
         });
-        let callers = inner.board.callers(now).into_iter().map(|caller| {
-            let slot = &inner.slots[usize::from(caller.slot)];
+        let callers = inner.recent_callers.callers(now).into_iter().map(|caller| {
+            let slot = &inner.limits[usize::from(caller.limit)];
             CallerView {
                 limit: slot.name.clone(),
-                of: slot.count,
+                allowed: slot.count,
                 count: caller.is_near(now).then_some(caller.count),
                 at: caller.at,
                 refused: caller.refused,
                 refused_at: caller.refused_at,
-                who: caller.who,
+                identity: caller.identity,
             }
         });
-        Some(View {
+        Some(LimitsView {
             table: inner.table.as_ref().map(|table| table.name.clone()),
-            counted: match inner.windows.counted() {
-                Counted::Here => "here",
-                Counted::Shared => "shared",
-                Counted::Apart => "apart",
+            counted: match inner.windows.counting_mode() {
+                CountingMode::Local => "here",
+                CountingMode::Shared => "shared",
+                CountingMode::Degraded => "apart",
             },
             limits: limits.collect(),
             callers: callers.collect(),
@@ -255,7 +263,7 @@ impl Limits {
 }
 
 /// All limits, for people.
-pub(crate) struct View {
+pub(crate) struct LimitsView {
     /// Which rules; `None` for one's own limits alone.
     pub(crate) table: Option<String>,
     /// Where requests are counted: `here`, `shared` or `apart`.
@@ -278,8 +286,8 @@ pub(crate) struct LimitView {
 /// Somebody near a limit or refused, for people.
 pub(crate) struct CallerView {
     pub(crate) limit: String,
-    pub(crate) of: u32,
-    pub(crate) who: String,
+    pub(crate) allowed: u32,
+    pub(crate) identity: String,
     /// Requests in the window, as far as that is not over.
     pub(crate) count: Option<u32>,
     pub(crate) at: Timestamp,
@@ -287,12 +295,12 @@ pub(crate) struct CallerView {
     pub(crate) refused_at: Option<Timestamp>,
 }
 
-impl Inner {
+impl LimitsState {
     /// The rule that counts a request, and whose it is.
-    async fn rule_of(&self, app: &App, parts: &Parts, key: Option<&Who>) -> Option<(u16, Who)> {
+    async fn rule_of(&self, app: &App, parts: &Parts, key: Option<&LimitIdentity>) -> Option<(u16, LimitIdentity)> {
         let table = self.table.as_ref()?;
         let user = parts.headers.get(USER).filter(|user| !user.is_empty());
-        let mut sight = Sight {
+        let mut sight = RequestFacts {
             method: &parts.method,
             path: parts.uri.path(),
             key: key.is_some(),
@@ -300,42 +308,42 @@ impl Inner {
         };
         let mut found = table.find(&sight)?;
         // Anybody can write a user's id: it counts once the caller is known, which is asked only where it decides.
-        if table.rules[found].identity == Identity::User && !is_known(app, &parts.headers).await {
+        if table.rules[found].identity == IdentityKind::User && !is_known(app, &parts.headers).await {
             sight.user = false;
             found = table.find(&sight)?;
         }
         let address = address(parts);
         let who = match table.rules[found].identity {
-            Identity::Key => key?.clone(),
-            Identity::User => Who::User {
+            IdentityKind::Key => key?.clone(),
+            IdentityKind::User => LimitIdentity::User {
                 id: user?.as_bytes().to_vec(),
                 address,
             },
-            Identity::Address => Who::Address(address),
+            IdentityKind::Address => LimitIdentity::Address(address),
         };
         Some((u16::try_from(found).ok()?, who))
     }
 
-    async fn take_one(&self, slot: Option<u16>, who: Who) -> Result<(), Refusal> {
+    async fn take_one(&self, slot: Option<u16>, who: LimitIdentity) -> Result<(), Refusal> {
         match slot {
             Some(slot) => self.take(&[(slot, who)]).await,
             None => Ok(()),
         }
     }
 
-    async fn take(&self, asked: &[(u16, Who)]) -> Result<(), Refusal> {
+    async fn take(&self, asked: &[(u16, LimitIdentity)]) -> Result<(), Refusal> {
         if asked.is_empty() {
             return Ok(());
         }
-        let windows: Vec<Ask<'_>> = asked
+        let windows: Vec<WindowRequest<'_>> = asked
             .iter()
             .map(|(slot, who)| {
-                let limit = &self.slots[usize::from(*slot)];
-                Ask {
-                    slot: *slot,
+                let limit = &self.limits[usize::from(*slot)];
+                WindowRequest {
+                    window: *slot,
                     name: &limit.name,
-                    who: who.digest(),
-                    count: limit.count,
+                    identity: who.digest(),
+                    limit: limit.count,
                     length: limit.length,
                 }
             })
@@ -343,27 +351,27 @@ impl Inner {
         let verdict = self.windows.take(&windows).await;
         let now = self.clock.now();
         for (index, ((slot, who), count)) in asked.iter().zip(&verdict.counts).enumerate() {
-            let limit = &self.slots[usize::from(*slot)];
+            let limit = &self.limits[usize::from(*slot)];
             let refused = verdict.refused.is_some_and(|(window, _)| window == index);
             if refused {
                 limit.refused.fetch_add(1, Ordering::Relaxed);
             } else if verdict.refused.is_none() {
                 limit.passed.fetch_add(1, Ordering::Relaxed);
             }
-            let noted = Noted {
-                slot: *slot,
-                who,
+            let noted = CountedRequest {
+                limit: *slot,
+                identity: who,
                 count: *count,
-                of: limit.count,
+                allowed: limit.count,
                 length: limit.length,
                 refused,
             };
-            self.board.note(&noted, now);
+            self.recent_callers.record(&noted, now);
         }
         let Some((index, wait)) = verdict.refused else {
             return Ok(());
         };
-        let limit = &self.slots[usize::from(asked[index].0)];
+        let limit = &self.limits[usize::from(asked[index].0)];
         metrics::counter!(metric::LIMITED, "limit" => limit.name.clone()).increment(1);
         Err(Refusal {
             name: limit.name.clone(),
@@ -375,9 +383,9 @@ impl Inner {
 }
 
 /// The layer around every route of the platform, and around what has none.
-pub(crate) async fn guard(State(app): State<App>, request: Request, next: Next) -> Response {
+pub(crate) async fn count_requests(State(app): State<App>, request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();
-    match app.limits.of_request(&app, &parts).await {
+    match app.limits.count_request(&app, &parts).await {
         Ok(()) => next.run(Request::from_parts(parts, body)).await,
         Err(refusal) => refusal.into_response(),
     }
@@ -395,7 +403,7 @@ fn is_exempt(path: &str) -> bool {
 /// Whether a request has a key or a session that opens something.
 async fn is_known(app: &App, headers: &HeaderMap) -> bool {
     if headers.contains_key(KEY) {
-        let found = auth::find_key_holder(&app.keys, &app.store, &app.clock, headers).await;
+        let found = auth::find_key_holder(&app.key_cache, &app.store, &app.clock, headers).await;
         return matches!(found, Ok(Some(_)));
     }
     if !headers.contains_key(AUTHORIZATION) {

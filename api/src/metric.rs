@@ -17,6 +17,8 @@ pub(crate) const GATEWAY_HELD: &str = "towpath_gateway_held_seconds";
 pub(crate) const LIMITED: &str = "towpath_limited_total";
 pub(crate) const SIGN_INS: &str = "towpath_sign_ins_total";
 pub(crate) const EVENT_STREAMS: &str = "towpath_agent_event_streams";
+pub(crate) const BOX_COMMANDS: &str = "towpath_sandbox_commands_total";
+pub(crate) const BOX_HELD: &str = "towpath_sandbox_held_seconds";
 
 /// Says what the metrics of this room mean.
 pub fn describe() {
@@ -40,18 +42,28 @@ pub fn describe() {
     metrics::describe_counter!(
         SHED,
         Unit::Count,
-        "Requests refused at once, because too many were under way (requests) or too many of one workspace (share), memory was short (ingest_memory, bodies), trace data waited to be folded (backlog), the disk was nearly full (disk), or one address had too many connections (connections) or sent too many keys that open nothing (failed_keys)"
+        "Requests refused at once, by reason: too many in progress (requests), too many of one workspace (share), too little memory (ingest_memory, bodies), too much unflushed trace data (backlog), a nearly full disk (disk), too many connections of one address (connections), or too many invalid keys of one address (failed_keys)"
     );
     metrics::describe_histogram!(
         GATEWAY_HELD,
         Unit::Seconds,
         "What a request to a deployment waited for its agent server to be found and connected"
     );
-    metrics::describe_gauge!(INGEST_MEMORY, Unit::Bytes, "Memory held by ingest bodies under way");
+    metrics::describe_counter!(
+        BOX_COMMANDS,
+        Unit::Count,
+        "Commands that were started or attached to in sandboxes, by transport (websocket, events, http)"
+    );
+    metrics::describe_histogram!(
+        BOX_HELD,
+        Unit::Seconds,
+        "What a request to a sandbox waited until that ran and its agent was found"
+    );
+    metrics::describe_gauge!(INGEST_MEMORY, Unit::Bytes, "Memory held by ingest bodies in progress");
     metrics::describe_counter!(
         INGEST_REFUSED,
         Unit::Count,
-        "Ingest requests refused because memory was short"
+        "Ingest requests refused for lack of memory"
     );
     metrics::describe_counter!(
         INGEST_ITEMS,
@@ -61,7 +73,7 @@ pub fn describe() {
     metrics::describe_counter!(
         INGEST_BYTES,
         Unit::Bytes,
-        "Bytes of accepted ingest bodies as they were sent, compressed or not"
+        "Bytes of accepted ingest bodies as sent, compressed or not"
     );
     metrics::describe_counter!(
         INGEST_DECODED,
@@ -76,17 +88,20 @@ pub fn describe() {
     metrics::describe_counter!(
         LIMITED,
         Unit::Count,
-        "Requests refused with 429 because their caller asked more often than a limit allows, by limit"
+        "Requests refused with 429 because their caller exceeded a rate limit, by limit"
     );
     metrics::describe_counter!(
         SIGN_INS,
         Unit::Count,
-        "Sessions asked for, by outcome: granted, refused"
+        "Requested sessions, by outcome: granted, refused"
     );
     // Counters that are there from the first scrape let an alert tell zero from unknown.
     metrics::counter!(PANICS).absolute(0);
     metrics::counter!(INGEST_REFUSED).absolute(0);
     metrics::counter!(INGEST_BYTES).absolute(0);
+    for transport in ["websocket", "events", "http"] {
+        metrics::counter!(BOX_COMMANDS, "transport" => transport).absolute(0);
+    }
     for reason in [
         "requests",
         "share",

@@ -22,12 +22,12 @@ use crate::errors::ApiError;
 use crate::extract::Json;
 use crate::metric;
 
-/// What whoever asks for metrics without the key is told.
-pub(crate) const WANTS_KEY: &str = "metrics are behind a key here: send that of metrics.key as a bearer token";
-/// A dependency that does not answer within this is away.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// A readiness answer is given again for this long, so that probes cannot load a dependency.
-const FRESH: Duration = Duration::from_secs(1);
+/// Response to a request for metrics without the key.
+pub(crate) const KEY_REQUIRED: &str = "metrics require a key: send metrics.key as a bearer token";
+/// A dependency that does not respond within this time is unavailable.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Readiness is cached for this long, so that probes cannot overload a dependency.
+const READINESS_TTL: Duration = Duration::from_secs(1);
 
 /// Health and metrics of a process; clones share them.
 #[derive(Clone)]
@@ -35,12 +35,11 @@ pub struct Ops {
     health: Arc<Health>,
     metrics: PrometheusHandle,
     gauges: Arc<dyn Fn() + Send + Sync>,
-    /// Opens what is more than a word about health; everybody may look where there is none.
+    /// Key for details of health; without one they are public.
     key: Option<KeyHash>,
 }
 
 impl Ops {
-    /// Joins the two.
     #[must_use]
     pub fn new(health: Health, metrics: PrometheusHandle) -> Self {
         Self {
@@ -51,23 +50,23 @@ impl Ops {
         }
     }
 
-    /// Calls `gauges` before metrics are given out, to set what is only known by looking.
+    /// Calls `gauges` before metrics are rendered, for values that must be measured on demand.
     #[must_use]
-    pub fn looking(mut self, gauges: impl Fn() + Send + Sync + 'static) -> Self {
+    pub fn with_gauges(mut self, gauges: impl Fn() + Send + Sync + 'static) -> Self {
         self.gauges = Arc::new(gauges);
         self
     }
 
-    /// Asks for this key before it gives out metrics or names dependencies.
+    /// Requires this key for metrics and names of dependencies.
     #[must_use]
-    pub fn behind(mut self, key: Option<&Secret>) -> Self {
+    pub fn with_key(mut self, key: Option<&Secret>) -> Self {
         self.key = key.map(|key| KeyHash::of(key.reveal().as_bytes()));
         self
     }
 
-    /// Whether whoever sent these may see metrics and dependencies. A scraper sends the key as a bearer token, people
-    /// where they send others.
-    pub(crate) fn opens(&self, headers: &HeaderMap) -> bool {
+    /// Whether a request may see metrics and dependencies. Scrapers send the key as a bearer token, people in the usual
+    /// header.
+    pub(crate) fn is_authorized(&self, headers: &HeaderMap) -> bool {
         let Some(key) = &self.key else { return true };
         let bearer = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
         let bearer = bearer.and_then(|text| text.split_once(' '));
@@ -83,18 +82,17 @@ impl Ops {
         &self.health
     }
 
-    /// Everything measured, in Prometheus' text format.
+    /// All metrics in the Prometheus text format.
     pub(crate) fn rendered(&self) -> String {
         (self.gauges)();
         self.metrics.render()
     }
 }
 
-/// Asks a dependency whether it works; the error says why not, in words that anybody may read: a literal, so that no
-/// foreign text slips through.
+/// Checks a dependency. The error is public, so it must be a literal without foreign text.
 pub type Probe = Box<dyn Fn() -> BoxFuture<'static, Result<(), &'static str>> + Send + Sync>;
 
-/// What this process needs to do its work.
+/// A dependency of this process.
 pub struct Health {
     draining: CancellationToken,
     checks: Vec<Check>,
@@ -103,27 +101,27 @@ pub struct Health {
 
 struct Check {
     name: &'static str,
-    need: Need,
+    criticality: Criticality,
     probe: Probe,
 }
 
-/// What a process is without something.
+/// Effect of a missing dependency.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Need {
+enum Criticality {
     /// Not ready.
     Required,
     /// Degraded.
-    Wanted,
-    /// As ready as with it: another process does that part of the work.
-    Told,
+    Optional,
+    /// Ready: another process does this part of the work.
+    Informational,
 }
 
-/// How ready a process is.
+/// Readiness of a process.
 #[derive(Clone, Debug, Serialize, utoipa::ToSchema)]
 pub struct Readiness {
-    /// `ready`; `degraded`: ready, but something is slower or partly away; `unavailable` and `draining`: send nothing.
+    /// `ready`; `degraded`: ready, but slower or partly unavailable; `unavailable` and `draining`: send no requests.
     pub status: &'static str,
-    /// Each dependency, where `?verbose` asked for it.
+    /// Dependencies, with `?verbose`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dependencies: Option<BTreeMap<&'static str, Dependency>>,
 }
@@ -136,9 +134,9 @@ pub struct Dependency {
     /// What is wrong.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<&'static str>,
-    /// Whether this process can do nothing without it.
+    /// Whether the process cannot work without it.
     pub required: bool,
-    /// How long it took to answer, in milliseconds.
+    /// Response time in milliseconds.
     pub duration_ms: u64,
 }
 
@@ -158,37 +156,36 @@ impl Health {
     pub fn require(mut self, name: &'static str, probe: Probe) -> Self {
         self.checks.push(Check {
             name,
-            need: Need::Required,
+            criticality: Criticality::Required,
             probe,
         });
         self
     }
 
-    /// Without this dependency the process is degraded, and still ready (`redis`, `objects`): taking every replica
-    /// out of service would help nobody.
+    /// Without this dependency the process is degraded but ready (`redis`, `objects`): taking all replicas out of
+    /// service would not help.
     #[must_use]
-    pub fn want(mut self, name: &'static str, probe: Probe) -> Self {
+    pub fn optional(mut self, name: &'static str, probe: Probe) -> Self {
         self.checks.push(Check {
             name,
-            need: Need::Wanted,
+            criticality: Criticality::Optional,
             probe,
         });
         self
     }
 
-    /// A part of the work that is another process's where the probe says so, which makes this one no less ready
-    /// (`deployments`).
+    /// A part of the work that another process may do; it does not affect readiness (`deployments`).
     #[must_use]
-    pub fn tell(mut self, name: &'static str, probe: Probe) -> Self {
+    pub fn informational(mut self, name: &'static str, probe: Probe) -> Self {
         self.checks.push(Check {
             name,
-            need: Need::Told,
+            criticality: Criticality::Informational,
             probe,
         });
         self
     }
 
-    /// Records which dependencies answer.
+    /// Records the state of dependencies.
     async fn record(&self) {
         for (name, state) in self.readiness().await.dependencies.unwrap_or_default() {
             let up = if state.status == "unavailable" { 0.0 } else { 1.0 };
@@ -196,7 +193,7 @@ impl Health {
         }
     }
 
-    /// Asks all dependencies at once, or gives the last answer where it is fresh.
+    /// Checks all dependencies at once, or returns the cached result.
     pub async fn readiness(&self) -> Readiness {
         if self.draining.is_cancelled() {
             return Readiness {
@@ -207,11 +204,11 @@ impl Health {
         // Held while asking: probes that come meanwhile share the answer.
         let mut last = self.last.lock().await;
         if let Some((asked_at, readiness)) = &*last
-            && asked_at.elapsed() < FRESH
+            && asked_at.elapsed() < READINESS_TTL
         {
             return readiness.clone();
         }
-        let dependencies: BTreeMap<_, _> = join_all(self.checks.iter().map(ask)).await.into_iter().collect();
+        let dependencies: BTreeMap<_, _> = join_all(self.checks.iter().map(run_check)).await.into_iter().collect();
         let away = |required| {
             dependencies
                 .values()
@@ -231,19 +228,19 @@ impl Health {
     }
 }
 
-async fn ask(check: &Check) -> (&'static str, Dependency) {
+async fn run_check(check: &Check) -> (&'static str, Dependency) {
     let begun = Instant::now();
-    let answer = tokio::time::timeout(PATIENCE, (check.probe)())
+    let answer = tokio::time::timeout(PROBE_TIMEOUT, (check.probe)())
         .await
         .unwrap_or(Err("no answer in time"));
     let error = answer.err();
-    if let (Some(error), false) = (error, check.need == Need::Told) {
-        tracing::warn!(dependency.name = check.name, error, "a dependency is away");
+    if let (Some(error), false) = (error, check.criticality == Criticality::Informational) {
+        tracing::warn!(dependency.name = check.name, error, "a dependency is unavailable");
     }
-    let status = match (error, check.need) {
+    let status = match (error, check.criticality) {
         (None, _) => "ok",
-        (Some(_), Need::Told) => "standby",
-        (Some(_), Need::Required | Need::Wanted) => "unavailable",
+        (Some(_), Criticality::Informational) => "standby",
+        (Some(_), Criticality::Required | Criticality::Optional) => "unavailable",
     };
     let duration_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
     (
@@ -251,18 +248,18 @@ async fn ask(check: &Check) -> (&'static str, Dependency) {
         Dependency {
             status,
             error,
-            required: check.need == Need::Required,
+            required: check.criticality == Criticality::Required,
             duration_ms,
         },
     )
 }
 
-/// Health and metrics alone, for roles without an API.
+/// Health and metrics routes, for roles without an API.
 pub fn health_router(ops: Ops) -> Router {
-    crate::layers::plain(routes(ops))
+    crate::layers::wrap_unlimited(routes(ops))
 }
 
-/// The routes; they stand outside of the limits that guard the API.
+/// Health and metrics routes, outside of the limits of the API.
 pub(crate) fn routes(ops: Ops) -> Router {
     Router::new()
         .route("/livez", get(livez))
@@ -272,27 +269,27 @@ pub(crate) fn routes(ops: Ops) -> Router {
         .with_state(ops)
 }
 
-/// Alive: the process answers. Asks no dependency, so a database that is away restarts nobody.
+/// Liveness: the process responds. Checks no dependency, so an unavailable database does not cause restarts.
 #[utoipa::path(get, path = "/livez", tag = "operations", security(()),
     responses((status = 200, description = "Alive", body = Ok)))]
 pub(crate) async fn livez() -> Json<Ok> {
     Json(Ok { ok: true })
 }
 
-/// Alive, as the official clients ask it.
+/// Liveness, at the path of the official clients.
 #[utoipa::path(get, path = "/ok", tag = "operations", security(()),
     responses((status = 200, description = "Alive", body = Ok)))]
 pub(crate) async fn ok() -> Json<Ok> {
     Json(Ok { ok: true })
 }
 
-/// The answer of a live process.
+/// Response of a live process.
 #[derive(Serialize, utoipa::ToSchema)]
 pub(crate) struct Ok {
     ok: bool,
 }
 
-/// Ready: the process can do its work. `?verbose` names each dependency.
+/// Readiness: the process can do its work. `?verbose` lists the dependencies.
 #[utoipa::path(get, path = "/readyz", tag = "operations", security(()),
     params(("verbose" = Option<String>, Query, allow_reserved, description = "Name each dependency; needs no value")),
     responses((status = 200, description = "Ready, perhaps degraded", body = Readiness),
@@ -303,7 +300,7 @@ pub(crate) async fn readyz(State(ops): State<Ops>, headers: HeaderMap, RawQuery(
         let (name, value) = part.split_once('=').unwrap_or((part, ""));
         name == "verbose" && !matches!(value, "0" | "false")
     });
-    if !verbose || !ops.opens(&headers) {
+    if !verbose || !ops.is_authorized(&headers) {
         readiness.dependencies = None;
     }
     let ready = matches!(readiness.status, "ready" | "degraded");
@@ -315,12 +312,12 @@ pub(crate) async fn readyz(State(ops): State<Ops>, headers: HeaderMap, RawQuery(
     (status, [(CACHE_CONTROL, "no-store")], Json(readiness)).into_response()
 }
 
-/// Metrics in Prometheus' text format.
+/// Get metrics in the Prometheus text format.
 #[utoipa::path(get, path = "/metrics", tag = "operations", security(()),
     responses((status = 200, description = "Metrics", body = String, content_type = "text/plain")))]
 pub(crate) async fn metrics(State(ops): State<Ops>, headers: HeaderMap) -> Response {
-    if !ops.opens(&headers) {
-        return ApiError::unauthorized(WANTS_KEY).into_response();
+    if !ops.is_authorized(&headers) {
+        return ApiError::unauthorized(KEY_REQUIRED).into_response();
     }
     (ops.gauges)();
     ops.health.record().await;
@@ -334,4 +331,4 @@ pub(crate) async fn metrics(State(ops): State<Ops>, headers: HeaderMap) -> Respo
 /// For the API description only: the routes themselves stand outside of its router.
 #[derive(utoipa::OpenApi)]
 #[openapi(paths(livez, readyz, ok, metrics))]
-pub(crate) struct Described;
+pub(crate) struct HealthRoutes;

@@ -1,10 +1,13 @@
-//! The platform surface: traces in, exports out, operations.
+//! The platform API: trace ingest and queries, evaluations, exports, deployments and operations.
 
+pub mod annotation_queues;
 pub mod attachments;
+pub mod datasets;
 pub mod deployments;
 pub mod destinations;
 pub mod exports;
 pub mod feedback;
+pub mod feedback_configs;
 pub mod image_pull_secrets;
 pub mod info;
 pub mod ingest;
@@ -12,10 +15,11 @@ pub mod integrations;
 pub mod listeners;
 pub mod names;
 pub mod otel;
-pub mod reading;
+pub mod query_executor;
 pub mod revision_logs;
 pub mod revisions;
 pub mod runs;
+pub mod sandboxes;
 pub mod sessions;
 pub mod settings;
 pub mod source_uploads;
@@ -34,59 +38,62 @@ use crate::app::App;
 use crate::routes::{Purpose, Routes, routes};
 use crate::{auth, docs, errors, gateway, internal, layers, ops, registry, session, ui};
 
-/// The whole surface, ready to be served.
 pub fn platform_router(app: App) -> Router {
-    let (api, _) = put_together(&app, Purpose::Serve);
+    let (api, _) = assemble_routes(&app, Purpose::Serve);
     let document = docs::Document::new({
         let app = app.clone();
         move || document(&app)
     });
     let beside = ops::routes(app.ops.clone())
         .merge(gateway::routes(&app))
-        .merge(registry::routes(&app));
+        .merge(registry::routes(&app))
+        .merge(sandboxes::service_proxy::routes(&app));
     let pages = ui::routes(&app);
     let router = api.merge(pages).with_state(app.clone()).merge(docs::routes(document));
-    layers::limited(router, beside, app)
+    layers::wrap_platform(router, beside, app)
 }
 
-/// What `/openapi.json` says.
+/// Builds the OpenAPI document served at `/openapi.json`.
 fn document(app: &App) -> Value {
-    let (_, mut document) = put_together(app, Purpose::Describe);
-    document.merge(ops::Described::openapi());
-    document.merge(docs::Described::openapi());
-    document.merge(Shared::openapi());
+    let (_, mut document) = assemble_routes(app, Purpose::Describe);
+    document.merge(ops::HealthRoutes::openapi());
+    document.merge(docs::DocsRoutes::openapi());
+    document.merge(SharedSchemas::openapi());
     unique_operations(&mut document);
     docs::complete(&document)
 }
 
-/// The routes, and the part of their description that the handlers give.
-fn put_together(app: &App, purpose: Purpose) -> (Router<App>, OpenApi) {
+/// The routes and the OpenAPI description that their handlers provide.
+fn assemble_routes(app: &App, purpose: Purpose) -> (Router<App>, OpenApi) {
     let router = |routes: Routes<App>| routes.build(purpose);
-    let keyed = keyed(purpose);
-    // Before the handler, before its body, before its path is read: who calls?
+    let keyed = keyed_routes(purpose);
+    // Runs before the handler, the body and the path: the caller is identified first.
     let keyed = keyed.route_layer(from_fn_with_state(app.clone(), auth::require));
     let operators = router(internal::platform_routes());
     let operators = operators.route_layer(from_fn_with_state(app.clone(), auth::require_operator));
-    let open = both_places(router(open()))
-        .merge(both_places(feedback::given::for_pages(router(
-            feedback::given::routes(),
+    let open = both_places(router(public_routes()))
+        .merge(both_places(feedback::submission::allow_all_origins(router(
+            feedback::submission::routes(),
         ))))
         .merge(router(session::routes()))
-        .merge(below_api_host(router(signed())));
+        .merge(below_api_host(router(signed_routes())))
+        .merge(router(sandboxes::open_routes()));
     keyed.merge(operators).merge(open).split_for_parts()
 }
 
-/// What needs a key and a workspace.
-fn keyed(purpose: Purpose) -> OpenApiRouter<App> {
+/// Routes that need a key and a workspace.
+fn keyed_routes(purpose: Purpose) -> OpenApiRouter<App> {
     let router = |routes: Routes<App>| routes.build(purpose);
     router(bulk_exports())
-        .merge(both_places(router(traces())))
+        .merge(both_places(router(traces().merge(evaluations()))))
+        .merge(with_api_prefixes(router(bulk_examples())))
         .merge(router(traces_v2()))
         .merge(below_api_host(router(control_plane())))
+        .merge(with_api_prefixes(router(sandboxes::routes())))
 }
 
-/// What needs no key.
-fn open() -> Routes<App> {
+/// Routes that need no key.
+fn public_routes() -> Routes<App> {
     Routes::default()
         .routes(routes!(info::get))
         .routes(routes!(attachments::get))
@@ -105,7 +112,7 @@ fn bulk_exports() -> Routes<App> {
         .routes(routes!(exports::get_run))
 }
 
-/// What the tracing clients call.
+/// Routes of the tracing clients.
 fn traces() -> Routes<App> {
     Routes::default()
         .routes(routes!(ingest::multipart))
@@ -124,14 +131,72 @@ fn traces() -> Routes<App> {
         .routes(routes!(settings::get))
 }
 
-/// The second version of reading, at its own place.
+/// Routes that evaluations need in addition to traces.
+fn evaluations() -> Routes<App> {
+    Routes::default()
+        .routes(routes!(datasets::create, datasets::list))
+        .routes(routes!(datasets::upload::create))
+        .routes(routes!(datasets::comparative::create))
+        .routes(routes!(datasets::comparative::delete))
+        .routes(routes!(datasets::get, datasets::update, datasets::delete))
+        .routes(routes!(datasets::share, datasets::shared))
+        .routes(routes!(datasets::comparative::list))
+        .routes(routes!(datasets::results::query))
+        .routes(routes!(datasets::splits::list, datasets::splits::update))
+        .routes(routes!(datasets::versions::tag))
+        .routes(routes!(datasets::versions::get))
+        .routes(routes!(datasets::versions::list))
+        .routes(routes!(datasets::versions::diff))
+        .routes(routes!(
+            datasets::examples::create,
+            datasets::listing::list,
+            datasets::deletion::delete_many
+        ))
+        .routes(routes!(
+            datasets::examples::create_many,
+            datasets::examples::update_many
+        ))
+        .routes(routes!(
+            datasets::examples::get,
+            datasets::examples::update,
+            datasets::deletion::delete
+        ))
+        .routes(routes!(
+            feedback_configs::create,
+            feedback_configs::list,
+            feedback_configs::update,
+            feedback_configs::delete
+        ))
+        .routes(routes!(annotation_queues::create, annotation_queues::list))
+        .routes(routes!(
+            annotation_queues::get,
+            annotation_queues::update,
+            annotation_queues::delete
+        ))
+        .routes(routes!(annotation_queues::add, annotation_queues::list_runs))
+        .routes(routes!(annotation_queues::add_by_key))
+        .routes(routes!(annotation_queues::get_run))
+        .routes(routes!(annotation_queues::delete_run))
+}
+
+/// Bulk routes of examples; official clients use a separate path prefix for them.
+fn bulk_examples() -> Routes<App> {
+    Routes::default()
+        .routes(routes!(datasets::multipart::create, datasets::multipart::update))
+        .routes(routes!(datasets::multipart::upsert))
+        .routes(routes!(datasets::splits::update_metadata))
+        .routes(routes!(datasets::deletion::erase))
+        .routes(routes!(datasets::deletion::delete_of_dataset))
+}
+
+/// Version 2 of the trace query API.
 fn traces_v2() -> Routes<App> {
     Routes::default()
         .routes(routes!(runs::v2::query))
         .routes(routes!(runs::v2::get))
 }
 
-/// Deployments and what belongs to them.
+/// Deployments and their resources.
 fn control_plane() -> Routes<App> {
     Routes::default()
         .routes(routes!(
@@ -161,25 +226,30 @@ fn control_plane() -> Routes<App> {
         .routes(routes!(integrations::repos))
 }
 
-/// What carries a token or a signature in the place of a key.
-fn signed() -> Routes<App> {
+/// Routes that are authorized by a token or a signature instead of a key.
+fn signed_routes() -> Routes<App> {
     Routes::default()
         .routes(routes!(source_uploads::send))
         .routes(routes!(integrations::webhook))
 }
 
-/// `langgraph deploy` puts `/api-host` in front where it is given the address of the whole platform.
+/// `langgraph deploy` adds the prefix `/api-host` when it is configured with the platform's base address.
 fn below_api_host(router: OpenApiRouter<App>) -> OpenApiRouter<App> {
     router.clone().nest("/api-host", router)
 }
 
-/// Official clients add nothing to the endpoint they are given, and people give it with and without `/api/v1`.
+/// Newer sandbox clients add the prefix `/api`; other clients do so if their endpoint ends in `/api/v1`.
+fn with_api_prefixes(router: OpenApiRouter<App>) -> OpenApiRouter<App> {
+    router.clone().nest("/api", router)
+}
+
+/// Official clients append nothing to their endpoint, which may be configured with or without `/api/v1`.
 fn both_places(router: OpenApiRouter<App>) -> OpenApiRouter<App> {
     router.clone().nest("/api/v1", router)
 }
 
-/// Operation ids must be unique in a document. Handlers are named alike in every module, so the tag goes in front;
-/// one that stands at two paths says which of them.
+/// Operation ids must be unique in a document. Handlers of different modules share names, so the id begins with the
+/// tag; for a handler with two paths it also names the path.
 fn unique_operations(document: &mut OpenApi) {
     let paths: HashSet<String> = document.paths.paths.keys().cloned().collect();
     for (path, item) in &mut document.paths.paths {
@@ -187,6 +257,7 @@ fn unique_operations(document: &mut OpenApi) {
         let place = match () {
             () if also_below("/api/v1") => "_api_v1",
             () if also_below("/api-host") => "_api_host",
+            () if also_below("/api") => "_api",
             () => "",
         };
         let operations = [
@@ -209,10 +280,17 @@ fn unique_operations(document: &mut OpenApi) {
     }
 }
 
-/// Schemas that answers refer to by name.
+// Schemas that responses refer to by name.
 #[derive(utoipa::OpenApi)]
-#[openapi(components(schemas(errors::Error, errors::InvalidRequest, errors::Issue, errors::Place)))]
-struct Shared;
+#[openapi(components(schemas(
+    errors::Error,
+    errors::NamedError,
+    errors::SandboxError,
+    errors::InvalidRequest,
+    errors::Issue,
+    errors::LocSegment
+)))]
+struct SharedSchemas;
 
 #[cfg(test)]
 mod tests {
@@ -220,7 +298,7 @@ mod tests {
 
     #[test]
     fn every_route_declares_its_scope() {
-        let (_, mut document) = keyed(Purpose::Describe).split_for_parts();
+        let (_, mut document) = keyed_routes(Purpose::Describe).split_for_parts();
         let operators = internal::platform_routes().build(Purpose::Describe);
         document.merge(operators.split_for_parts().1);
         crate::scopes::tests::covers(&document);

@@ -35,11 +35,11 @@ use towpath_store::image_tokens::{ImageToken, Right};
 use towpath_store::{self as store, deployments};
 
 use crate::app::App;
+use crate::concurrency::{ConcurrencyLimit, Owner};
 use crate::errors::{ApiError, chain};
-use crate::gate::{Gate, Owner};
 use crate::layers;
-use crate::routes::Listed;
-use crate::turn::Held;
+use crate::request_permits::RequestPermits;
+use crate::routes::RouteTable;
 
 /// Who asks for no user name in particular gets this one; any will do.
 pub(crate) const USERNAME: &str = "towpath";
@@ -54,28 +54,28 @@ const UPLOAD: HeaderName = HeaderName::from_static("docker-upload-uuid");
 
 /// The routes. They stand beside the limit on requests of the platform, and take tokens instead of keys.
 pub(crate) fn routes(app: &App) -> Router {
-    let places = Arc::new(Gate::new(REQUESTS));
-    listed()
+    let places = Arc::new(ConcurrencyLimit::new(REQUESTS));
+    route_table()
         .router()
         .layer(map_response(async |mut response: Response| {
             let version = HeaderValue::from_static("registry/2.0");
             response.headers_mut().insert(API_VERSION, version);
             response
         }))
-        .layer(from_fn_with_state(app.clone(), share))
+        .layer(from_fn_with_state(app.clone(), charge_workspace))
         .layer(from_fn_with_state(places, layers::limit_places))
         .with_state(app.clone())
 }
 
-pub(crate) fn listed() -> Listed<App> {
-    Listed::new()
+pub(crate) fn route_table() -> RouteTable<App> {
+    RouteTable::new()
         .get("/v2", base)
         .get("/v2/", base)
         .post("/v2/images/{deployment}/blobs/uploads/", blobs::begin)
         .get("/v2/images/{deployment}/blobs/uploads/{upload}", blobs::progress)
         .patch("/v2/images/{deployment}/blobs/uploads/{upload}", blobs::append)
         .put("/v2/images/{deployment}/blobs/uploads/{upload}", blobs::finish)
-        .delete("/v2/images/{deployment}/blobs/uploads/{upload}", blobs::give_up)
+        .delete("/v2/images/{deployment}/blobs/uploads/{upload}", blobs::cancel)
         .get("/v2/images/{deployment}/blobs/{digest}", blobs::read)
         .get("/v2/images/{deployment}/manifests/{reference}", manifests::read)
         .put("/v2/images/{deployment}/manifests/{reference}", manifests::write)
@@ -100,14 +100,14 @@ pub(crate) fn repository(app: &App, deployment: DeploymentId) -> Result<(String,
 
 /// Counts a request as one of the workspace whose token it carries. Without a good one a route refuses it at once. Nothing
 /// is taken in where there is hardly any room.
-async fn share(State(app): State<App>, request: Request, next: Next) -> Response {
+async fn charge_workspace(State(app): State<App>, request: Request, next: Next) -> Response {
     let sends = matches!(*request.method(), Method::POST | Method::PATCH | Method::PUT);
     if sends && app.disk.is_low() {
-        return layers::short_of_room().into_response();
+        return layers::insufficient_storage().into_response();
     }
     if let Ok(token) = token(&app, request.headers()) {
-        let held = Held::of(request.extensions());
-        if let Err(full) = held.claim(Owner::Workspace(token.tenant)) {
+        let held = RequestPermits::of(request.extensions());
+        if let Err(full) = held.charge(Owner::Workspace(token.tenant)) {
             return full.refusal().into_response();
         }
     }
@@ -115,7 +115,7 @@ async fn share(State(app): State<App>, request: Request, next: Next) -> Response
 }
 
 /// Whether somebody may come in at all: what `docker login` asks.
-async fn base(State(app): State<App>, request: Request) -> Result<Response, Refused> {
+async fn base(State(app): State<App>, request: Request) -> Result<Response, RegistryError> {
     token(&app, request.headers())?;
     Ok(Json(json!({})).into_response())
 }
@@ -128,13 +128,13 @@ struct Images {
 
 impl Images {
     /// Opens them for whoever sent the request.
-    async fn open(app: &App, headers: &HeaderMap, deployment: &str, right: Right) -> Result<Self, Refused> {
+    async fn open(app: &App, headers: &HeaderMap, deployment: &str, right: Right) -> Result<Self, RegistryError> {
         let token = token(app, headers)?;
         if deployment != token.deployment.to_string() || !token.right.includes(right) {
-            return Err(Refused::new(
+            return Err(RegistryError::new(
                 StatusCode::FORBIDDEN,
                 "DENIED",
-                "the token is for other images, or for less",
+                "the token does not allow this access to these images",
             ));
         }
         let found = app
@@ -146,8 +146,8 @@ impl Images {
             Err(error) => return Err(ApiError::from(error).into()),
         };
         if !is_there {
-            let text = "there is no such deployment any more";
-            return Err(Refused::new(StatusCode::NOT_FOUND, "NAME_UNKNOWN", text));
+            let text = "the deployment was deleted";
+            return Err(RegistryError::new(StatusCode::NOT_FOUND, "NAME_UNKNOWN", text));
         }
         Ok(Self {
             tenant: token.tenant,
@@ -170,7 +170,7 @@ impl Images {
 }
 
 /// The token, which stands where a password does (RFC 7617).
-fn token(app: &App, headers: &HeaderMap) -> Result<ImageToken, Refused> {
+fn token(app: &App, headers: &HeaderMap) -> Result<ImageToken, RegistryError> {
     let sent = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
     let password = sent.and_then(|text| {
         let (scheme, rest) = text.split_once(' ')?;
@@ -182,8 +182,8 @@ fn token(app: &App, headers: &HeaderMap) -> Result<ImageToken, Refused> {
     password
         .and_then(|password| ImageToken::read(&password, &app.sealer, app.clock.now()))
         .ok_or_else(|| {
-            let text = "send a token of POST /v2/deployments/{id}/push-token as the password; its hour may be over";
-            Refused::new(StatusCode::UNAUTHORIZED, "UNAUTHORIZED", text)
+            let text = "send a token of POST /v2/deployments/{id}/push-token as the password; it expires after an hour";
+            RegistryError::new(StatusCode::UNAUTHORIZED, "UNAUTHORIZED", text)
         })
 }
 
@@ -192,13 +192,13 @@ fn token(app: &App, headers: &HeaderMap) -> Result<ImageToken, Refused> {
 struct Digest(String);
 
 impl Digest {
-    fn parse(text: &str) -> Result<Self, Refused> {
+    fn parse(text: &str) -> Result<Self, RegistryError> {
         let hex = text.strip_prefix("sha256:").unwrap_or_default();
         let fits = hex.len() == 64 && hex.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
         if !fits {
-            return Err(Refused::bad(
+            return Err(RegistryError::bad(
                 "DIGEST_INVALID",
-                "expected sha256: and 64 digits of lower case",
+                "expected sha256: and 64 lower-case hexadecimal digits",
             ));
         }
         Ok(Self(hex.to_owned()))
@@ -216,13 +216,13 @@ impl std::fmt::Display for Digest {
 }
 
 /// A refusal in the shape of the specification: `{"errors": [{code, message}]}`.
-struct Refused {
+struct RegistryError {
     status: StatusCode,
     code: &'static str,
     message: String,
 }
 
-impl Refused {
+impl RegistryError {
     fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
         Self {
             status,
@@ -236,13 +236,13 @@ impl Refused {
     }
 
     /// The object store does not do its part.
-    fn unstored(error: &dyn std::error::Error) -> Self {
-        tracing::warn!(error = %chain(error), "a part of an image cannot be stored or read");
-        ApiError::unavailable("the object store does not answer as it should", Duration::from_secs(5)).into()
+    fn storage_failure(error: &dyn std::error::Error) -> Self {
+        tracing::warn!(error = %chain(error), "cannot store or read a part of an image");
+        ApiError::unavailable("the object store is unavailable", Duration::from_secs(5)).into()
     }
 }
 
-impl From<ApiError> for Refused {
+impl From<ApiError> for RegistryError {
     fn from(error: ApiError) -> Self {
         let code = match error.status() {
             StatusCode::SERVICE_UNAVAILABLE => "UNAVAILABLE",
@@ -253,7 +253,7 @@ impl From<ApiError> for Refused {
     }
 }
 
-impl IntoResponse for Refused {
+impl IntoResponse for RegistryError {
     fn into_response(self) -> Response {
         let body = json!({"errors": [{"code": self.code, "message": self.message, "detail": null}]});
         let mut response = (self.status, Json(body)).into_response();

@@ -1,12 +1,12 @@
 //! Lists of routes whose handlers describe themselves.
 
-mod listed;
+mod route_table;
 
 use axum::Router;
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 
-pub(crate) use listed::Listed;
-pub use listed::Route;
+pub use route_table::Route;
+pub(crate) use route_table::RouteTable;
 
 /// What `#[utoipa::path]` made of a handler.
 macro_rules! described {
@@ -26,7 +26,7 @@ pub(crate) use described;
 /// them.
 macro_rules! routes {
     ($($($part:ident)::+),+ $(,)?) => {
-        $crate::routes::Handlers {
+        $crate::routes::RouteHandlers {
             serve: |router| {
                 use ::utoipa_axum::PathItemExt as _;
                 $(
@@ -49,7 +49,7 @@ macro_rules! routes {
 pub(crate) use routes;
 
 /// Handlers that are not put together yet.
-pub(crate) struct Handlers<S> {
+pub(crate) struct RouteHandlers<S> {
     /// Adds them to a router.
     pub(crate) serve: fn(Router<S>) -> Router<S>,
     /// The same, and what they say of themselves.
@@ -58,7 +58,7 @@ pub(crate) struct Handlers<S> {
 
 /// Routes that are not put together yet. What all of them say of themselves takes many times the memory of its text, and
 /// a good part of a start; it is wanted only where somebody asks for it.
-pub(crate) struct Routes<S>(Vec<Handlers<S>>);
+pub(crate) struct Routes<S>(Vec<RouteHandlers<S>>);
 
 /// What a router is for.
 #[derive(Clone, Copy)]
@@ -71,7 +71,7 @@ pub(crate) enum Purpose {
 
 impl<S: Clone + Send + Sync + 'static> Routes<S> {
     /// These, and one path more.
-    pub(crate) fn routes(mut self, handlers: Handlers<S>) -> Self {
+    pub(crate) fn routes(mut self, handlers: RouteHandlers<S>) -> Self {
         self.0.push(handlers);
         self
     }
@@ -86,11 +86,11 @@ impl<S: Clone + Send + Sync + 'static> Routes<S> {
     pub(crate) fn build(self, purpose: Purpose) -> OpenApiRouter<S> {
         match purpose {
             Purpose::Serve => {
-                let serve = |router, handlers: Handlers<S>| (handlers.serve)(router);
+                let serve = |router, handlers: RouteHandlers<S>| (handlers.serve)(router);
                 self.0.into_iter().fold(Router::new(), serve).into()
             }
             Purpose::Describe => {
-                let describe = |router: OpenApiRouter<S>, handlers: Handlers<S>| {
+                let describe = |router: OpenApiRouter<S>, handlers: RouteHandlers<S>| {
                     let handlers = (handlers.describe)();
                     debug_assert_eq!(handlers.1.paths.len(), 1, "they are of one path");
                     router.routes(handlers)

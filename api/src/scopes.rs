@@ -11,41 +11,47 @@ use towpath_store::access::Principal;
 
 use crate::errors::ApiError;
 use crate::internal::keys::administers;
+use crate::platform::sandboxes;
 use crate::routes::Route;
 use crate::{gateway, registry, ui};
 
 /// What a route asks of a key that is valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Need {
+pub(crate) enum RequiredAccess {
     /// Nothing more.
     Key,
-    /// This scope.
     Scope(Scope),
     /// This scope of operators, or administering keys: the handler looks at whose.
     Keys(Scope),
 }
 
 /// Looking at keys, and changing them.
-const KEYS_READ: Need = Need::Keys(OperatorRead);
-const KEYS: Need = Need::Keys(Operator);
+const KEYS_READ: RequiredAccess = RequiredAccess::Keys(OperatorRead);
+const KEYS: RequiredAccess = RequiredAccess::Keys(Operator);
 
-struct Line {
+struct RouteScope {
     method: &'static str,
     path: &'static str,
-    need: Need,
+    access: RequiredAccess,
 }
 
-const fn line(method: &'static str, path: &'static str, scope: Scope) -> Line {
-    needs(method, path, Need::Scope(scope))
+const fn line(method: &'static str, path: &'static str, scope: Scope) -> RouteScope {
+    needs(method, path, RequiredAccess::Scope(scope))
 }
 
-const fn needs(method: &'static str, path: &'static str, need: Need) -> Line {
-    Line { method, path, need }
+const fn needs(method: &'static str, path: &'static str, need: RequiredAccess) -> RouteScope {
+    RouteScope {
+        method,
+        path,
+        access: need,
+    }
 }
 
-use Scope::{Deployments, Exports, Operator, OperatorRead, OrgAdmin, TracesRead, TracesWrite, WorkspaceAdmin};
+use Scope::{
+    Deployments, Exports, Operator, OperatorRead, OrgAdmin, Sandboxes, TracesRead, TracesWrite, WorkspaceAdmin,
+};
 
-const LINES: &[Line] = &[
+const ROUTE_SCOPES: &[RouteScope] = &[
     line("GET", "/api/v1/bulk-exports", Exports),
     line("POST", "/api/v1/bulk-exports", Exports),
     line("GET", "/api/v1/bulk-exports/destinations", Exports),
@@ -82,7 +88,71 @@ const LINES: &[Line] = &[
     line("PATCH", "/sessions/{session_id}", TracesWrite),
     // Who may send traces must not be able to remove those of others.
     line("DELETE", "/sessions/{session_id}", WorkspaceAdmin),
-    needs("GET", "/settings", Need::Key),
+    line("POST", "/datasets", TracesWrite),
+    line("GET", "/datasets", TracesRead),
+    line("POST", "/datasets/upload", TracesWrite),
+    line("POST", "/datasets/comparative", TracesWrite),
+    line(
+        "DELETE",
+        "/datasets/comparative/{comparative_experiment_id}",
+        TracesWrite,
+    ),
+    line("GET", "/datasets/{dataset_id}", TracesRead),
+    line("PATCH", "/datasets/{dataset_id}", TracesWrite),
+    // As with projects: with a dataset goes what others put into it, in all versions.
+    line("DELETE", "/datasets/{dataset_id}", WorkspaceAdmin),
+    line("PUT", "/datasets/{dataset_id}/share", WorkspaceAdmin),
+    line("GET", "/datasets/{dataset_id}/share", TracesRead),
+    line("GET", "/datasets/{dataset_id}/comparative", TracesRead),
+    line("POST", "/datasets/{dataset_id}/runs", TracesRead),
+    line("GET", "/datasets/{dataset_id}/splits", TracesRead),
+    line("PUT", "/datasets/{dataset_id}/splits", TracesWrite),
+    line("PUT", "/datasets/{dataset_id}/tags", TracesWrite),
+    line("GET", "/datasets/{dataset_id}/version", TracesRead),
+    line("GET", "/datasets/{dataset_id}/versions", TracesRead),
+    line("GET", "/datasets/{dataset_id}/versions/diff", TracesRead),
+    line("POST", "/examples", TracesWrite),
+    line("GET", "/examples", TracesRead),
+    line("DELETE", "/examples", TracesWrite),
+    line("POST", "/examples/bulk", TracesWrite),
+    line("PATCH", "/examples/bulk", TracesWrite),
+    line("GET", "/examples/{example_id}", TracesRead),
+    line("PATCH", "/examples/{example_id}", TracesWrite),
+    line("DELETE", "/examples/{example_id}", TracesWrite),
+    line("POST", "/v1/platform/datasets/{dataset_id}/examples", TracesWrite),
+    line("PATCH", "/v1/platform/datasets/{dataset_id}/examples", TracesWrite),
+    line("POST", "/v1/platform/examples/multipart", TracesWrite),
+    line(
+        "PATCH",
+        "/v1/platform/datasets/{dataset_id}/examples/metadata",
+        TracesWrite,
+    ),
+    // For good, so that no earlier version has them.
+    line("POST", "/v1/platform/datasets/examples/delete", WorkspaceAdmin),
+    line(
+        "DELETE",
+        "/v1/platform/datasets/{dataset_id}/examples/{example_id}",
+        TracesWrite,
+    ),
+    line("POST", "/feedback-configs", TracesWrite),
+    line("GET", "/feedback-configs", TracesRead),
+    line("PATCH", "/feedback-configs", TracesWrite),
+    line("DELETE", "/feedback-configs", TracesWrite),
+    line("POST", "/annotation-queues", TracesWrite),
+    line("GET", "/annotation-queues", TracesRead),
+    line("GET", "/annotation-queues/{queue_id}", TracesRead),
+    line("PATCH", "/annotation-queues/{queue_id}", TracesWrite),
+    line("DELETE", "/annotation-queues/{queue_id}", TracesWrite),
+    line("POST", "/annotation-queues/{queue_id}/runs", TracesWrite),
+    line("GET", "/annotation-queues/{queue_id}/runs", TracesRead),
+    line("POST", "/annotation-queues/{queue_id}/runs/by-key", TracesWrite),
+    line("GET", "/annotation-queues/{queue_id}/run/{index}", TracesRead),
+    line(
+        "DELETE",
+        "/annotation-queues/{queue_id}/runs/{queue_run_id}",
+        TracesWrite,
+    ),
+    needs("GET", "/settings", RequiredAccess::Key),
     line("POST", "/v2/deployments", Deployments),
     line("GET", "/v2/deployments", Deployments),
     line("DELETE", "/v2/deployments", Deployments),
@@ -137,6 +207,63 @@ const LINES: &[Line] = &[
     line("POST", "/v1/integrations/github", WorkspaceAdmin),
     line("DELETE", "/v1/integrations/github/{integration_id}", WorkspaceAdmin),
     line("GET", "/v1/integrations/github/{integration_id}/repos", Deployments),
+    line("GET", "/v2/sandboxes/boxes", Sandboxes),
+    line("POST", "/v2/sandboxes/boxes", Sandboxes),
+    line("POST", "/v2/sandboxes/boxes/batch-delete", Sandboxes),
+    line("GET", "/v2/sandboxes/boxes/{name}", Sandboxes),
+    line("PATCH", "/v2/sandboxes/boxes/{name}", Sandboxes),
+    line("DELETE", "/v2/sandboxes/boxes/{name}", Sandboxes),
+    line("GET", "/v2/sandboxes/boxes/{name}/status", Sandboxes),
+    line("POST", "/v2/sandboxes/boxes/{name}/start", Sandboxes),
+    line("POST", "/v2/sandboxes/boxes/{name}/stop", Sandboxes),
+    line("POST", "/v2/sandboxes/boxes/{name}/snapshot", Sandboxes),
+    line("POST", "/v2/sandboxes/boxes/{name}/service-url", Sandboxes),
+    line("GET", "/v2/sandboxes/boxes/{name}/service-urls", Sandboxes),
+    line("DELETE", "/v2/sandboxes/boxes/{name}/service-urls", Sandboxes),
+    line("POST", "/v2/sandboxes/boxes/{name}/download-url", Sandboxes),
+    line("GET", "/v2/sandboxes/snapshots", Sandboxes),
+    line("POST", "/v2/sandboxes/snapshots", Sandboxes),
+    line("GET", "/v2/sandboxes/snapshots/{reference}", Sandboxes),
+    line("DELETE", "/v2/sandboxes/snapshots/{reference}", Sandboxes),
+    line("GET", "/v2/sandboxes/snapshots-by-name/{name}", Sandboxes),
+    line("GET", "/v2/sandboxes/volumes", Sandboxes),
+    line("POST", "/v2/sandboxes/volumes", Sandboxes),
+    line("GET", "/v2/sandboxes/volumes/{name}", Sandboxes),
+    line("PATCH", "/v2/sandboxes/volumes/{name}", Sandboxes),
+    line("DELETE", "/v2/sandboxes/volumes/{name}", Sandboxes),
+    line("POST", "/v2/sandboxes/volumes/{name}/clone", Sandboxes),
+    line("GET", "/v2/sandboxes/templates", Sandboxes),
+    line("POST", "/v2/sandboxes/templates", Sandboxes),
+    line("POST", "/v2/sandboxes/templates/batch-delete", Sandboxes),
+    line("GET", "/v2/sandboxes/templates/{name}", Sandboxes),
+    line("PATCH", "/v2/sandboxes/templates/{name}", Sandboxes),
+    line("DELETE", "/v2/sandboxes/templates/{name}", Sandboxes),
+    line("GET", "/v2/sandboxes/pools", Sandboxes),
+    line("POST", "/v2/sandboxes/pools", Sandboxes),
+    line("GET", "/v2/sandboxes/pools/{name}", Sandboxes),
+    line("PATCH", "/v2/sandboxes/pools/{name}", Sandboxes),
+    line("DELETE", "/v2/sandboxes/pools/{name}", Sandboxes),
+    line("GET", "/v2/sandboxes/registries", Sandboxes),
+    line("POST", "/v2/sandboxes/registries", WorkspaceAdmin),
+    line("GET", "/v2/sandboxes/registries/{name}", Sandboxes),
+    line("PATCH", "/v2/sandboxes/registries/{name}", WorkspaceAdmin),
+    line("DELETE", "/v2/sandboxes/registries/{name}", WorkspaceAdmin),
+    line("GET", "/v2/sandboxes/usage", Sandboxes),
+    line("GET", "/v2/sandboxes/dp/{box_id}/execute/ws", Sandboxes),
+    line("POST", "/v2/sandboxes/dp/{box_id}/execute", Sandboxes),
+    line("POST", "/v2/sandboxes/dp/{box_id}/execute/stream/start", Sandboxes),
+    line("POST", "/v2/sandboxes/dp/{box_id}/execute/stream/resume", Sandboxes),
+    line("GET", "/v2/sandboxes/dp/{box_id}/commands", Sandboxes),
+    line(
+        "GET",
+        "/v2/sandboxes/dp/{box_id}/commands/{command_id}/output",
+        Sandboxes,
+    ),
+    line("POST", "/v2/sandboxes/dp/{box_id}/upload", Sandboxes),
+    line("GET", "/v2/sandboxes/dp/{box_id}/download", Sandboxes),
+    line("POST", "/v2/sandboxes/dp/{box_id}/glob", Sandboxes),
+    line("POST", "/v2/sandboxes/dp/{box_id}/grep", Sandboxes),
+    line("GET", "/v2/sandboxes/dp/{box_id}/tunnel", Sandboxes),
     line("GET", "/internal/queues", OperatorRead),
     line("GET", "/internal/queues/{pool}", OperatorRead),
     line("POST", "/internal/queues/{pool}/pause", Operator),
@@ -177,10 +304,12 @@ const LINES: &[Line] = &[
 ];
 
 /// Pages of the dashboard behind its gate.
-const PAGES: &[Line] = &[
+const PAGES: &[RouteScope] = &[
     line("GET", "/ui/traces", OperatorRead),
     line("GET", "/ui/traces/{project_id}", OperatorRead),
     line("GET", "/ui/traces/{project_id}/{run_id}", OperatorRead),
+    line("GET", "/ui/datasets", OperatorRead),
+    line("GET", "/ui/datasets/{dataset_id}", OperatorRead),
     line("GET", "/ui/quarantine", OperatorRead),
     line("GET", "/ui/quarantine/{entry_id}", OperatorRead),
     line("POST", "/ui/quarantine/{entry_id}/{action}", Operator),
@@ -196,6 +325,10 @@ const PAGES: &[Line] = &[
     line("POST", "/ui/deployments/{deployment_id}/delete", Operator),
     line("GET", "/ui/revisions/{revision_id}", OperatorRead),
     line("POST", "/ui/revisions/{revision_id}/{action}", Operator),
+    line("GET", "/ui/sandboxes", OperatorRead),
+    line("GET", "/ui/sandboxes/{box_id}", OperatorRead),
+    line("POST", "/ui/sandboxes/{box_id}/snapshot", Operator),
+    line("POST", "/ui/sandboxes/{box_id}/{action}", Operator),
     line("GET", "/ui/exports", OperatorRead),
     line("GET", "/ui/exports/destinations", OperatorRead),
     line("POST", "/ui/exports/destinations/{destination_id}/delete", Operator),
@@ -211,16 +344,16 @@ const PAGES: &[Line] = &[
 ];
 
 /// Where routes stand a second time.
-const PREFIXES: [&str; 2] = ["/api/v1", "/api-host"];
+const PREFIXES: [&str; 3] = ["/api/v1", "/api-host", "/api"];
 
 /// What a request of this template needs; nothing for routes that are not declared.
-pub(crate) fn need(method: &Method, template: &str) -> Option<Need> {
+pub(crate) fn required_access(method: &Method, template: &str) -> Option<RequiredAccess> {
     // A handler of GET answers HEAD, too.
     let method = if *method == Method::HEAD { &Method::GET } else { method };
     let declared = |path: &str| {
-        let mut lines = LINES.iter().chain(PAGES);
+        let mut lines = ROUTE_SCOPES.iter().chain(PAGES);
         let line = lines.find(|line| line.path == path && line.method == method.as_str())?;
-        Some(line.need)
+        Some(line.access)
     };
     declared(template).or_else(|| {
         PREFIXES
@@ -231,41 +364,44 @@ pub(crate) fn need(method: &Method, template: &str) -> Option<Need> {
 
 /// A route that is declared nowhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Undeclared;
+pub struct UndeclaredRoute;
 
 /// For tests: the scopes that are declared for a route, one of which is needed; none where a valid key is enough.
 ///
 /// # Errors
 /// The route is not declared.
-pub fn required_scopes(method: &Method, template: &str) -> Result<Vec<Scope>, Undeclared> {
-    match need(method, template) {
-        Some(Need::Key) => Ok(Vec::new()),
-        Some(Need::Scope(scope)) => Ok(vec![scope]),
-        Some(Need::Keys(operator)) => Ok(vec![operator, OrgAdmin, WorkspaceAdmin]),
-        None => Err(Undeclared),
+pub fn required_scopes(method: &Method, template: &str) -> Result<Vec<Scope>, UndeclaredRoute> {
+    match required_access(method, template) {
+        Some(RequiredAccess::Key) => Ok(Vec::new()),
+        Some(RequiredAccess::Scope(scope)) => Ok(vec![scope]),
+        Some(RequiredAccess::Keys(operator)) => Ok(vec![operator, OrgAdmin, WorkspaceAdmin]),
+        None => Err(UndeclaredRoute),
     }
 }
 
 /// For tests: the routes that no API description lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Undescribed {
+pub struct UndescribedRoutes {
     /// Of deployments' agent servers.
     pub gateway: Vec<Route>,
     /// Of images.
     pub registry: Vec<Route>,
+    /// Of ports of boxes.
+    pub services: Vec<Route>,
     /// Pages of the dashboard for those who have signed in.
     pub pages: Vec<Route>,
     /// What the dashboard gives everybody.
     pub open_pages: Vec<Route>,
 }
 
-impl Undescribed {
+impl UndescribedRoutes {
     /// As the routers have them.
     #[must_use]
     pub fn all() -> Self {
         Self {
-            gateway: gateway::listed().routes(),
-            registry: registry::listed().routes(),
+            gateway: gateway::route_table().routes(),
+            registry: registry::route_table().routes(),
+            services: sandboxes::service_proxy::listed().routes(),
             pages: ui::behind_the_gate(),
             open_pages: ui::before_the_gate(),
         }
@@ -273,7 +409,7 @@ impl Undescribed {
 }
 
 /// What reads needs less than what changes something: the rule of operators' pages.
-pub(crate) fn need_of_operators(method: &Method) -> Scope {
+pub(crate) fn operator_scope(method: &Method) -> Scope {
     match *method {
         Method::GET | Method::HEAD => OperatorRead,
         _ => Operator,
@@ -281,27 +417,24 @@ pub(crate) fn need_of_operators(method: &Method) -> Scope {
 }
 
 /// What this request needs.
-pub(crate) fn need_of(request: &Request) -> Option<Need> {
+pub(crate) fn access_for(request: &Request) -> Option<RequiredAccess> {
     let template = request
         .extensions()
         .get::<MatchedPath>()
         .map_or("", MatchedPath::as_str);
-    let need = need(request.method(), template);
+    let need = required_access(request.method(), template);
     if need.is_none() {
-        tracing::error!(
-            http.route = template,
-            "a route has no line that says which scope it needs"
-        );
+        tracing::error!(http.route = template, "a route has no required scope");
     }
     need
 }
 
 /// Refuses a key that lacks what a route needs. A route that is not declared is closed, not open.
-pub(crate) fn check(need: Option<Need>, holder: &Principal) -> Result<(), ApiError> {
+pub(crate) fn check(need: Option<RequiredAccess>, holder: &Principal) -> Result<(), ApiError> {
     match need {
-        Some(Need::Key) => Ok(()),
-        Some(Need::Keys(_)) if administers(holder) => Ok(()),
-        Some(Need::Scope(scope) | Need::Keys(scope)) => require(&holder.scopes, scope),
+        Some(RequiredAccess::Key) => Ok(()),
+        Some(RequiredAccess::Keys(_)) if administers(holder) => Ok(()),
+        Some(RequiredAccess::Scope(scope) | RequiredAccess::Keys(scope)) => require(&holder.scopes, scope),
         None => Err(ApiError::forbidden("this route cannot be opened")),
     }
 }
@@ -326,10 +459,10 @@ pub(crate) mod tests {
 
     /// Holds the lines to what routers that need a key say of themselves.
     pub(crate) fn covers(document: &OpenApi) {
-        let mut left: BTreeSet<_> = LINES.iter().map(|line| (line.method, line.path)).collect();
+        let mut left: BTreeSet<_> = ROUTE_SCOPES.iter().map(|line| (line.method, line.path)).collect();
         for (path, item) in &document.paths.paths {
             for (method, _) in docs::operations(item) {
-                let need = need(&method.parse().unwrap(), path);
+                let need = required_access(&method.parse().unwrap(), path);
                 assert!(need.is_some(), "{method} {path} has no line: which scope does it need?");
                 left.retain(|line| *line != (method, path.as_str()));
             }
@@ -349,12 +482,12 @@ pub(crate) mod tests {
 
     #[test]
     fn templates_are_looked_up_at_all_their_places() {
-        let read = Some(Need::Scope(TracesRead));
-        assert_eq!(need(&Method::GET, "/runs/{run_id}"), read);
-        assert_eq!(need(&Method::HEAD, "/api/v1/runs/{run_id}"), read);
+        let read = Some(RequiredAccess::Scope(TracesRead));
+        assert_eq!(required_access(&Method::GET, "/runs/{run_id}"), read);
+        assert_eq!(required_access(&Method::HEAD, "/api/v1/runs/{run_id}"), read);
         assert_eq!(
-            need(&Method::POST, "/api-host/v2/deployments"),
-            Some(Need::Scope(Deployments))
+            required_access(&Method::POST, "/api-host/v2/deployments"),
+            Some(RequiredAccess::Scope(Deployments))
         );
         for (method, path) in [
             (Method::GET, "/runs/1"),
@@ -362,7 +495,7 @@ pub(crate) mod tests {
             (Method::GET, ""),
             (Method::GET, "/api/v1/api/v1/runs/{run_id}"),
         ] {
-            assert_eq!(need(&method, path), None, "{method} {path}");
+            assert_eq!(required_access(&method, path), None, "{method} {path}");
         }
     }
 }

@@ -1,11 +1,11 @@
 //! Serving a router on a listener until asked to stop, and stopping well.
 
+mod connection_counts;
 mod h2;
-mod patient;
-mod peers;
+mod idle_timer;
 mod tls;
-mod unread;
-mod waiting;
+mod unread_body;
+mod write_timeout;
 
 use std::convert::Infallible;
 use std::io;
@@ -27,9 +27,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
-use patient::Patient;
-use peers::{Counted, Peers};
+use connection_counts::{ConnectionCounts, ConnectionGuard};
 pub use tls::Tls;
+use write_timeout::WriteTimeout;
 
 use crate::client::Proxies;
 use crate::metric;
@@ -42,14 +42,14 @@ const CROWDED_HEAD_TIMEOUT: Duration = Duration::from_secs(3);
 /// A client gets this long for its TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// A client that does not take a byte of its answer for so long is let go.
-const READ_PATIENCE: Duration = Duration::from_secs(60);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 /// The most bytes the head of a request may have; more is 431.
 const HEAD_BYTES: usize = 128 * 1024;
 /// The most header lines; more is 431.
 const HEADERS: usize = 100;
 /// A client that does not send a byte of its request's body for so long is let go, whoever reads the body and however
 /// patiently.
-const BODY_PATIENCE: Duration = Duration::from_secs(60);
+const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How many connections there may be, and whose word counts about who stands behind one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,7 +59,7 @@ pub struct Limits {
     /// Of one address, or of one network of IPv6; further ones are closed as they come.
     pub per_peer: usize,
     /// The same for addresses of this machine: a proxy on it, and the platform's gateway, have those of all their clients.
-    pub per_neighbour: usize,
+    pub per_local_peer: usize,
     /// Proxies, which have the connections of all their clients, and say whose a request is.
     pub proxies: Proxies,
 }
@@ -69,7 +69,7 @@ impl Default for Limits {
         Self {
             connections: 8192,
             per_peer: 1024,
-            per_neighbour: 7168,
+            per_local_peer: 7168,
             proxies: Proxies::default(),
         }
     }
@@ -85,7 +85,7 @@ pub async fn serve(
     shutdown: CancellationToken,
     grace: Duration,
 ) -> io::Result<usize> {
-    serve_within(Limits::default(), listener, router, shutdown, grace).await
+    serve_with_limits(Limits::default(), listener, router, shutdown, grace).await
 }
 
 /// Serves `router` until `shutdown` is cancelled, then accepts nothing more, lets requests in flight finish for at
@@ -95,21 +95,21 @@ pub async fn serve(
 ///
 /// # Errors
 /// Only when the listener itself is broken.
-pub async fn serve_within(
+pub async fn serve_with_limits(
     limits: Limits,
     listener: TcpListener,
     router: Router,
     shutdown: CancellationToken,
     grace: Duration,
 ) -> io::Result<usize> {
-    serve_over(None, limits, listener, router, shutdown, grace).await
+    serve_with_tls(None, limits, listener, router, shutdown, grace).await
 }
 
 /// As [`serve_within`], over TLS where it is given: HTTP/1.1 and HTTP/2 as the client asks.
 ///
 /// # Errors
 /// As [`serve_within`].
-pub async fn serve_over(
+pub async fn serve_with_tls(
     tls: Option<Tls>,
     limits: Limits,
     listener: TcpListener,
@@ -120,7 +120,7 @@ pub async fn serve_over(
     let cut = CancellationToken::new();
     let connections = TaskTracker::new();
     let places = Arc::new(Semaphore::new(limits.connections));
-    let peers = Peers::default();
+    let peers = ConnectionCounts::default();
     loop {
         let accepted = tokio::select! {
             biased;
@@ -164,10 +164,10 @@ pub async fn serve_over(
 
 /// Counts a connection with those of its address. `None` where that has as many as it may: the connection ends then, so
 /// that whoever opens them keeps nobody else out.
-fn count(peers: &Peers, peer: SocketAddr, limits: &Limits) -> Option<Counted> {
+fn count(peers: &ConnectionCounts, peer: SocketAddr, limits: &Limits) -> Option<ConnectionGuard> {
     let address = peer.ip().to_canonical();
-    let most = if address.is_loopback() || limits.proxies.include(address) {
-        limits.per_neighbour
+    let most = if address.is_loopback() || limits.proxies.contains(address) {
+        limits.per_local_peer
     } else {
         limits.per_peer
     };
@@ -248,9 +248,9 @@ async fn connection<S>(
         request.extensions_mut().insert(client);
         let router = router.clone();
         async move {
-            let (request, unread) = unread::lend(request, BODY_PATIENCE);
+            let (request, unread) = unread_body::share_body(request, BODY_TIMEOUT);
             let mut answer = router.oneshot(request).await.unwrap_or_else(|never| match never {});
-            unread.settle(&mut answer).await;
+            unread.discard_rest(&mut answer).await;
             Ok::<_, Infallible>(answer)
         }
     });
@@ -259,7 +259,7 @@ async fn connection<S>(
         .header_read_timeout(head_timeout)
         .max_headers(HEADERS)
         .max_buf_size(HEAD_BYTES)
-        .serve_connection(TokioIo::new(Patient::new(stream, READ_PATIENCE)), service)
+        .serve_connection(TokioIo::new(WriteTimeout::new(stream, WRITE_TIMEOUT)), service)
         .with_upgrades();
     let mut connection = pin!(connection);
     let mut told = false;

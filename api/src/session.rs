@@ -1,6 +1,6 @@
-//! Sessions: a key is exchanged for a token that says who called and until when, sealed so that nobody can make or
-//! read one. It is kept nowhere; it ends by itself, with the key it came from, or when its holder ends it, which is
-//! remembered in the database until it would have ended by itself.
+//! Sessions: a key is exchanged for a sealed token with the key id and an expiry time. Tokens are not stored. A session
+//! ends at its expiry, with its key, or when its holder ends it; ended sessions are stored until they would have
+//! expired.
 //!
 //! ```text
 //! tps_ base64url( sealed( key id 16 | expires at, microseconds 8 ) )
@@ -19,7 +19,7 @@ use serde::Serialize;
 use towpath_domain::{KeyId, TenantId, Timestamp};
 use towpath_store::access::{KeyHash, Principal};
 use towpath_store::ended_sessions;
-use towpath_store::sealing::{Place, Sealer};
+use towpath_store::sealing::{SealContext, Sealer};
 use uuid::Uuid;
 
 use crate::app::App;
@@ -30,13 +30,13 @@ use crate::extract::Json;
 use crate::metric;
 use crate::routes::{Routes, routes};
 
-/// How long a session lasts: a working day, with a long lunch.
-pub(crate) const LASTS: Duration = Duration::from_secs(12 * 3600);
-/// How long a link to sign in may be used. It stands in a terminal.
-const LINK_LASTS: Duration = Duration::from_secs(15 * 60);
+/// Lifetime of a session.
+pub(crate) const SESSION_TTL: Duration = Duration::from_secs(12 * 3600);
+/// Lifetime of a sign-in link, which is printed in a terminal.
+const LINK_TTL: Duration = Duration::from_secs(15 * 60);
 const PREFIX: &str = "tps_";
 
-/// What a token is for; one kind does not open as the other.
+/// Purpose of a token; a token of one purpose is not accepted for the other.
 #[derive(Clone, Copy)]
 enum Purpose {
     Session,
@@ -44,8 +44,8 @@ enum Purpose {
 }
 
 impl Purpose {
-    fn place(self) -> Place<'static> {
-        Place {
+    fn place(self) -> SealContext<'static> {
+        SealContext {
             tenant: TenantId::nil(),
             table: "session",
             column: match self {
@@ -57,37 +57,37 @@ impl Purpose {
     }
 }
 
-/// Whether the value of an `Authorization` header is a session's token.
+/// Whether the value of an `Authorization` header is a session token.
 pub(crate) fn is_token_of(authorization: &str) -> bool {
     authorization
         .split_once(' ')
         .is_some_and(|(_, token)| token.trim().starts_with(PREFIX))
 }
 
-/// The routes of this module. They authenticate by themselves: no workspace is needed to begin a session.
+/// Routes of sessions. They authenticate by themselves, since starting a session needs no workspace.
 pub(crate) fn routes() -> Routes<App> {
     Routes::default().routes(routes!(create, end))
 }
 
-/// A session that has begun.
+/// A new session.
 #[derive(Serialize, utoipa::ToSchema)]
 pub(crate) struct Session {
     /// Send it as `Authorization: Bearer`, with the workspace in `X-Tenant-Id`.
     token: String,
-    /// When it ends by itself. It ends earlier where its key is revoked.
+    /// Expiry time. The session ends earlier if its key is revoked.
     #[schema(value_type = String, format = DateTime)]
     expires_at: Timestamp,
-    /// The workspaces it opens.
+    /// Workspaces that the session has access to.
     #[schema(value_type = Vec<Uuid>)]
     workspaces: Vec<TenantId>,
 }
 
-/// Begin a session: exchange an API key for a token that expires.
+/// Start a session: exchange an API key for a token that expires.
 #[utoipa::path(post, path = "/auth/session", tag = "operations", security(("api_key" = [])),
     responses((status = 201, description = "The session", body = Session),
               (status = 400, description = "A header was sent twice", body = Error), ApiError))]
 pub(crate) async fn create(State(app): State<App>, client: Client, headers: HeaderMap) -> Result<Response, ApiError> {
-    let principal = auth::key_holder(&app.keys, &app.store, &app.clock, client, &headers).await;
+    let principal = auth::key_holder(&app.key_cache, &app.store, &app.clock, client, &headers).await;
     count(principal.is_ok());
     let principal = principal?;
     let (token, expires_at) = issue(&app, principal.key);
@@ -99,20 +99,20 @@ pub(crate) async fn create(State(app): State<App>, client: Client, headers: Head
     Ok((StatusCode::CREATED, [(CACHE_CONTROL, "no-store")], Json(session)).into_response())
 }
 
-/// End a session: its token opens nothing from now on. Other processes hear of it within five seconds.
+/// End a session: its token is no longer accepted. Other processes learn of it within five seconds.
 #[utoipa::path(delete, path = "/auth/session", tag = "operations", security(("bearer" = [])),
-    responses((status = 204, description = "It is over"),
+    responses((status = 204, description = "Ended"),
               (status = 400, description = "A header was sent twice", body = Error), ApiError))]
 pub(crate) async fn end(State(app): State<App>, headers: HeaderMap) -> Result<StatusCode, ApiError> {
     let token = auth::session_token(&headers)?;
     if holder(&app, token).await?.is_none() {
-        return Err(ApiError::unauthorized("the session is over, or never was"));
+        return Err(ApiError::unauthorized("the session has ended or never existed"));
     }
     over(&app, token).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Ends the session of a token; nothing happens where it is over already.
+/// Ends the session of a token, if it has not ended.
 pub(crate) async fn over(app: &App, token: &str) -> Result<(), towpath_store::Error> {
     let Some((_, until)) = read(&app.sealer, Purpose::Session, token, app.clock.now()) else {
         return Ok(());
@@ -121,11 +121,11 @@ pub(crate) async fn over(app: &App, token: &str) -> Result<(), towpath_store::Er
     app.store
         .write(async |tx| ended_sessions::insert(tx, &hash, until).await)
         .await?;
-    app.keys.forget_session(token);
+    app.key_cache.forget_session(token);
     Ok(())
 }
 
-/// Counts an attempt to begin a session.
+/// Counts an attempt to start a session.
 pub(crate) fn count(granted: bool) {
     let outcome = if granted { "granted" } else { "refused" };
     metrics::counter!(metric::SIGN_INS, "outcome" => outcome).increment(1);
@@ -133,24 +133,24 @@ pub(crate) fn count(granted: bool) {
 
 /// A token for the holder of `key`, and when it ends.
 pub(crate) fn issue(app: &App, key: KeyId) -> (String, Timestamp) {
-    let until = app.clock.now().plus(LASTS);
+    let until = app.clock.now().plus(SESSION_TTL);
     (write(&app.sealer, Purpose::Session, key, until), until)
 }
 
-/// What stands behind a token, as long as it lasts and its key does.
+/// The principal of a token, if the token and its key are valid.
 pub(crate) async fn holder(app: &App, token: &str) -> Result<Option<Principal>, towpath_store::Error> {
     match read(&app.sealer, Purpose::Session, token, app.clock.now()) {
-        Some((key, _)) => app.keys.holder(&app.store, &app.clock, token, key).await,
+        Some((key, _)) => app.key_cache.holder(&app.store, &app.clock, token, key).await,
         None => Ok(None),
     }
 }
 
-/// A code for a link that signs its first reader in.
+/// A code for a link that signs in its first user.
 pub(crate) fn link_code(app: &App, key: KeyId) -> String {
-    write(&app.sealer, Purpose::Link, key, app.clock.now().plus(LINK_LASTS))
+    write(&app.sealer, Purpose::Link, key, app.clock.now().plus(LINK_TTL))
 }
 
-/// The key that a link's code stands for. Whether it was used before is the caller's to know.
+/// The key of a link's code. The caller checks whether the code was used before.
 pub(crate) fn linked_key(app: &App, code: &str) -> Option<KeyId> {
     read(&app.sealer, Purpose::Link, code, app.clock.now()).map(|(key, _)| key)
 }
@@ -164,7 +164,7 @@ fn write(sealer: &Sealer, purpose: Purpose, key: KeyId, until: Timestamp) -> Str
     )
 }
 
-/// Whose token it is and until when, where it is a good one.
+/// Key and expiry of a token, if it is valid.
 fn read(sealer: &Sealer, purpose: Purpose, token: &str, now: Timestamp) -> Option<(KeyId, Timestamp)> {
     let sealed = URL_SAFE_NO_PAD.decode(token.strip_prefix(PREFIX)?).ok()?;
     let plain = sealer.open(purpose.place(), &sealed).ok()?;

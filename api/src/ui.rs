@@ -1,25 +1,26 @@
-//! The dashboard at `/ui`: pages made here, kept live by fetching themselves every two seconds. No script but the
-//! files beside them, nothing from elsewhere.
+//! The dashboard at `/ui`: server-rendered pages that refresh every two seconds. All scripts and styles are local.
 //!
-//! Who may look: holders of an operator key, after signing in; keys are also looked after by those who administer their
-//! organisation or workspace. The session lies in a cookie that only these pages get
-//! and no script can read. Whatever changes something is a form that posts, and a post is only taken from our own
-//! pages ([`gate`]).
+//! Access requires an operator key and a session; administrators of an organization or workspace may also manage its
+//! keys. The session cookie is limited to these pages and hidden from scripts. Changes are posted forms, which are only
+//! accepted from pages of this server ([`sign_in`]).
 
 pub(crate) mod assets;
-mod dead;
+mod datasets;
+mod dead_jobs;
 mod deployments;
 mod destinations;
 mod exports;
-mod gate;
+mod formatting;
+mod guide;
 pub(crate) mod history;
 mod jobs;
 mod keys;
 mod limits;
 mod quarantine;
 mod queues;
+mod sandboxes;
 mod schedules;
-mod show;
+mod sign_in;
 mod traces;
 mod workers;
 
@@ -36,17 +37,19 @@ use towpath_domain::RequestId;
 
 use crate::app::App;
 use crate::errors::ApiError;
-use crate::routes::{Listed, Route};
+use crate::routes::{Route, RouteTable};
 
-pub(crate) use gate::Links;
+pub(crate) use sign_in::UsedLinks;
 
 /// The pages, in the order of their tabs.
-pub(crate) const PAGES: [(&str, &str); 10] = [
+pub(crate) const PAGES: [(&str, &str); 12] = [
     ("/ui/traces", "Traces"),
+    ("/ui/datasets", "Datasets"),
     ("/ui/queues", "Queues"),
     ("/ui/jobs", "Jobs"),
     ("/ui/workers", "Workers"),
     ("/ui/deployments", "Deployments"),
+    ("/ui/sandboxes", "Sandboxes"),
     ("/ui/exports", "Exports"),
     ("/ui/schedules", "Schedules"),
     ("/ui/limits", "Limits"),
@@ -54,7 +57,7 @@ pub(crate) const PAGES: [(&str, &str); 10] = [
     ("/ui/keys", "Keys"),
 ];
 
-/// Set by htmx on what it asks for.
+/// Set by htmx on its requests.
 const HX_REQUEST: HeaderName = HeaderName::from_static("hx-request");
 
 /// Everything below `/ui`.
@@ -67,26 +70,29 @@ pub(crate) fn behind_the_gate() -> Vec<Route> {
     signed_in().routes()
 }
 
-/// The routes that everybody gets.
+/// Public routes.
 pub(crate) fn before_the_gate() -> Vec<Route> {
     open().routes()
 }
 
-fn listed(app: &App) -> Listed<App> {
-    let signed_in = signed_in().within(|router| router.route_layer(from_fn_with_state(app.clone(), gate::signed_in)));
-    open().merge(signed_in).within(|router| {
+fn listed(app: &App) -> RouteTable<App> {
+    let signed_in =
+        signed_in().with_layers(|router| router.route_layer(from_fn_with_state(app.clone(), sign_in::require_session)));
+    open().merge(signed_in).with_layers(|router| {
         router
-            .layer(from_fn_with_state(app.clone(), gate::own_name))
+            .layer(from_fn_with_state(app.clone(), sign_in::require_own_host))
             .layer(from_fn(guarded))
     })
 }
 
-/// What only those get who have signed in. Each has a line in [`crate::scopes`].
-fn signed_in() -> Listed<App> {
-    Listed::new()
+/// Routes that need a session. Each has an entry in [`crate::scopes`].
+fn signed_in() -> RouteTable<App> {
+    RouteTable::new()
         .get("/ui/traces", traces::projects)
         .get("/ui/traces/{project_id}", traces::runs)
         .get("/ui/traces/{project_id}/{run_id}", traces::trace)
+        .get("/ui/datasets", datasets::list)
+        .get("/ui/datasets/{dataset_id}", datasets::detail)
         .get("/ui/quarantine", quarantine::list)
         .get("/ui/quarantine/{entry_id}", quarantine::detail)
         .post("/ui/quarantine/{entry_id}/{action}", quarantine::act)
@@ -102,6 +108,10 @@ fn signed_in() -> Listed<App> {
         .post("/ui/deployments/{deployment_id}/delete", deployments::delete)
         .get("/ui/revisions/{revision_id}", deployments::revision)
         .post("/ui/revisions/{revision_id}/{action}", deployments::act)
+        .get("/ui/sandboxes", sandboxes::list)
+        .get("/ui/sandboxes/{box_id}", sandboxes::detail)
+        .post("/ui/sandboxes/{box_id}/snapshot", sandboxes::save_snapshot)
+        .post("/ui/sandboxes/{box_id}/{action}", sandboxes::act)
         .get("/ui/exports", exports::list)
         .get("/ui/exports/destinations", destinations::list)
         .post("/ui/exports/destinations/{destination_id}/delete", destinations::delete)
@@ -109,46 +119,54 @@ fn signed_in() -> Listed<App> {
         .get("/ui/schedules", schedules::page)
         .post("/ui/schedules/{schedule_id}/{action}", schedules::act)
         .get("/ui/limits", limits::page)
-        .get("/ui/dead", dead::page)
-        .post("/ui/dead/{job_id}/retry", dead::retry)
+        .get("/ui/dead", dead_jobs::page)
+        .post("/ui/dead/{job_id}/retry", dead_jobs::retry)
         .get("/ui/keys", keys::page)
         .post("/ui/keys", keys::create)
         .post("/ui/keys/{key_id}/{action}", keys::act)
 }
 
-/// What everybody gets.
-fn open() -> Listed<App> {
-    Listed::new()
+/// Public routes.
+fn open() -> RouteTable<App> {
+    RouteTable::new()
         .get("/", async || Redirect::to("/ui/queues"))
         .get("/ui", async || Redirect::to("/ui/queues"))
         .get("/ui/", async || Redirect::to("/ui/queues"))
-        // Where `langgraph deploy` says that a deployment can be looked at.
+        // `langgraph deploy` prints this address of a deployment.
         .get(
             "/o/{tenant_id}/host/deployments/{deployment_id}",
             deployments::from_client,
         )
+        // The tracing clients print this address of results.
+        .get("/o/{tenant_id}/datasets/{dataset_id}", datasets::from_client)
+        .get("/o/{tenant_id}/datasets/{dataset_id}/compare", datasets::from_client)
+        .get("/o/{tenant_id}/projects/p/{project_id}", datasets::project_from_client)
         .get("/ui/assets/{name}", assets::get)
-        .get("/ui/sign-in", gate::ask)
-        .post("/ui/sign-in", gate::sign_in)
-        .post("/ui/sign-out", gate::sign_out)
-        .get("/ui/enter", gate::enter)
+        .get("/ui/sign-in", sign_in::sign_in_form)
+        .post("/ui/sign-in", sign_in::sign_in)
+        .post("/ui/sign-out", sign_in::sign_out)
+        .get("/ui/enter", sign_in::redeem_link)
+        .get("/guide", guide::get)
+        .get("/guide/", guide::get)
+        .get("/guide/{*path}", guide::get)
+        .get("/llms.txt", guide::get)
+        .get("/llms-full.txt", guide::get)
 }
 
 tokio::task_local! {
     static NONCE: String;
 }
 
-/// What marks the scripts of the page that is made now as the page's own; empty where no page is.
+/// The nonce of the scripts of the page being rendered; empty outside of a page.
 pub(crate) fn nonce() -> String {
     NONCE.try_with(Clone::clone).unwrap_or_default()
 }
 
-/// What every answer tells the browser: load nothing from elsewhere, run nothing that stands in a page, be shown in
-/// no frame. Scripts are those of our assets that the page itself names: deployments answer below the same address, so
-/// that a script of this origin need not be ours. A source cannot be a path without its host, which a proxy may have
-/// changed; a nonce needs neither.
+/// Security headers of every response: load nothing from elsewhere, no inline scripts, no framing. Scripts need a
+/// nonce, since deployments share this origin and may serve scripts too. A host as script source would break behind a
+/// proxy that changes it.
 async fn guarded(request: Request, next: axum::middleware::Next) -> Response {
-    // 74 bits of it are random, and it is worth something to this one answer alone.
+    // 74 bits are random, and the nonce is used for one response only.
     let nonce = RequestId::new().to_string();
     let policy = format!(
         "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'self'; img-src 'self'; connect-src 'self'; \
@@ -156,10 +174,9 @@ async fn guarded(request: Request, next: axum::middleware::Next) -> Response {
     );
     let mut response = NONCE.scope(nonce, next.run(request)).await;
     let headers = response.headers_mut();
-    headers.insert(
-        CONTENT_SECURITY_POLICY,
-        HeaderValue::from_str(&policy).unwrap_or(HeaderValue::from_static("default-src 'none'")),
-    );
+    let policy = HeaderValue::from_str(&policy).unwrap_or(HeaderValue::from_static("default-src 'none'"));
+    // A page of the guide is kept by browsers, with the policy that it was sent with.
+    headers.entry(CONTENT_SECURITY_POLICY).or_insert(policy);
     for (name, value) in [
         (X_FRAME_OPTIONS, "DENY"),
         (X_CONTENT_TYPE_OPTIONS, "nosniff"),
@@ -174,13 +191,13 @@ async fn guarded(request: Request, next: axum::middleware::Next) -> Response {
     response
 }
 
-/// What is asked for: a page, or only what is new in it.
-pub(crate) struct Asked {
+/// A request for a page, or for the changed part of a page.
+pub(crate) struct PageRequest {
     headers: HeaderMap,
     uri: Uri,
 }
 
-impl<S: Send + Sync> axum::extract::FromRequestParts<S> for Asked {
+impl<S: Send + Sync> axum::extract::FromRequestParts<S> for PageRequest {
     type Rejection = std::convert::Infallible;
 
     async fn from_request_parts(parts: &mut http::request::Parts, _: &S) -> Result<Self, Self::Rejection> {
@@ -191,26 +208,26 @@ impl<S: Send + Sync> axum::extract::FromRequestParts<S> for Asked {
     }
 }
 
-/// The frame around a page.
+/// The layout around a page.
 #[derive(Template)]
 #[template(path = "ui/page.html")]
 struct Page<'a> {
     title: &'a str,
-    /// The tab.
+    /// The active tab.
     here: &'a str,
-    /// Where the page asks for itself.
+    /// Address from which the page refreshes itself.
     address: &'a str,
     live: bool,
     content: &'a str,
 }
 
-impl Asked {
-    /// A page that renews itself.
+impl PageRequest {
+    /// A page that refreshes itself.
     fn page(&self, title: &str, here: &str, content: &impl Template) -> Response {
         self.rendered(title, here, true, content)
     }
 
-    /// A page that stays as it is.
+    /// A page that does not refresh itself.
     fn still(&self, title: &str, here: &str, content: &impl Template) -> Response {
         self.rendered(title, here, false, content)
     }
@@ -219,7 +236,7 @@ impl Asked {
         match content.render() {
             Ok(content) => self.framed(StatusCode::OK, title, here, live, &content),
             Err(error) => {
-                tracing::error!(%error, "a page cannot be rendered");
+                tracing::error!(%error, "cannot render a page");
                 StatusCode::INTERNAL_SERVER_ERROR.into_response()
             }
         }
@@ -243,14 +260,14 @@ impl Asked {
         match page.render() {
             Ok(page) => (status, Html(page)).into_response(),
             Err(error) => {
-                tracing::error!(%error, "the frame of a page cannot be rendered");
+                tracing::error!(%error, "cannot render the layout of a page");
                 StatusCode::INTERNAL_SERVER_ERROR.into_response()
             }
         }
     }
 }
 
-/// A page that says what went wrong.
+/// An error page.
 #[derive(Template)]
 #[template(path = "ui/problem.html")]
 struct Problem<'a> {
@@ -258,30 +275,30 @@ struct Problem<'a> {
     text: &'a str,
 }
 
-/// Why there is no page.
-pub(crate) struct Trouble(ApiError);
+/// An error that is shown as a page.
+pub(crate) struct PageError(ApiError);
 
-impl<E: Into<ApiError>> From<E> for Trouble {
+impl<E: Into<ApiError>> From<E> for PageError {
     fn from(error: E) -> Self {
         Self(error.into())
     }
 }
 
-impl IntoResponse for Trouble {
+impl IntoResponse for PageError {
     fn into_response(self) -> Response {
         let status = self.0.status();
         let text = self.0.text().to_owned();
-        // Logs what is inside, where that is for the log.
+        // Logs the cause of internal errors.
         drop(self.0.into_response());
         let title = match status {
-            StatusCode::NOT_FOUND => "Not here",
-            StatusCode::CONFLICT => "That no longer fits",
-            StatusCode::SERVICE_UNAVAILABLE => "Not available now",
-            _ => "That did not work",
+            StatusCode::NOT_FOUND => "Not found",
+            StatusCode::CONFLICT => "Conflict",
+            StatusCode::SERVICE_UNAVAILABLE => "Temporarily unavailable",
+            _ => "Request failed",
         };
         let problem = Problem { title, text: &text };
         let content = problem.render().unwrap_or_default();
-        let asked = Asked {
+        let asked = PageRequest {
             headers: HeaderMap::new(),
             uri: Uri::from_static("/ui/queues"),
         };
@@ -289,9 +306,9 @@ impl IntoResponse for Trouble {
     }
 }
 
-/// Back to where a form was.
+/// Redirects back to the page of a form.
 fn back(to: &str) -> Response {
     Redirect::to(to).into_response()
 }
 
-type Shown = Result<Response, Trouble>;
+type PageResult = Result<Response, PageError>;

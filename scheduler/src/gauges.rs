@@ -1,4 +1,4 @@
-//! Gauges about the whole system, looked up once for all roles.
+//! Gauges about the whole system; one scheduler reads them for all roles.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,26 +9,25 @@ use towpath_store::{self as store, Store, gauges, jobs, pools, workers};
 
 use crate::metric;
 
-/// A worker not seen for this long is not there.
+/// A worker not seen for this long counts as stopped.
 const WORKER_SEEN: Duration = Duration::from_secs(15);
 
-/// What was set before: a pool that became empty has no row any more, and must not show its last number for ever.
+/// Values of the previous scrape: a pool that became empty has no row any more, and its gauge must be reset.
 #[derive(Default)]
 pub(crate) struct Gauges {
     jobs: Mutex<BTreeSet<(String, String)>>,
-    /// Whether anything was in quarantine.
+    /// Whether the quarantine ever had entries.
     quarantine: AtomicBool,
 }
 
 impl Gauges {
-    /// Looks, and sets all of them.
     pub(crate) async fn record(&self, store: &Store) -> store::Result<()> {
         let (lanes, schedules, units, quarantine, paused, alive, now) = store
             .read(async |tx| {
                 Ok((
                     gauges::lanes(tx).await?,
                     gauges::schedules(tx).await?,
-                    gauges::open_units(tx).await?,
+                    gauges::open_wal_segments(tx).await?,
                     gauges::quarantine(tx).await?,
                     gauges::pools(tx).await?,
                     workers::alive(tx, WORKER_SEEN).await?,
@@ -45,7 +44,7 @@ impl Gauges {
         metrics::gauge!(metric::OPEN_UNITS).set(units.units as f64);
         metrics::gauge!(metric::OPEN_UNITS_AGE).set(since(units.oldest_at));
         self.quarantine(quarantine);
-        // A pool that somebody serves has a depth, even before its first job.
+        // A pool with a worker has a depth even before its first job.
         self.queues(store, alive.iter().flat_map(|worker| worker.slots().into_keys()))
             .await?;
         for pool in paused {
@@ -57,8 +56,8 @@ impl Gauges {
         Ok(())
     }
 
-    /// A scheduler that never saw anything in quarantine says nothing: the one of an agent server would show its zero over
-    /// the number of the platform in the same process.
+    /// A scheduler that never saw an entry sets no gauge: the zero of an agent server would overwrite the platform's
+    /// value in the same process.
     fn quarantine(&self, found: gauges::Quarantine) {
         let is_there = found.entries > 0;
         let was_there = self.quarantine.swap(is_there, Ordering::Relaxed);
@@ -88,7 +87,7 @@ impl Gauges {
             }
         }
         seen.extend(depths.iter().map(|depth| (depth.pool.clone(), depth.state.clone())));
-        // Nothing here panics while holding it.
+        // No holder of the lock panics.
         let known = std::mem::replace(
             &mut *self.jobs.lock().unwrap_or_else(PoisonError::into_inner),
             seen.clone(),

@@ -1,8 +1,8 @@
-//! Tidying up: what is over leaves the tables that everybody works on, and is forgotten after its time.
+//! Cleanup: finished jobs leave the busy tables, and are deleted after their retention.
 //!
-//! Each chore goes on in small transactions until it has caught up or its time is up; what it leaves is a metric. While one
-//! is behind, the next turn comes at once. A chore that fails holds up none of the others, and takes smaller steps from then on
-//! where the database gave one up.
+//! Each sweep works in small transactions until it has caught up or its time budget is used; a metric has the rest.
+//! While a sweep is behind, the next run follows soon. A failing sweep does not delay the others, and it uses smaller
+//! batches after a timeout of the database.
 
 use std::time::{Duration, Instant};
 
@@ -13,32 +13,32 @@ use towpath_store::{self as store, Dialect, Store, feedback_tokens, idempotency,
 
 use crate::{Settings, jittered, metric};
 
-/// Between two turns once all is done.
+/// Pause after everything has caught up.
 const REST: Duration = Duration::from_secs(30);
-/// Between two turns while something is behind.
+/// Pause while something is behind.
 const SOON: Duration = Duration::from_secs(1);
-/// What one chore may take of a turn.
+/// Time budget of one sweep in a run.
 const BUDGET: Duration = Duration::from_secs(5);
-/// A walk through the jobs that are over begins anew after so long: some could not go when it came by.
+/// The walk through finished jobs restarts after this time, because some could not be moved when it passed them.
 const ANEW: Duration = Duration::from_secs(5 * 60);
-/// Between two looks for indexes that could not be made when this build came.
+/// Pause before missing indexes are retried that could not be created at the start.
 const INDEXES: Duration = Duration::from_secs(60);
-/// The longest pause between two tries to make an index.
+/// Maximum pause between two attempts to create an index.
 const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
-/// A worker that was killed is shown as silent for so long.
+/// How long a killed worker is shown as silent.
 const SILENT_WORKERS: Duration = Duration::from_secs(3600);
-/// What is left is counted up to here.
+/// Limit of the count of remaining rows.
 const COUNTED: i64 = 10_000;
 
-/// Runs until it is stopped, between two transactions.
+/// Runs until it is stopped; the current transaction finishes.
 pub(crate) async fn run(store: Store, settings: Settings, stop: CancellationToken) {
     tokio::join!(prune(&store, settings, &stop), make_indexes(&store, &stop));
 }
 
 async fn prune(store: &Store, settings: Settings, stop: &CancellationToken) {
-    let mut pruning = Pruning::new(store, settings);
+    let mut pruning = Pruner::new(store, settings);
     loop {
-        let caught_up = pruning.turn(store, stop).await;
+        let caught_up = pruning.prune_all(store, stop).await;
         let rest = if caught_up { REST } else { SOON };
         tokio::select! {
             () = stop.cancelled() => return,
@@ -47,8 +47,8 @@ async fn prune(store: &Store, settings: Settings, stop: &CancellationToken) {
     }
 }
 
-/// Makes indexes that a start could not make because the database was too busy. Some chores wait for theirs. Making one takes as
-/// long as its table is large, so nothing waits for it when the scheduler stops: the database finishes it, or the next one does.
+/// Creates indexes that the start could not create because the database was too busy. Some sweeps need them. Creating
+/// one may take long, so a stopping scheduler does not wait: the database finishes it, or the next scheduler does.
 async fn make_indexes(store: &Store, stop: &CancellationToken) {
     if store.dialect() == Dialect::Sqlite {
         return;
@@ -63,48 +63,51 @@ async fn make_indexes(store: &Store, stop: &CancellationToken) {
         tokio::select! {
             () = stop.cancelled() => return,
             made = store.make_indexes() => {
-                // An index that could not be finished is built anew, and takes as long again.
+                // A failed index is built from the start and takes just as long.
                 pause = if matches!(made, Ok(0)) { INDEXES } else { (pause * 2).min(LONGEST_PAUSE) };
-                noted("indexes", began, made);
+                log_result("indexes", began, made);
             }
         }
     }
 }
 
-/// What is remembered from turn to turn.
-struct Pruning {
+/// State kept between runs.
+struct Pruner {
     settings: Settings,
-    /// Rows of one transaction of each chore.
-    archived: Batch,
-    forgotten: Batch,
-    lanes: Batch,
-    answers: Batch,
-    links: Batch,
-    schedules: Batch,
-    /// How far the walk through the jobs that are over has come, and when it began.
-    over: Position,
-    over_began: Instant,
-    /// Jobs that were over before this are forgotten, but for some that were locked, and since when that holds.
-    history: Timestamp,
-    history_began: Instant,
-    /// How far the walk through the lanes has come.
-    lane: String,
+    /// Batch size of each sweep.
+    archived: BatchSize,
+    forgotten: BatchSize,
+    lanes: BatchSize,
+    answers: BatchSize,
+    links: BatchSize,
+    schedules: BatchSize,
+    /// Position and start of the walk through finished jobs.
+    archive_position: Position,
+    archive_started: Instant,
+    /// Jobs that ended before this are deleted, except some that were locked, and since when that holds.
+    history_cutoff: Timestamp,
+    history_started: Instant,
+    /// Position of the walk through the lanes.
+    lane_position: String,
 }
 
-/// Rows of one transaction: fewer after one that the database gave up, since it would take as long again.
+/// Rows of one transaction: reduced after a timeout of the database.
 #[derive(Clone, Copy)]
-struct Batch {
+struct BatchSize {
     rows: i64,
-    most: i64,
+    max_rows: i64,
 }
 
-impl Batch {
+impl BatchSize {
     const fn new(most: i64) -> Self {
-        Self { rows: most, most }
+        Self {
+            rows: most,
+            max_rows: most,
+        }
     }
 
-    /// Passes on what came of a transaction, and takes more or fewer rows in the next.
-    fn learn<T>(&mut self, done: store::Result<T>) -> store::Result<T> {
+    /// Returns the result of a transaction, and adapts the size of the next one.
+    fn adjust<T>(&mut self, done: store::Result<T>) -> store::Result<T> {
         match &done {
             Ok(_) => self.grow(),
             Err(error) if error.is_contended() => self.shrink(),
@@ -114,7 +117,7 @@ impl Batch {
     }
 
     fn grow(&mut self) {
-        self.rows = (self.rows + self.rows / 8 + 1).min(self.most);
+        self.rows = (self.rows + self.rows / 8 + 1).min(self.max_rows);
     }
 
     fn shrink(&mut self) {
@@ -122,7 +125,7 @@ impl Batch {
     }
 }
 
-/// How long a chore may go on.
+/// Time budget of a sweep.
 struct Budget<'a> {
     until: Instant,
     stop: &'a CancellationToken,
@@ -141,10 +144,10 @@ impl<'a> Budget<'a> {
     }
 }
 
-impl Pruning {
+impl Pruner {
     fn new(store: &Store, settings: Settings) -> Self {
-        let batch = Batch::new(match store.dialect() {
-            // Everybody else who writes waits for it.
+        let batch = BatchSize::new(match store.dialect() {
+            // All other writers wait for it.
             Dialect::Sqlite => 200,
             Dialect::Postgres => 1000,
         });
@@ -156,55 +159,55 @@ impl Pruning {
             answers: batch,
             links: batch,
             schedules: batch,
-            over: Position::START,
-            over_began: Instant::now(),
-            history: Timestamp::from_micros(0),
-            history_began: Instant::now(),
-            lane: String::new(),
+            archive_position: Position::START,
+            archive_started: Instant::now(),
+            history_cutoff: Timestamp::from_micros(0),
+            history_started: Instant::now(),
+            lane_position: String::new(),
         }
     }
 
-    /// Whether all has caught up. What failed is tried again at the next turn, like what has.
-    async fn turn(&mut self, store: &Store, stop: &CancellationToken) -> bool {
+    /// Whether everything has caught up. A failed sweep counts as caught up and is retried in the next run.
+    async fn prune_all(&mut self, store: &Store, stop: &CancellationToken) -> bool {
         let mut caught_up = true;
         let began = Instant::now();
         let done = self.archive(store, &Budget::new(stop)).await;
-        caught_up &= noted("finished jobs", began, done);
+        caught_up &= log_result("finished jobs", began, done);
         let began = Instant::now();
         let done = self.forget(store, &Budget::new(stop)).await;
-        caught_up &= noted("job history", began, done);
+        caught_up &= log_result("job history", began, done);
         let began = Instant::now();
         let done = self.prune_lanes(store, &Budget::new(stop)).await;
-        caught_up &= noted("lanes", began, done);
+        caught_up &= log_result("lanes", began, done);
         let began = Instant::now();
         let done = self.prune_answers(store, &Budget::new(stop)).await;
-        caught_up &= noted("idempotency keys", began, done);
+        caught_up &= log_result("idempotency keys", began, done);
         let began = Instant::now();
         let done = self.prune_links(store, &Budget::new(stop)).await;
-        caught_up &= noted("feedback links", began, done);
+        caught_up &= log_result("feedback links", began, done);
         let began = Instant::now();
         let done = self.prune_schedules(store, &Budget::new(stop)).await;
-        caught_up &= noted("ended schedules", began, done);
+        caught_up &= log_result("ended schedules", began, done);
         let began = Instant::now();
         let done = prune_workers(store).await;
-        caught_up &= noted("workers", began, done);
+        caught_up &= log_result("workers", began, done);
         caught_up
     }
 
-    /// Moves jobs that have been over for a while to the history.
+    /// Moves finished jobs to the history.
     async fn archive(&mut self, store: &Store, budget: &Budget<'_>) -> store::Result<i64> {
         let before = store.clock().now().minus(self.settings.archive_jobs);
         loop {
-            let (from, rows) = (self.over, self.archived.rows);
+            let (from, rows) = (self.archive_position, self.archived.rows);
             let step = store
                 .write(async |tx| jobs::archive(tx, before, from, rows).await)
                 .await;
-            let step = self.archived.learn(step)?;
-            self.over = step.position;
+            let step = self.archived.adjust(step)?;
+            self.archive_position = step.position;
             if step.at_end {
-                if self.over_began.elapsed() >= ANEW {
-                    self.over = Position::START;
-                    self.over_began = Instant::now();
+                if self.archive_started.elapsed() >= ANEW {
+                    self.archive_position = Position::START;
+                    self.archive_started = Instant::now();
                 }
                 return Ok(0);
             }
@@ -212,24 +215,26 @@ impl Pruning {
                 break;
             }
         }
-        let from = self.over;
+        let from = self.archive_position;
         store
-            .read(async |tx| jobs::unarchived(tx, before, from, COUNTED).await)
+            .read(async |tx| jobs::count_unarchived(tx, before, from, COUNTED).await)
             .await
     }
 
-    /// Forgets jobs that have been over for long.
+    /// Deletes old finished jobs.
     async fn forget(&mut self, store: &Store, budget: &Budget<'_>) -> store::Result<i64> {
         let before = store.clock().now().minus(self.settings.keep_jobs);
-        if self.history_began.elapsed() >= ANEW {
-            self.history = Timestamp::from_micros(0);
-            self.history_began = Instant::now();
+        if self.history_started.elapsed() >= ANEW {
+            self.history_cutoff = Timestamp::from_micros(0);
+            self.history_started = Instant::now();
         }
         loop {
-            let (from, rows) = (self.history, self.forgotten.rows);
-            let step = store.write(async |tx| jobs::forget(tx, before, from, rows).await).await;
-            let step = self.forgotten.learn(step)?;
-            self.history = step.reached;
+            let (from, rows) = (self.history_cutoff, self.forgotten.rows);
+            let step = store
+                .write(async |tx| jobs::delete_old(tx, before, from, rows).await)
+                .await;
+            let step = self.forgotten.adjust(step)?;
+            self.history_cutoff = step.last_finished_at;
             if step.at_end {
                 return Ok(0);
             }
@@ -237,23 +242,23 @@ impl Pruning {
                 break;
             }
         }
-        let from = self.history;
+        let from = self.history_cutoff;
         store
-            .read(async |tx| jobs::unforgotten_from(tx, before, from, COUNTED).await)
+            .read(async |tx| jobs::count_deletable_from(tx, before, from, COUNTED).await)
             .await
     }
 
-    /// Removes lanes that no open job is in. The walk goes through all of them, turn after turn.
+    /// Deletes lanes without open jobs. The walk covers all of them over several runs.
     async fn prune_lanes(&mut self, store: &Store, budget: &Budget<'_>) -> store::Result<i64> {
         loop {
-            let (behind, rows) = (self.lane.clone(), self.lanes.rows);
+            let (behind, rows) = (self.lane_position.clone(), self.lanes.rows);
             let pruned = store
                 .write(async |tx| lanes::prune_behind(tx, &behind, rows).await)
                 .await;
-            match self.lanes.learn(pruned)?.last {
-                Some(last) => self.lane = last,
+            match self.lanes.adjust(pruned)?.last {
+                Some(last) => self.lane_position = last,
                 None => {
-                    self.lane.clear();
+                    self.lane_position.clear();
                     return Ok(0);
                 }
             }
@@ -261,18 +266,18 @@ impl Pruning {
                 break;
             }
         }
-        let behind = self.lane.clone();
+        let behind = self.lane_position.clone();
         store
             .read(async |tx| lanes::count_behind(tx, &behind, COUNTED).await)
             .await
     }
 
     async fn prune_answers(&mut self, store: &Store, budget: &Budget<'_>) -> store::Result<i64> {
-        let before = store.clock().now().minus(idempotency::KEPT);
+        let before = store.clock().now().minus(idempotency::RETENTION);
         loop {
             let rows = self.answers.rows;
             let gone = store.write(async |tx| idempotency::prune(tx, before, rows).await).await;
-            if is_less(self.answers.learn(gone)?, rows) {
+            if is_less(self.answers.adjust(gone)?, rows) {
                 return Ok(0);
             }
             if budget.is_spent() {
@@ -291,7 +296,7 @@ impl Pruning {
             let gone = store
                 .write(async |tx| feedback_tokens::prune(tx, before, rows).await)
                 .await;
-            if is_less(self.links.learn(gone)?, rows) {
+            if is_less(self.links.adjust(gone)?, rows) {
                 return Ok(0);
             }
             if budget.is_spent() {
@@ -303,13 +308,13 @@ impl Pruning {
             .await
     }
 
-    /// Forgets schedules that have ended, as long after it as their jobs.
+    /// Deletes ended schedules after the retention of their jobs.
     async fn prune_schedules(&mut self, store: &Store, budget: &Budget<'_>) -> store::Result<i64> {
         let before = store.clock().now().minus(self.settings.keep_jobs);
         loop {
             let rows = self.schedules.rows;
             let gone = store.write(async |tx| schedules::prune(tx, before, rows).await).await;
-            if is_less(self.schedules.learn(gone)?, rows) {
+            if is_less(self.schedules.adjust(gone)?, rows) {
                 return Ok(0);
             }
             if budget.is_spent() {
@@ -322,7 +327,7 @@ impl Pruning {
     }
 }
 
-/// There are as many as processes, so they go at once.
+/// There are few, so all are deleted at once.
 async fn prune_workers(store: &Store) -> store::Result<i64> {
     store.write(async |tx| workers::prune(tx, SILENT_WORKERS).await).await?;
     Ok(0)
@@ -332,8 +337,8 @@ fn is_less(gone: u64, batch: i64) -> bool {
     i64::try_from(gone).is_ok_and(|gone| gone < batch)
 }
 
-/// Says what a turn of a chore came to. Whether it has caught up, or failed and had better wait.
-fn noted(sweep: &'static str, began: Instant, done: store::Result<i64>) -> bool {
+/// Records the result of a sweep. Returns whether it has caught up, or failed and should wait.
+fn log_result(sweep: &'static str, began: Instant, done: store::Result<i64>) -> bool {
     match done {
         Ok(left) => {
             metric::swept(sweep, began.elapsed(), Some(left));
@@ -341,7 +346,7 @@ fn noted(sweep: &'static str, began: Instant, done: store::Result<i64>) -> bool 
         }
         Err(error) => {
             metric::swept(sweep, began.elapsed(), None);
-            tracing::warn!(sweep, error = %error, "a sweep failed; it is repeated at its next turn");
+            tracing::warn!(sweep, error = %error, "a sweep failed; retrying at its next run");
             true
         }
     }
@@ -353,7 +358,7 @@ mod tests {
 
     #[test]
     fn a_step_that_was_given_up_is_not_repeated_as_it_was() {
-        let mut batch = Batch::new(1000);
+        let mut batch = BatchSize::new(1000);
         let sizes: Vec<i64> = (0..11)
             .map(|_| {
                 batch.shrink();
@@ -361,14 +366,14 @@ mod tests {
             })
             .collect();
         assert_eq!(sizes, [500, 250, 125, 62, 31, 15, 7, 3, 1, 1, 1]);
-        // It comes back step by step: at once it would be given up again.
+        // Grown step by step: a sudden increase would time out again.
         batch.grow();
         assert_eq!(batch.rows, 2);
         for _ in 0..100 {
             batch.grow();
         }
         assert_eq!(batch.rows, 1000);
-        assert!(batch.learn(Err::<(), _>(store::Error::NotFound)).is_err());
+        assert!(batch.adjust(Err::<(), _>(store::Error::NotFound)).is_err());
         assert_eq!(batch.rows, 1000, "no fault of its size");
     }
 }

@@ -11,6 +11,8 @@ from testing.suites import GROUPS, SUITES
 SERVED = frozenset(suite.group for suite in SUITES if "build" in suite.needs) - {"rust"}
 PYTHON_SUITES = frozenset({"python", "js", "agent", "contract"})
 EVERYTHING = frozenset(GROUPS)
+# The crate whose program has the pages of the guide in it; its tests follow their links.
+GUIDE = "towpath-api"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,10 +46,12 @@ PATHS = (
     ("tests/python/host/*", effect("host")),
     ("tests/python/agent/test_*", effect("agent")),
     ("tests/python/agent/*", effect("agent", "contract")),
+    ("tests/python/guides.py", effect("agent", "python")),
     ("tests/python/test_*", effect("python")),
     # Environments of tests that are written in Rust are made of the same packages.
     ("tests/python/requirements.txt", effect("rust", *SERVED)),
     ("tests/python/newest/*", effect("python")),
+    ("tests/python/sandboxes/*", effect("python")),
     ("tests/python/*", effect(*PYTHON_SUITES)),
     ("tests/js/*.py", effect("js")),
     # The suite agent runs the JavaScript client, too.
@@ -61,12 +65,17 @@ PATHS = (
     ("crates/traces/tests/data/*", effect(sources=True)),
     # Pages that tests compare with the code.
     ("docs/configuration.md", effect(tests_of=[BINARY])),
+    ("docs/agent-server.md", effect(tests_of=[BINARY])),
     ("docs/native-graphs.md", effect(tests_of=["towpath-runtime"])),
-    ("docs/deployment-rules.md", effect(tests_of=["towpath-api"])),
+    ("docs/internals/deployment-rules.md", effect(tests_of=["towpath-api"])),
     ("docs/openapi.json", effect(tests_of=["towpath-api"])),
     ("docs/metrics.md", effect(tests_of=[END_TO_END])),
+    # Their commands are run.
+    ("docs/guides/from-*", effect("agent", "python")),
+    ("docs/guides/*", effect("python")),
+    ("docs/README.md", effect("python")),
+    ("README.md", effect("python")),
     ("docs/*", effect()),
-    ("README.md", effect()),
     ("ARCHITECTURE.md", effect()),
     ("CHANGELOG.md", effect()),
     ("CONTRIBUTING.md", effect()),
@@ -74,11 +83,13 @@ PATHS = (
     ("NOTICE", effect()),
     (".gitignore", effect()),
     ("docker-compose.yml", effect("agent", "python")),
-    ("Dockerfile", effect("agent", "python")),
+    ("Dockerfile", effect("agent", "python", "scripts")),
     (".dockerignore", effect()),
     ("fuzz/*", effect()),
     ("scripts/test", effect("scripts")),
     ("scripts/testing/*", effect("scripts")),
+    ("scripts/release", effect("scripts")),
+    ("scripts/releasing/*", effect("scripts")),
     ("scripts/compose/*", effect("agent", "python")),
     ("scripts/*", effect()),
     (".config/nextest.toml", effect("scripts", "rust", *DRILLS)),
@@ -123,7 +134,13 @@ def effect_of(path: str, crates: Crates) -> Effect:
     suites = set(found.suites)
     if path.endswith(".rs") and not path.startswith("fuzz/"):
         suites |= {"fmt", "clippy"}
-    return dataclasses.replace(found, suites=frozenset(suites))
+    tests_of = found.tests_of | {GUIDE} if is_page(path) else found.tests_of
+    return dataclasses.replace(found, suites=frozenset(suites), tests_of=tests_of)
+
+
+def is_page(path: str) -> bool:
+    """Whether it is a page of the guide, or an image of one."""
+    return path.startswith("docs/") or (path.endswith(".md") and "/" not in path)
 
 
 def effect_in_crate(path: str, crate: str, folder: str) -> Effect:

@@ -174,6 +174,7 @@ class Run:
             "TOWPATH_TEST_REDIS": self.addresses.get(("redis", lane)),
             "TOWPATH_TEST_PYTHON": context.venv_python(suites.PYTHON) if suites.PYTHON in suite.venvs else None,
             "TOWPATH_TEST_NEWEST_PYTHON": context.venv_python(suites.NEWEST) if suites.NEWEST in suite.venvs else None,
+            "TOWPATH_TEST_SANDBOX_PYTHON": context.venv_python(suites.SANDBOX) if suites.SANDBOX in suite.venvs else None,
             "TOWPATH_TEST_NODE_MODULES": context.node_modules if "node" in suite.needs else None,
         }
         if not {"postgres", "redis"} & suite.needs:

@@ -22,6 +22,8 @@ LAST = "last"
 PYTHON = "tests/python/requirements.txt"
 # The newest tracing client; that of PYTHON is older.
 NEWEST = "tests/python/newest/requirements.txt"
+# The last client of sandboxes with volumes, templates and pools.
+SANDBOX = "tests/python/sandboxes/requirements.txt"
 AGENT = "tests/python/agent/requirements.txt"
 HOST = "tests/python/host/requirements.txt"
 
@@ -147,7 +149,7 @@ SUITES = (
     ),
     Suite(
         "scripts",
-        "unit tests of this command",
+        "unit tests of this command and of scripts/release",
         FIRST,
         unit_tests,
         # One test reads the crates of the clone.
@@ -264,7 +266,7 @@ SUITES = (
             paths=("tests/python",),
         ),
         SERVED | {"browser"},
-        venvs=(PYTHON, NEWEST),
+        venvs=(PYTHON, NEWEST, SANDBOX),
         arguments=PYTEST,
         typical_seconds=400,
     ),

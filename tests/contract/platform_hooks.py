@@ -2,13 +2,15 @@
 
 They stay on this machine: an S3 endpoint, the host of an integration, a repository and an image give way to the stand-in
 of `run.py`, unless they are none. A null of an earlier answer (a job without a worker) is no id to go on with, though the
-tool takes it for one. And some name what is there: see `seeds.py`.
+tool takes it for one. The key of the requests is never rotated: every later request would be refused. The only worker of a
+server is not drained, nor its pool of sandboxes: jobs of later requests would never run. And some name what is there: see
+`seeds.py`.
 """
 
 import os
 
 import schemathesis
-from seeds import name_what_is_there
+from seeds import SEEDS, name_what_is_there
 
 ENDPOINT = os.environ["TOWPATH_CONTRACT_STAND_IN"]
 NOBODY = "0194fdc2-fa2f-7cc0-81d3-ff120745ac1d"
@@ -40,8 +42,12 @@ def stay_here(body):
 @schemathesis.hook
 def before_call(context, case, kwargs):
     for name, value in (case.path_parameters or {}).items():
-        if value in (None, "None"):
+        rotates_own_key = value == SEEDS["own_key"] and case.path.endswith("/rotate")
+        drains_only_worker = name == "worker_id" and SEEDS["layout"] == "embedded" and case.path.endswith("/drain")
+        if value in (None, "None") or rotates_own_key or drains_only_worker:
             case.path_parameters[name] = NOBODY
+        if name == "pool" and value == "sandboxes" and case.path.endswith(("/pause", "/drain")):
+            case.path_parameters[name] = "sweeps"
     name_what_is_there(case)
     if not isinstance(case.body, dict):
         return

@@ -45,6 +45,8 @@ def plant(world, stand_in) -> dict[str, str]:
         "deployment_id": deployment["id"],
         "project_id": deployment["id"],
         "revision_id": deployment["latest_revision_id"],
+        "own_key": world.call("GET", "/internal/keys")["items"][0]["id"],
+        "layout": world.layout,
     }
 
 

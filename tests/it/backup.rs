@@ -26,7 +26,7 @@ async fn a_cluster_comes_back_from_a_backup() {
 async fn comes_back(layout: Layout) -> Option<String> {
     let plan = || {
         let plan = World::plan(layout);
-        // A cluster keeps its objects in a bucket where there is one to be had.
+        // A cluster keeps its objects in a bucket if there is one available.
         if layout != Layout::Embedded && environment("TOWPATH_TEST_PYTHON").is_some() {
             plan.objects_in_bucket()
         } else {
@@ -34,7 +34,7 @@ async fn comes_back(layout: Layout) -> Option<String> {
         }
     };
     let mut world = plan().start().await?;
-    // Half of it is folded by an export, the rest may lie in open units.
+    // Half of it is folded by an export, the rest may be in open units.
     let kept = generate(21, 40, DAYS);
     let (early, late) = kept.bodies.split_at(kept.bodies.len() / 2);
     load::send(&world.api, early).await;
@@ -115,7 +115,7 @@ async fn comes_back(layout: Layout) -> Option<String> {
     let exported = world.exports().join("before");
     let same = load::compare(&exported, &again, &tenant.to_string(), &project, &kept);
     assert_eq!(same.unwrap_or_else(|wrong| panic!("{wrong}")), kept.rows.len());
-    // It goes on where it was.
+    // It continues where it was.
     let more = generate(22, 10, DAYS);
     load::send(&world.api, &more.bodies).await;
     tokio::time::timeout(Duration::from_secs(300), world.stop())

@@ -32,8 +32,8 @@ fn every_dependency_comes_from_the_registry() {
     assert!(foreign.is_empty(), "{foreign:?}");
 }
 
-/// A feature that only tests ask for makes cargo compile that crate, and everything above it, once for the binary and once
-/// more for the tests.
+/// A feature that only tests ask for makes cargo compile that crate, and everything above it, once for the binary and
+/// once more for the tests.
 #[test]
 fn tests_add_no_features_to_what_the_binary_is_built_of() {
     let binary = features(&["--package", "towpath", "--edges", "normal,build"]);

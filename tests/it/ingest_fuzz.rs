@@ -1,23 +1,24 @@
-//! Generated load on everything that takes traces in, while it is read and exported: what was accepted is in its row, and
-//! nothing else is.
+//! Generated load on everything that takes traces in, while it is read and exported: what was accepted is in its row,
+//! and nothing else is.
 //!
 //! A generator makes steps from a seed: operations by every route and in every encoding, patches before their posts,
 //! posts that are repeated, runs that change their project and their start, projects that are renamed and deleted
-//! between acceptance and fold, odd values in every field, damaged bodies. They are sent side by side, except that what
-//! is said of one id is said in order, so the order of acceptance is known for each id. An oracle, which shares no code
-//! with the product, says what each row has to be. Reads, pages and exports in between and at the end compare with it.
+//! between acceptance and flush, odd values in every field, damaged bodies. They are sent side by side, except that
+//! what is said of one id is said in order, so the order of acceptance is known for each id. An oracle, which shares no
+//! code with the product, says what each row must be. Reads, pages and exports in between and at the end compare with
+//! it.
 //!
 //! No answer may be 5xx but a read's 503 that says when to come back, no job may die, no connection may hang, nothing
 //! may be in quarantine.
 //!
 //! `TOWPATH_TEST_INGEST_OPERATIONS` is the number of operations on each database (default 3,000; `long` is a million),
-//! `TOWPATH_TEST_INGEST_SEED` the seed, which every failure names, `TOWPATH_TEST_INGEST_WITHOUT` a list of
-//! [`Features`] to leave out.
+//! `TOWPATH_TEST_INGEST_SEED` the seed, which every failure names, `TOWPATH_TEST_INGEST_WITHOUT` a list of [`Features`]
+//! to leave out.
 
 mod check;
 mod compare;
 mod derived;
-mod drive;
+mod executor;
 mod generate;
 mod json;
 mod operation;
@@ -150,7 +151,7 @@ async fn fuzz(layout: Layout) {
     let settings = Settings::read();
     let fold_delay = ["0", "100", "700", "2000"];
     let at = usize::try_from(settings.seed % 4).expect("small");
-    let plan = World::plan(layout).env("TOWPATH_INGEST_FOLD_DELAY_MS", fold_delay[at]);
+    let plan = World::plan(layout).env("TOWPATH_INGEST_FLUSH_DELAY_MS", fold_delay[at]);
     let Some(site) = Site::start(plan, layout).await else {
         return;
     };

@@ -2,9 +2,10 @@
 //! lease. Afterwards every acknowledged trace run is in its export once, with every value.
 //!
 //! Named points are `failpoint::hit("…")` in the source; the list is read from there, so a new point is drilled from
-//! the day it is written. (Those of deployments, `deploy.…`, are drilled by `deployments`, those of compaction,
-//! the index, sweeps and schedules by `upkeep`, those of an agent server's runs, `run.…`, by `tests/python/agent/test_kills.py`.) The printed
-//! table has a row per point; a point that was never hit fails the drill.
+//! the day it is written. (Those of deployments, `deploy.…`, are drilled by `deployments`, those of compaction, the
+//! index, sweeps and schedules by `upkeep`, those of an agent server's runs, `run.…`, by
+//! `tests/python/agent/test_kills.py`.) The printed table has a row per point; a point that was never hit fails the
+//! drill.
 //!
 //! `TOWPATH_TEST_KILLS` is the number of kills that each layout has to survive at least (default 25; the suite
 //! `kill` of `scripts/test` asks for 110, so 220 in all). Several worlds of a layout share them: a round mostly waits.
@@ -25,10 +26,10 @@ use futures::future::join_all;
 use nix::sys::signal::Signal;
 use sqlx::PgConnection;
 use tokio::time::timeout;
-use towpath_tests::{Api, Dice, Exit, Generated, Layout, Process, World, environment, generate};
+use towpath_tests::{Api, Exit, GeneratedProject, Layout, Process, Random, World, environment, generate};
 
 use crate::tables::Tables;
-use crate::{aftermath, load, tree};
+use crate::{final_state, load, tree};
 use rounds::{Round, Rounds};
 
 /// Short, so that a rescue is not the longest part of the drill.
@@ -49,7 +50,7 @@ async fn embedded_survives_every_kill() {
 
 #[tokio::test]
 async fn a_cluster_survives_every_kill() {
-    // Whoever dies leaves jobs that wait for the end of a lease, so more worlds keep the processors no busier.
+    // A caller that dies leaves jobs that wait for the end of a lease, so more worlds keep the processors no busier.
     let cluster = Layout::Cluster { workers: 2 };
     println!("{}", drill(cluster, 4).await.unwrap_or_default());
 }
@@ -69,7 +70,7 @@ async fn drill(layout: Layout, worlds: u64) -> Option<String> {
     };
     let mut drills = Vec::new();
     for number in 0..worlds {
-        drills.push(Drill::start(layout, Dice::new(seed + number), &rounds).await?);
+        drills.push(Drill::start(layout, Random::new(seed + number), &rounds).await?);
     }
     join_all(drills.into_iter().map(Drill::run)).await;
     let rounds = rounds.into_inner();
@@ -106,14 +107,14 @@ fn points() -> BTreeSet<String> {
 /// One world of a layout.
 struct Drill<'r> {
     world: World,
-    dice: Dice,
+    dice: Random,
     destination: String,
     /// Shared with the other worlds of the layout.
     rounds: &'r RefCell<Rounds>,
 }
 
 impl<'r> Drill<'r> {
-    async fn start(layout: Layout, dice: Dice, rounds: &'r RefCell<Rounds>) -> Option<Self> {
+    async fn start(layout: Layout, dice: Random, rounds: &'r RefCell<Rounds>) -> Option<Self> {
         let plan = World::plan(layout).env("TOWPATH_ENGINE_LEASE_SECONDS", LEASE_SECONDS.to_string());
         let world = plan.start().await?;
         let destination = world.api.file_destination("drill").await;
@@ -136,11 +137,11 @@ impl<'r> Drill<'r> {
                 None => break,
             }
         }
-        aftermath::settles(&self.world).await;
+        final_state::settles(&self.world).await;
         self.world.stop().await;
     }
 
-    /// Every process is armed; whoever comes to the point for the n-th time dies and is started again unarmed.
+    /// Every process is armed; the caller that comes to the point for the n-th time dies and is started again unarmed.
     async fn at_point(&mut self, point: &str, nth: u32) {
         restart(&mut self.world, Some(format!("{point}:{nth}"))).await;
         let mut work = pin!(self.work());
@@ -178,8 +179,8 @@ impl<'r> Drill<'r> {
         self.rounds.borrow_mut().died(Rounds::RANDOM, killed);
     }
 
-    /// A process that performs jobs is stopped in the middle of its work until its leases are long over, and goes on as if
-    /// nothing had been. In a cluster somebody else has taken over by then, which is checked.
+    /// A process that performs jobs is stopped in the middle of its work until its leases are long over, and continues
+    /// as if nothing had been. In a cluster another process has taken over by then, which is checked.
     async fn past_the_lease(&mut self, performer: &str) {
         restart(&mut self.world, None).await;
         let mut taken_over = false;
@@ -228,7 +229,7 @@ impl<'r> Drill<'r> {
         let gone = self.world.processes.iter_mut().find_map(Process::ended);
         assert_eq!(gone, None, "{name} was stopped and something ended");
         self.finish(&done);
-        // On SQLite nobody else is there to take over; that the stop fell into the work is what can be said.
+        // On SQLite no other caller is there to take over; that the stop fell into the work is what can be said.
         let taken_over = in_time
             && lost_leases(tables.as_mut())
                 .await
@@ -238,13 +239,13 @@ impl<'r> Drill<'r> {
     }
 
     /// One round of work in a project of its own: send everything, export it, wait for the end.
-    fn work(&mut self) -> impl Future<Output = Work> + use<> {
-        let generated = generate(self.dice.roll(), TREES, DAYS);
+    fn work(&mut self) -> impl Future<Output = ExportedProject> + use<> {
+        let generated = generate(self.dice.next_u64(), TREES, DAYS);
         work(self.world.api.clone(), self.destination.clone(), generated)
     }
 
-    fn finish(&mut self, work: &Work) {
-        let Work {
+    fn finish(&mut self, work: &ExportedProject) {
+        let ExportedProject {
             export,
             project,
             generated,
@@ -259,17 +260,17 @@ impl<'r> Drill<'r> {
         }
     }
 
-    /// Lets the work go on for a moment of random length.
-    async fn tick(&mut self, work: Pin<&mut impl Future<Output = Work>>) -> Option<Work> {
+    /// Lets the work continue for a moment of random length.
+    async fn tick(&mut self, work: Pin<&mut impl Future<Output = ExportedProject>>) -> Option<ExportedProject> {
         let moment = Duration::from_millis(5 + self.dice.below(30));
         timeout(moment, work).await.ok()
     }
 }
 
-/// Starts all processes anew, armed or not, and waits until they are ready. One that dies of its point before that is
+/// Starts all processes again, armed or not, and waits until they are ready. One that dies of its point before that is
 /// for the round to bury.
 ///
-/// What earlier rounds killed is forgiven: a job that lies in the way of each of them, such as a fold or the index of a
+/// What earlier rounds killed is forgiven: a job that is in the way of each of them, such as a fold or the index of a
 /// workspace, would come to its sixth lost lease without a step in between, and be given up.
 async fn restart(world: &mut World, armed: Option<String>) {
     for process in &mut world.processes {
@@ -289,8 +290,8 @@ async fn restart(world: &mut World, armed: Option<String>) {
     }
 }
 
-/// How many deaths of a failpoint the end of `process` is, where one is armed; `None` while it lives. Any end other than
-/// that and a kill is a defect.
+/// How many deaths of a failpoint the end of `process` is, where one is armed; `None` while it lives. Any end other
+/// than that and a kill is a defect.
 fn death(process: &mut Process, armed: bool) -> Option<u32> {
     match process.ended()? {
         ABORTED if armed => Some(1),
@@ -329,19 +330,19 @@ async fn holds_a_job(tables: &mut Tables, pid: u32) {
     while tables.held_by(pid).await == 0 {}
 }
 
-struct Work {
+struct ExportedProject {
     export: String,
     project: String,
-    generated: Generated,
+    generated: GeneratedProject,
     record: serde_json::Value,
 }
 
-async fn work(api: Api, destination: String, generated: Generated) -> Work {
+async fn work(api: Api, destination: String, generated: GeneratedProject) -> ExportedProject {
     load::send(&api, &generated.bodies).await;
     let project = load::project(&api, &generated.project).await;
     let export = load::export(&api, &destination, &project, &generated).await;
     let record = api.export_ended(&export, load::PATIENCE).await;
-    Work {
+    ExportedProject {
         export,
         project,
         generated,

@@ -8,7 +8,7 @@ use reqwest::Method;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
-use towpath_queue::{Ask, Counted, Options, Verdict, Windows};
+use towpath_queue::{CountingMode, Options, WindowDecision, WindowRequest, Windows};
 use towpath_tests::{Api, Layout, RedisServer, World, until};
 
 /// How long a test waits for what has to happen. Not a bar: those are printed.
@@ -21,28 +21,28 @@ async fn windows(server: &RedisServer) -> Windows {
     let windows = Windows::redis(&format!("redis://{}", server.address()), Options::default())
         .await
         .unwrap();
-    until_counted(&windows, Counted::Shared).await;
+    until_counted(&windows, CountingMode::Shared).await;
     windows
 }
 
-async fn until_counted(windows: &Windows, counted: Counted) {
+async fn until_counted(windows: &Windows, counted: CountingMode) {
     until(&format!("limits counted {counted:?}"), LIMIT, async || {
-        (windows.counted() == counted).then_some(())
+        (windows.counting_mode() == counted).then_some(())
     })
     .await;
 }
 
-fn ask(slot: u16, name: &'static str, count: u32, length: Duration) -> Ask<'static> {
-    Ask {
-        slot,
+fn ask(slot: u16, name: &'static str, count: u32, length: Duration) -> WindowRequest<'static> {
+    WindowRequest {
+        window: slot,
         name,
-        who: [1; 16],
-        count,
+        identity: [1; 16],
+        limit: count,
         length,
     }
 }
 
-/// What stands in a window's log, in microseconds.
+/// What is in a window's log, in microseconds.
 async fn moments(server: &RedisServer, name: &str) -> Vec<i64> {
     let mut stream = TcpStream::connect(server.address()).await.unwrap();
     let key = format!("towpath:limit:{name}:{}", "01".repeat(16));
@@ -66,7 +66,7 @@ fn assert_exact(moments: &[i64], count: usize, length: Duration) {
 }
 
 /// Calls of many callers over all processes at once: what each was told, and how long it took.
-async fn storm(processes: &[Arc<Windows>], asked: &[Ask<'static>; 2]) -> Vec<(Verdict, Duration)> {
+async fn storm(processes: &[Arc<Windows>], asked: &[WindowRequest<'static>; 2]) -> Vec<(WindowDecision, Duration)> {
     let mut callers = Vec::new();
     for caller in 0..CALLERS {
         let (windows, asked) = (Arc::clone(&processes[caller % PROCESSES]), asked.clone());
@@ -125,7 +125,7 @@ async fn of_ten_thousand_calls_over_four_processes_no_window_has_one_too_many() 
             moments.len()
         );
         for windows in &processes {
-            until_counted(windows, Counted::Shared).await;
+            until_counted(windows, CountingMode::Shared).await;
         }
         server.flush().await;
     }
@@ -155,7 +155,7 @@ async fn a_redis_that_is_flushed_frozen_or_gone_refuses_nobody_and_is_found_agai
     };
     let windows = Arc::new(windows(&server).await);
     let wide = ask(0, "wide", 1_000_000, Duration::from_secs(60));
-    // Somebody asks all the time.
+    // A caller asks all the time.
     let stop = Arc::new(AtomicBool::new(false));
     let mut load = Vec::new();
     for _ in 0..8 {
@@ -172,7 +172,7 @@ async fn a_redis_that_is_flushed_frozen_or_gone_refuses_nobody_and_is_found_agai
         }));
     }
     let narrow = |name, slot| ask(slot, name, 3, Duration::from_secs(60));
-    let three = async |asked: Ask<'static>| {
+    let three = async |asked: WindowRequest<'static>| {
         for time in 0..3 {
             let verdict = windows.take(std::slice::from_ref(&asked)).await;
             assert_eq!(verdict.refused, None, "{}, the {time}th", asked.name);
@@ -190,22 +190,22 @@ async fn a_redis_that_is_flushed_frozen_or_gone_refuses_nobody_and_is_found_agai
     server.flush().await;
     assert_eq!(server.command("SCRIPT FLUSH").await.unwrap(), "+OK");
     three(narrow("before", 1)).await;
-    until_counted(&windows, Counted::Shared).await;
+    until_counted(&windows, CountingMode::Shared).await;
 
     // Connections stay open and nothing answers.
     server.freeze();
-    until_counted(&windows, Counted::Apart).await;
+    until_counted(&windows, CountingMode::Degraded).await;
     // The same limit, in this process alone.
     three(narrow("frozen", 2)).await;
     server.thaw();
-    until_counted(&windows, Counted::Shared).await;
+    until_counted(&windows, CountingMode::Shared).await;
     three(narrow("thawed", 3)).await;
 
     server.stop().await;
-    until_counted(&windows, Counted::Apart).await;
+    until_counted(&windows, CountingMode::Degraded).await;
     three(narrow("gone", 4)).await;
     assert!(server.restart().await);
-    until_counted(&windows, Counted::Shared).await;
+    until_counted(&windows, CountingMode::Shared).await;
     three(narrow("back", 5)).await;
     assert!((1..=3).contains(&moments(&server, "back").await.len()));
     stop.store(true, Ordering::Relaxed);

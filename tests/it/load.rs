@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use reqwest::Method;
 use serde_json::{Value, json};
-use towpath_tests::{Api, Body, Generated, differences, parquet_files, read_rows, until};
+use towpath_tests::{Api, Body, GeneratedProject, differences, parquet_files, read_rows, until};
 
 /// How long one thing may take while processes are being killed.
 pub const PATIENCE: Duration = Duration::from_secs(300);
@@ -43,7 +43,7 @@ pub async fn project(api: &Api, name: &str) -> String {
 }
 
 /// Starts an export of everything generated; its id. A request whose answer was lost is sent again under the same key.
-pub async fn export(api: &Api, destination: &str, project: &str, generated: &Generated) -> String {
+pub async fn export(api: &Api, destination: &str, project: &str, generated: &GeneratedProject) -> String {
     let body = json!({
         "bulk_export_destination_id": destination, "session_id": project,
         "start_time": generated.start, "end_time": generated.end,
@@ -60,7 +60,7 @@ pub async fn export(api: &Api, destination: &str, project: &str, generated: &Gen
     made["id"].as_str().expect("an export has an id").to_owned()
 }
 
-/// One request, repeated while the server is away.
+/// One request, repeated while the server is unavailable.
 pub async fn ask(api: &Api, method: Method, path: &str, body: Option<Value>) -> Value {
     until(&format!("an answer to {method} {path}"), PATIENCE, async || {
         let reply = api.request(method.clone(), path, body.as_ref()).await.ok()?;
@@ -80,7 +80,7 @@ pub fn compare(
     export: &str,
     tenant: &str,
     project: &str,
-    generated: &Generated,
+    generated: &GeneratedProject,
 ) -> Result<usize, String> {
     compare_all(folder, &[export], tenant, project, generated)
 }
@@ -91,7 +91,7 @@ pub fn compare_all(
     exports: &[&str],
     tenant: &str,
     project: &str,
-    generated: &Generated,
+    generated: &GeneratedProject,
 ) -> Result<usize, String> {
     let mut files = Vec::new();
     for export in exports {

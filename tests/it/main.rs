@@ -1,26 +1,27 @@
 //! End-to-end tests of the real binary, and rules about the source tree.
 
-mod aftermath;
-mod arrows;
 mod backup;
+mod crate_graph;
 mod dependencies;
 mod faults;
-mod folding;
-mod hints;
+mod final_state;
+mod idempotency;
 mod ingest_fuzz;
 mod kill;
 mod large;
 mod limits;
 mod load;
+mod lost_flush_job;
 mod metrics;
-mod once;
 mod operating;
 mod redis_faults;
+mod redis_wipe;
 mod serving;
-mod sharing;
 mod soak;
 mod sources;
 mod tables;
 mod telemetry;
 mod tls;
 mod tree;
+mod words;
+mod work_sharing;

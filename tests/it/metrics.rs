@@ -10,7 +10,7 @@ use crate::load::{PATIENCE, project};
 use crate::tree;
 
 /// Documented, and only there once something special happened: a failure, a fault, a Redis, a PostgreSQL, a pause.
-const SPECIAL: [&str; 26] = [
+const SPECIAL: [&str; 30] = [
     "towpath_build_program_seconds",
     "towpath_dead_letters_total",
     "towpath_deployment_agents",
@@ -27,6 +27,10 @@ const SPECIAL: [&str; 26] = [
     "towpath_queue_paused",
     "towpath_redis_reconnects_total",
     "towpath_redis_up",
+    "towpath_sandbox_connections",
+    "towpath_sandbox_held_seconds",
+    "towpath_sandbox_start_seconds",
+    "towpath_sandboxes",
     "towpath_sign_ins_total",
     "towpath_spans_dropped_total",
     "towpath_steps_total",
@@ -34,7 +38,7 @@ const SPECIAL: [&str; 26] = [
     "towpath_sweep_errors_total",
     "towpath_leases_expired_total",
     "towpath_wal_failed_flushes_total",
-    "towpath_wal_missing_units_total",
+    "towpath_wal_missing_segments_total",
     "towpath_wal_damaged_frames_total",
     "towpath_stale_writes_refused_total",
 ];
@@ -101,11 +105,11 @@ async fn a_working_server_shows_its_families_and_their_values_move() {
         "towpath_http_request_seconds",
         "towpath_ingest_items_total",
         "towpath_ingest_bytes_total",
-        "towpath_wal_units_total",
+        "towpath_wal_segments_total",
         "towpath_wal_bytes_total",
         "towpath_wal_flush_seconds",
-        "towpath_folded_units_total",
-        "towpath_folded_operations_total",
+        "towpath_flushed_wal_segments_total",
+        "towpath_flushed_operations_total",
         "towpath_segments_written_total",
         "towpath_segment_rows_total",
         "towpath_jobs_enqueued_total",
@@ -149,7 +153,7 @@ async fn strangers_add_no_series_and_ids_are_no_labels() {
     let after = series(&scrape(&world.api).await);
     let new: Vec<&String> = after
         .difference(&before)
-        // The clock goes on meanwhile: what it and idle workers show for the first time is not the strangers'.
+        // The clock continues meanwhile: what it and idle workers show for the first time is not the strangers'.
         .filter(|series| series.contains("http") || series.contains("ingest") || series.contains("sign_ins"))
         .collect();
     assert!(new.is_empty(), "{new:?}");

@@ -1,12 +1,12 @@
-//! What an operator does to a cluster, with the commands of the documents: read why a job waits, pause and resume, scale
-//! up and down while work goes on, lose a worker, drain one, try a dead letter again, make and revoke a key.
+//! What an operator does to a cluster, with the commands of the documents: read why a job waits, pause and resume,
+//! scale up and down while work continues, lose a worker, drain one, try a dead letter again, make and revoke a key.
 
 use std::time::Duration;
 
 use serde_json::Value;
 use towpath_tests::{Exit, Layout, Process, Program, World, free_address, generate, run_to_end, until};
 
-use crate::{aftermath, load};
+use crate::{final_state, load};
 
 /// Exports at the same time, each of three days.
 const EXPORTS: usize = 6;
@@ -48,7 +48,7 @@ struct Operator {
 impl Operator {
     /// Nothing is left behind, and the processes that are left drain and end well.
     async fn stop(self) {
-        aftermath::settles(&self.world).await;
+        final_state::settles(&self.world).await;
         let Self { mut world, extra } = self;
         world.processes.retain(|process| process.pid().is_some());
         world.processes.extend(extra);
@@ -118,7 +118,7 @@ impl Operator {
     }
 
     /// Exports that are recorded now, with the bodies they are of.
-    async fn record(&self, seed: u64) -> (Vec<String>, towpath_tests::Generated, String) {
+    async fn record(&self, seed: u64) -> (Vec<String>, towpath_tests::GeneratedProject, String) {
         let api = &self.world.api;
         let generated = generate(seed, 40, DAYS);
         load::send(api, &generated.bodies).await;
@@ -131,7 +131,7 @@ impl Operator {
         (exports, generated, project)
     }
 
-    async fn complete(&self, exports: &[String], generated: &towpath_tests::Generated, project: &str) {
+    async fn complete(&self, exports: &[String], generated: &towpath_tests::GeneratedProject, project: &str) {
         let folder = self.world.exports().join("operated");
         for export in exports {
             let record = self.world.api.export_ended(export, PATIENCE * 2).await;
@@ -145,7 +145,7 @@ impl Operator {
     async fn reads_why_jobs_wait(&mut self) {
         let well = self.says(&["doctor", "--for", "api"]).await;
         assert!(well.contains("is ready") && !well.contains("FAILED"), "{well}");
-        assert!(well.contains("no worker builds and runs them"), "{well}");
+        assert!(well.contains("no worker builds and runs deployments"), "{well}");
         let paused = self.says(&["queues", "pause", "export_parts"]).await;
         assert!(paused.contains("paused"), "{paused}");
         let (exports, generated, project) = self.record(11).await;
@@ -161,7 +161,7 @@ impl Operator {
         assert_eq!(why, "it waits for 3 child jobs\n");
         let shown = self.says(&["jobs", "show", parent]).await;
         assert!(
-            shown.contains("jobs it recorded") && shown.contains(&parts[0][..8]),
+            shown.contains("jobs it started") && shown.contains(&parts[0][..8]),
             "{shown}"
         );
         let queues = self.says(&["queues"]).await;
@@ -245,17 +245,17 @@ impl Operator {
             dead.as_array()?.first().cloned()
         })
         .await;
-        assert_eq!(dead["kind"], "fold_units");
+        assert_eq!(dead["kind"], "flush_wal");
         let id = word(&dead, "id");
         let shown = self.says(&["jobs", "show", &id]).await;
         assert!(
-            shown.contains("attempts that did not end well") && shown.contains("lost"),
+            shown.contains("attempts that did not succeed") && shown.contains("lost"),
             "{shown}"
         );
         worker.kill().await;
         self.extra = Some(Process::start(&healthy).await);
         let again = self.says(&["dead", "retry", &id]).await;
-        assert_eq!(again, "tried again: 1\n");
+        assert_eq!(again, "retried: 1\n");
         until("the job to succeed", PATIENCE, async || {
             let job = self.json(&["jobs", "show", &id]).await;
             (job["state"] == "succeeded").then_some(())

@@ -1,4 +1,4 @@
-//! What the queue does while Redis, or the way to it, is ill. Hints may be lost; the queue may not hang, storm or lie.
+//! What the queue does while Redis, or the way to it, is ill. Hints may be lost; the queue may not hang, storm or are.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -7,24 +7,24 @@ use tempfile::TempDir;
 use tokio::time::Instant;
 use towpath_domain::JobId;
 use towpath_queue::{Cancels, Options, Queue, Signal, State, Wake, Wakes};
-use towpath_tests::fault_proxy::{FaultProxy, Mode, Way};
+use towpath_tests::fault_proxy::{Direction, FaultProxy, Mode};
 use towpath_tests::{RedisServer, until};
 
 /// How long a test waits for what has to happen. Not a bar: those are printed.
 const LIMIT: Duration = Duration::from_secs(180);
 
 /// A Redis, a process with a good line to it that records work, and one behind the proxy that performs it.
-struct Rig {
+struct RedisFixture {
     server: RedisServer,
     proxy: FaultProxy,
-    here: Queue,
-    there: Queue,
+    recorder_queue: Queue,
+    worker_queue: Queue,
     wakes: Wakes,
     cancels: Cancels,
     _folder: TempDir,
 }
 
-impl Rig {
+impl RedisFixture {
     /// Everything is up, and the listener there hears of this side.
     async fn start() -> Option<Self> {
         let mut rig = Self::in_mode(Mode::Pass).await?;
@@ -47,8 +47,8 @@ impl Rig {
         Some(Self {
             server,
             proxy,
-            here,
-            there,
+            recorder_queue: here,
+            worker_queue: there,
             wakes,
             cancels,
             _folder: folder,
@@ -59,7 +59,7 @@ impl Rig {
     async fn cut_off(&self) -> Duration {
         let start = Instant::now();
         until("the loss to be noticed", LIMIT, async || {
-            self.there.health().degraded().then_some(())
+            self.worker_queue.health().degraded().then_some(())
         })
         .await;
         start.elapsed()
@@ -68,7 +68,7 @@ impl Rig {
     /// Waits until both sides are up and a wake crosses. Gives the time it took.
     async fn back(&mut self) -> Duration {
         let start = Instant::now();
-        let (here, there) = (self.here.clone(), self.there.clone());
+        let (here, there) = (self.recorder_queue.clone(), self.worker_queue.clone());
         until("redis to be back", LIMIT, async || {
             (here.health().state == State::Up && there.health().state == State::Up).then_some(())
         })
@@ -80,7 +80,7 @@ impl Rig {
 
     /// A wake from here is heard there. Repeated, because one may be lost while a connection changes.
     async fn crosses(&mut self) {
-        let (here, wakes) = (self.here.clone(), &mut self.wakes);
+        let (here, wakes) = (self.recorder_queue.clone(), &mut self.wakes);
         until("a wake to cross", LIMIT, async || {
             here.wake("runs");
             let heard = tokio::time::timeout(Duration::from_millis(200), async {
@@ -102,7 +102,7 @@ impl Rig {
     /// The listener there hears of its own process, whatever Redis does.
     async fn works_within_the_process(&mut self) {
         while tokio::time::timeout(Duration::ZERO, self.wakes.next()).await.is_ok() {}
-        self.there.wake("runs");
+        self.worker_queue.wake("runs");
         assert_eq!(self.wakes.next().await, Wake::Pool("runs".into()));
     }
 }
@@ -116,14 +116,19 @@ async fn queue(redis: SocketAddr) -> Queue {
 /// The case that stalls the hosted product for two minutes: a blocking read whose answer never comes.
 #[tokio::test]
 async fn a_half_open_connection_is_left_and_replaced() {
-    for way in [Way::Both, Way::ToUpstream, Way::ToClient] {
-        let Some(mut rig) = Rig::start().await else { return };
+    for way in [Direction::Both, Direction::ToUpstream, Direction::ToClient] {
+        let Some(mut rig) = RedisFixture::start().await else {
+            return;
+        };
         let connects = rig.proxy.accepted();
         rig.proxy.set(Mode::HalfOpen(way));
         let noticed = rig.cut_off().await;
         rig.works_within_the_process().await;
-        assert!(rig.there.health().dropped >= 1, "what it could not send is counted");
-        // Attempts meet a peer that accepts and says nothing; they go on, each with its own end.
+        assert!(
+            rig.worker_queue.health().dropped >= 1,
+            "what it could not send is counted"
+        );
+        // Attempts meet a peer that accepts and says nothing; they continue, each with its own end.
         until("another attempt", LIMIT, async || {
             (rig.proxy.accepted() >= connects + 2).then_some(())
         })
@@ -131,14 +136,16 @@ async fn a_half_open_connection_is_left_and_replaced() {
         rig.proxy.set(Mode::Pass);
         rig.told_to_look().await;
         let back = rig.back().await;
-        assert!(rig.there.health().reconnects >= 1);
+        assert!(rig.worker_queue.health().reconnects >= 1);
         println!("half-open {way:?}: noticed after {noticed:?}, up {back:?} after the listeners were told");
     }
 }
 
 #[tokio::test]
 async fn a_stopped_redis_is_noticed_and_found_again() {
-    let Some(mut rig) = Rig::start().await else { return };
+    let Some(mut rig) = RedisFixture::start().await else {
+        return;
+    };
     rig.server.freeze();
     let noticed = rig.cut_off().await;
     rig.server.thaw();
@@ -149,7 +156,9 @@ async fn a_stopped_redis_is_noticed_and_found_again() {
 
 #[tokio::test]
 async fn a_killed_redis_is_found_again_empty() {
-    let Some(mut rig) = Rig::start().await else { return };
+    let Some(mut rig) = RedisFixture::start().await else {
+        return;
+    };
     for _ in 0..3 {
         rig.server.stop().await;
         let noticed = rig.cut_off().await;
@@ -164,11 +173,13 @@ async fn a_killed_redis_is_found_again_empty() {
 /// Signals that were sent meanwhile are gone, so receivers are told to look at their rows.
 #[tokio::test]
 async fn receivers_of_signals_are_told_to_look_after_a_loss() {
-    let Some(mut rig) = Rig::start().await else { return };
+    let Some(mut rig) = RedisFixture::start().await else {
+        return;
+    };
     while tokio::time::timeout(Duration::ZERO, rig.cancels.next()).await.is_ok() {}
     rig.proxy.set(Mode::ResetAll);
     rig.cut_off().await;
-    rig.here.cancel(&[JobId::new()]);
+    rig.recorder_queue.cancel(&[JobId::new()]);
     rig.proxy.set(Mode::Pass);
     let told = tokio::time::timeout(LIMIT, rig.cancels.next())
         .await
@@ -176,7 +187,7 @@ async fn receivers_of_signals_are_told_to_look_after_a_loss() {
     assert_eq!(told, Signal::Lagged);
     rig.back().await;
     let job = JobId::new();
-    rig.here.cancel(&[job]);
+    rig.recorder_queue.cancel(&[job]);
     let told = tokio::time::timeout(LIMIT, rig.cancels.next())
         .await
         .expect("the signal crosses");
@@ -185,18 +196,22 @@ async fn receivers_of_signals_are_told_to_look_after_a_loss() {
 
 #[tokio::test]
 async fn a_flush_loses_no_connection() {
-    let Some(mut rig) = Rig::start().await else { return };
+    let Some(mut rig) = RedisFixture::start().await else {
+        return;
+    };
     for _ in 0..20 {
         rig.server.flush().await;
         rig.crosses().await;
     }
-    let health = rig.there.health();
+    let health = rig.worker_queue.health();
     assert_eq!((health.state, health.reconnects), (State::Up, 0));
 }
 
 #[tokio::test]
 async fn a_slow_line_is_no_loss() {
-    let Some(mut rig) = Rig::start().await else { return };
+    let Some(mut rig) = RedisFixture::start().await else {
+        return;
+    };
     for mode in [
         Mode::Delay(Duration::from_millis(150)),
         Mode::Throttle(4_000),
@@ -209,16 +224,16 @@ async fn a_slow_line_is_no_loss() {
         for _ in 0..times {
             rig.crosses().await;
         }
-        let health = rig.there.health();
+        let health = rig.worker_queue.health();
         assert_eq!((health.state, health.reconnects), (State::Up, 0), "{mode:?}");
     }
 }
 
-/// A server that hangs up on everybody is called less than ten times a second, however fast it answers.
+/// A server that hangs up on everyone is called less than ten times a second, however fast it answers.
 #[tokio::test]
 async fn there_is_no_reconnect_storm() {
     for mode in [Mode::Drop, Mode::ResetAll] {
-        let Some(rig) = Rig::start().await else { return };
+        let Some(rig) = RedisFixture::start().await else { return };
         rig.proxy.set(mode);
         if mode == Mode::Drop {
             // Old connections pass in this mode, so they have to end otherwise.
@@ -238,26 +253,28 @@ async fn there_is_no_reconnect_storm() {
 
 #[tokio::test]
 async fn a_redis_that_comes_late_is_found() {
-    let Some(mut rig) = Rig::in_mode(Mode::Drop).await else {
+    let Some(mut rig) = RedisFixture::in_mode(Mode::Drop).await else {
         return;
     };
-    assert!(rig.there.health().degraded());
+    assert!(rig.worker_queue.health().degraded());
     // The look that every listener begins with.
     rig.told_to_look().await;
     rig.proxy.set(Mode::Pass);
     rig.told_to_look().await;
     rig.back().await;
-    assert_eq!(rig.there.health().reconnects, 0, "it had never been connected");
+    assert_eq!(rig.worker_queue.health().reconnects, 0, "it had never been connected");
 }
 
 /// After a failover the old master refuses writes: hints can't be sent, and readiness has to say so.
 #[tokio::test]
 async fn a_server_that_takes_no_writes_is_not_up() {
-    let Some(mut rig) = Rig::start().await else { return };
+    let Some(mut rig) = RedisFixture::start().await else {
+        return;
+    };
     assert_eq!(rig.server.command("REPLICAOF 127.0.0.1 1").await.unwrap(), "+OK");
     until("the refusal to be told", LIMIT, async || {
-        rig.there.wake("runs");
-        matches!(rig.there.health().state, State::Down { error, .. } if error.contains("READONLY")).then_some(())
+        rig.worker_queue.wake("runs");
+        matches!(rig.worker_queue.health().state, State::Down { error, .. } if error.contains("READONLY")).then_some(())
     })
     .await;
     assert_eq!(rig.server.command("REPLICAOF NO ONE").await.unwrap(), "+OK");
@@ -266,7 +283,7 @@ async fn a_server_that_takes_no_writes_is_not_up() {
 
 #[tokio::test]
 async fn a_wrong_password_is_told_without_the_password() {
-    let Some(rig) = Rig::start().await else { return };
+    let Some(rig) = RedisFixture::start().await else { return };
     assert_eq!(rig.server.command("CONFIG SET requirepass right").await.unwrap(), "+OK");
     let uri = format!("redis://:hunter2@{}", rig.server.address());
     let refused = Queue::redis(&uri, Options::default()).await.unwrap();
@@ -289,16 +306,16 @@ async fn a_wrong_password_is_told_without_the_password() {
 /// The last clone hangs up: a process that drops its queue leaves nothing behind.
 #[tokio::test]
 async fn a_dropped_queue_hangs_up() {
-    let Some(rig) = Rig::start().await else { return };
-    let Rig {
+    let Some(rig) = RedisFixture::start().await else { return };
+    let RedisFixture {
         proxy,
-        there,
+        worker_queue,
         wakes,
         cancels,
         server,
         ..
     } = rig;
-    drop(there);
+    drop(worker_queue);
     // One reads, one sends, one carries live events.
     assert_eq!(proxy.open(), 3, "listeners hold the queue");
     drop((wakes, cancels));

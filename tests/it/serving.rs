@@ -36,7 +36,8 @@ async fn every_role_of_a_cluster_serves_and_drains() {
     world.stop().await;
 }
 
-/// A server whose database takes the connection and says nothing: as with a long migration there is nothing to drain yet.
+/// A server whose database takes the connection and says nothing: as with a long migration there is nothing to drain
+/// yet.
 #[tokio::test]
 async fn a_start_that_takes_long_can_be_stopped() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,29 +1,30 @@
-//! Months in a round after another: real processes under a mixed load, something that goes wrong in each round, and a night of
-//! several days after it. What was acknowledged is there, nothing grows without bound, nothing gets slower by what is kept.
+//! Months in a round after another: real processes under a mixed load, something that goes wrong in each round, and a
+//! night of several days after it. What was acknowledged is there, nothing grows without bound, nothing gets slower by
+//! what is kept.
 //!
-//! A round is a day. Clients of both surfaces send steps of every kind (`day.rs`), while processes die, stand still or lose
-//! something (`disturbance.rs`). Once work has come to rest, everything that was acknowledged is looked at. Then the clocks of
-//! processes and databases go ahead (`site.rs`), everything that tidies up has its turn, and what is left is counted
-//! (`sample.rs`). A row for each round is printed. The drill fails when
+//! A round is a day. Clients of both surfaces send steps of every kind (`day.rs`), while processes die, stand still or
+//! lose something (`disturbance.rs`). Once work has come to rest, everything that was acknowledged is looked at. Then
+//! the clocks of processes and databases go ahead (`site.rs`), everything that tidies up has its turn, and what is left
+//! is counted (`sample.rs`). A row for each round is printed. The drill fails when
 //!
-//! - something that was acknowledged is not there, or not as it has to be,
+//! - something that was acknowledged is not there, or not as it must be,
 //! - a job is a dead letter, or a row is left behind by a job that is over,
 //! - an answer was 500, or a server has logged one,
 //! - a quantity grows (`growth.rs`) or a call of a statement reads ever more blocks (`statements.rs`).
 //!
-//! Nothing of it measures time. `TOWPATH_TEST_SOAK_ROUNDS` is the number of rounds (default 9, of five days each; `long` is 200, of
-//! one day each), `TOWPATH_TEST_SOAK_SEED` the seed, which every failure names.
+//! Nothing of it measures time. `TOWPATH_TEST_SOAK_ROUNDS` is the number of rounds (default 9, of five days each;
+//! `long` is 200, of one day each), `TOWPATH_TEST_SOAK_SEED` the seed, which every failure names.
 
 mod client;
 mod clock;
 mod crons;
 mod day;
 mod disturbance;
+mod edge_cases;
 mod exports;
 mod growth;
 mod items;
-mod lost;
-mod odd;
+mod lost_objects;
 mod runs;
 mod sample;
 mod site;
@@ -35,9 +36,9 @@ use std::io::{BufRead, BufReader};
 use std::sync::Arc;
 use std::time::Instant;
 
-use towpath_tests::{Api, Dice, Layout, World, environment};
+use towpath_tests::{Api, Layout, Random, World, environment};
 
-use crate::aftermath;
+use crate::final_state;
 use client::{Client, Findings};
 use clock::DAY_MICROS;
 use day::Day;
@@ -50,8 +51,8 @@ use statements::Statements;
 const SEED: u64 = 20_260_401;
 const SHORT: usize = 9;
 const LONG: usize = 200;
-/// Up to so many rounds, a round is [`DAYS`] days: the history of jobs, which goes back two weeks, has to be full before the
-/// middle third begins.
+/// Up to so many rounds, a round is [`DAYS`] days: the history of jobs, which goes back two weeks, must be full before
+/// the middle third begins.
 const FEW: usize = 40;
 const DAYS: i64 = 5;
 /// What a server logs about an answer of 500.
@@ -67,7 +68,7 @@ async fn a_cluster_lives_through_months() {
     soak(Layout::Cluster { workers: 2 }).await;
 }
 
-/// How long it goes on, and with which load.
+/// How long it continues, and with which load.
 #[derive(Clone, Copy, Debug)]
 struct Settings {
     rounds: usize,
@@ -125,7 +126,7 @@ struct Soak {
     findings: Arc<Findings>,
     exports: Exports,
     statements: Vec<Statements>,
-    dice: Dice,
+    dice: Random,
     samples: Vec<Sample>,
     /// Stateless runs so far whose waiting client was answered without their state.
     without_state: usize,
@@ -145,7 +146,7 @@ impl Soak {
             findings,
             exports: Exports::start(&site.platform, site.clock.today(), settings.days).await,
             statements: count_statements(&mut site).await,
-            dice: Dice::new(settings.seed),
+            dice: Random::new(settings.seed),
             samples: Vec::new(),
             without_state: 0,
             site,
@@ -180,7 +181,7 @@ impl Soak {
             findings,
             exports,
             (now, today),
-            dice.roll(),
+            dice.next_u64(),
         );
 
         let steps = day.plan(dice);
@@ -194,20 +195,20 @@ impl Soak {
         day.check().await;
         exports.check(&day, &site.platform).await;
         if disturbance == Disturbance::LostObject {
-            lost::lose(site, &day, dice).await;
+            lost_objects::lose(site, &day, dice).await;
         }
         sample.count_processes(site);
 
         let night = site.clock.now() + settings.days * DAY_MICROS;
         site.night(settings.days).await;
-        let told = day.told.take();
+        let told = day.acknowledged.take();
         traces::check(&day, &told).await;
         crons::check(&day, &told, night).await;
         crons::delete_all(agents).await;
         exports.check_schedule(&day, &site.platform).await;
         site.rest().await;
         for (_, world) in site.looked_at() {
-            aftermath::leaves_no_orphans(world).await;
+            final_state::leaves_no_orphans(world).await;
         }
         for store in &mut site.stores {
             for dead in store.dead().await {
@@ -271,7 +272,7 @@ async fn count_statements(site: &mut Site) -> Vec<Statements> {
     counted
 }
 
-/// What the servers of a world have logged about answers of 500: also of those that nobody has read.
+/// What the servers of a world have logged about answers of 500: also of those that no one has read.
 fn broken(world: &World) -> Vec<String> {
     let mut found = Vec::new();
     for process in &world.processes {

@@ -77,7 +77,7 @@ fn the_tree_names_no_machine() {
     assert!(wrong.is_empty(), "paths of one machine:\n{}", wrong.join("\n"));
 }
 
-/// Whether `mark` stands in the line as a path of its own: behind a host's name it is part of somebody's address.
+/// Whether `mark` is in the line as a path of its own: behind a host's name it is part of a caller's address.
 fn names_path(line: &str, mark: &str) -> bool {
     line.match_indices(mark).any(|(at, _)| {
         let before = line[..at].chars().next_back();

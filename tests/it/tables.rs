@@ -80,7 +80,7 @@ impl Tables {
         self.move_to(("0", "'1970-01-02'"), table, column, rows).await;
     }
 
-    /// Makes a time one that no test sees, in microseconds the year 2255.
+    /// Replaces a time by one that no test sees, in microseconds the year 2255.
     ///
     /// # Panics
     /// When the database refuses.
@@ -98,7 +98,7 @@ impl Tables {
         done.unwrap_or_else(|error| panic!("{table}.{column}: {error}"));
     }
 
-    /// Forgets how many workers died of jobs: a drill that kills on purpose is no sign of a job that kills.
+    /// Forgets how many workers died of jobs: a drill that kills on purpose is not a sign of a job that kills.
     ///
     /// # Panics
     /// When the database refuses.

@@ -55,5 +55,5 @@ test("a question is answered, and what is over cannot be canceled", async () => 
   const ended = await client.sendMessage(says({ text: "yes" }, { taskId: asked.id, contextId: asked.contextId }));
   assert.equal(ended.id, asked.id);
   assert.equal(ended.status.state, TaskState.TASK_STATE_COMPLETED);
-  await assert.rejects(client.cancelTask(CancelTaskRequest.fromJSON({ id: asked.id })), /over/);
+  await assert.rejects(client.cancelTask(CancelTaskRequest.fromJSON({ id: asked.id })), /has ended/);
 });

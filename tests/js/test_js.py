@@ -32,7 +32,7 @@ def send(url, tenant, project, mode, trees):
     inherited = {name: os.environ[name] for name in ("PATH", "HOME", "TOWPATH_TEST_NODE_MODULES")}
     done = subprocess.run(command, env=inherited, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    # The client reports what it had to drop as a warning and goes on.
+    # The client reports what it had to drop as a warning and continues.
     assert done.stderr.strip() == "", done.stderr
     return json.loads(done.stdout)
 

@@ -5,7 +5,7 @@ import pytest
 import harness
 import workers
 
-# The SDK reads its address and key from the environment of whoever runs the tests; ours are given as arguments.
+# The SDK reads its address and key from the environment of the caller that runs the tests; ours are given as arguments.
 for name in [name for name in os.environ if name.startswith(("LANGSMITH_", "LANGCHAIN_"))]:
     del os.environ[name]
 

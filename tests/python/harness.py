@@ -124,7 +124,7 @@ class Process:
 
 
 class World:
-    """The product running, with everything it stands on."""
+    """The product running, with everything it is on."""
 
     def __init__(self, layout: str, env=None, first_worker=None, backup=None):
         """`env` is for every process, `first_worker` for one worker of a cluster beside that. `backup` is what to
@@ -263,6 +263,24 @@ class World:
 
     def logs(self) -> str:
         return "\n".join(f"---- {process.name}\n{process.log_tail()}" for process in self.processes)
+
+    def remove_sandboxes(self):
+        """Sandboxes outlive the platform. Their names are free at once; their jobs say when the machine has let go of them."""
+        # A test may have paused the pool.
+        self.call("POST", "/internal/queues/sandboxes/resume")
+        for pool in self.call("GET", "/v2/sandboxes/pools?limit=1000")["pools"]:
+            address = f"/v2/sandboxes/pools/{pool['name']}"
+            # It is in use while it is filled.
+            until(f"{address} to go", lambda: True if self.request("DELETE", address)[0] != 409 else None)
+        for box in self.call("GET", "/v2/sandboxes/boxes?limit=1000")["sandboxes"]:
+            self.request("DELETE", f"/v2/sandboxes/boxes/{box['id']}")
+
+        def is_at_rest():
+            jobs = self.call("GET", "/internal/jobs?pool=sandboxes&limit=1000")["items"]
+            states = {job["state"] for job in jobs}
+            return None if states & {"scheduled", "blocked", "ready", "running", "waiting"} else True
+
+        until("every job of a sandbox to end", is_at_rest)
 
     def stop(self):
         """Every process has to drain and end with 0, and no job may have left rows behind."""

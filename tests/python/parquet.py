@@ -31,7 +31,7 @@ V2 = SPECIAL | {name: MICROS_UTC for name in ("start_time", "end_time", "first_t
 
 
 def files(root: pathlib.Path, export: str, tenant: str, project: str, runs="runs") -> list[pathlib.Path]:
-    """The files of an export. Each has to lie at the contract's path."""
+    """The files of an export. Each must be at the contract's path."""
     folder = root / f"export_id={export}"
     found = sorted(folder.rglob("*.parquet"))
     for path in found:

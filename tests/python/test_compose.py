@@ -52,8 +52,9 @@ def test_every_service_is_there(compose):
     built = (harness.ROOT / "Dockerfile").read_text()
     assert "chmod 0711 /usr/bin/tini /bin/bash" in built
     assert 'ENTRYPOINT ["tini", "-s", "--", "towpath"]' in built
-    for program in ("tini", "git", "openssh-client", "python3-venv", "nodejs"):
+    for program in ("tini", "git", "openssh-client", "python3-venv", "uv"):
         assert re.search(rf"\b{program}\b", built), program
+    assert services["migrate"]["build"]["args"] == {"EXTRA_PACKAGES": "nodejs npm"}
     # pg_dump refuses a server newer than itself.
     client = int(re.search(r"postgresql-client-(\d+)", built).group(1))
     assert client >= int(re.search(r"postgres:(\d+)", services["postgres"]["image"]).group(1))

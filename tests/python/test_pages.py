@@ -1,6 +1,6 @@
 """The dashboard in a real browser: what operators see and press, on a desk and on a phone, by day and by night.
 
-With `TOWPATH_UPDATE_IMAGES=1` the screenshots under docs/images are made anew.
+With `TOWPATH_UPDATE_IMAGES=1` the screenshots under docs/images are made again.
 """
 
 import contextlib
@@ -21,10 +21,10 @@ expect = playwright.expect
 
 IMAGES = harness.ROOT / "docs" / "images"
 BROWSER = next(filter(None, (shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome"))), None)
-PAGES = ["traces", "queues", "jobs", "workers", "deployments", "exports", "schedules", "limits", "dead"]
+PAGES = ["traces", "queues", "jobs", "workers", "deployments", "sandboxes", "exports", "schedules", "limits", "dead"]
 # Pictures that the documents keep.
 PICTURED = {
-    (name, "light") for name in [*(page for page in PAGES if page != "limits"), "project", "trace", "job", "export", "deployment", "revision", "sign-in"]
+    (name, "light") for name in [*(page for page in PAGES if page not in ("limits", "sandboxes")), "project", "trace", "job", "export", "deployment", "revision", "sign-in"]
 } | {(name, look) for name in ("trace", "queues", "job") for look in ("dark", "phone")}
 DAY = dt.datetime(2026, 3, 1, tzinfo=dt.timezone.utc)
 
@@ -45,7 +45,7 @@ def place(request):
     """A server with a past: a finished export, a failed one with its dead letters, and one that waits for a pool."""
     if request.param == "cluster" and "TOWPATH_TEST_POSTGRES" not in os.environ:
         pytest.skip("TOWPATH_TEST_POSTGRES is not set")
-    # In a cluster one worker keeps deployments.
+    # In a cluster one worker runs deployments.
     keeper = {"TOWPATH_DEPLOYMENTS_BACKEND": "process"}
     running = harness.World(request.param, {"TOWPATH_DEPLOYMENTS_GIT_TRANSPORTS": "file"}, first_worker=keeper)
     try:
@@ -93,7 +93,7 @@ def fill(place):
     place.call("POST", "/runs/batch", {"post": conversation()}, 202)
     place.completed(export(place, destination(place, "warehouse"), "support-agent", 14))
     archive = destination(place, "archive")
-    # What was a folder is a file: nothing can be written there, and trying again would not help.
+    # What was a folder is a file: nothing can be written there, and retrying would not help.
     shutil.rmtree(place.exports / "archive", ignore_errors=True)
     (place.exports / "archive").write_bytes(b"in the way")
     assert place.ended(export(place, archive, "nightly-eval", 5))["status"] == "FAILED"
@@ -174,7 +174,7 @@ def test_only_operators_get_in(browser, place):
     with reader(browser, place, signed_in=False) as page:
         assert page.goto(address(place, "jobs?state=failed")).status == 401
         sign_in(page, "a-key-that-nobody-made-0123456789")
-        expect(page.get_by_role("alert")).to_have_text("This key opens nothing.")
+        expect(page.get_by_role("alert")).to_have_text("This API key is invalid.")
         sign_in(page)
         # To where the reader was going.
         expect(page).to_have_url(address(place, "jobs?state=failed"))
@@ -211,15 +211,15 @@ def test_queues_show_what_waits_and_buttons_work(browser, place):
         expect(row.locator(".pill")).to_have_text("paused")
         assert int(row.locator("[data-is=Ready]").inner_text()) == 5
         # Without a reload: what another operator does is seen.
-        place.call("POST", "/internal/queues/folds/pause")
-        folds = page.locator("tr#p-folds")
-        expect(folds.locator(".pill")).to_have_text("paused", timeout=10_000)
-        folds.get_by_role("button", name="Resume").click()
-        expect(folds.locator(".pill")).to_have_text("active")
-        folds.get_by_role("button", name="Pause").click()
-        expect(folds.get_by_role("button", name="Resume")).to_be_visible()
-        folds.get_by_role("button", name="Resume").click()
-        expect(folds.locator(".pill")).to_have_text("active")
+        place.call("POST", "/internal/queues/flushes/pause")
+        flushes = page.locator("tr#p-flushes")
+        expect(flushes.locator(".pill")).to_have_text("paused", timeout=10_000)
+        flushes.get_by_role("button", name="Resume").click()
+        expect(flushes.locator(".pill")).to_have_text("active")
+        flushes.get_by_role("button", name="Pause").click()
+        expect(flushes.get_by_role("button", name="Resume")).to_be_visible()
+        flushes.get_by_role("button", name="Resume").click()
+        expect(flushes.locator(".pill")).to_have_text("active")
         # The first samples of the depth have come in by now, or soon.
         expect(row.locator("svg.spark")).to_be_visible(timeout=15_000)
 
@@ -232,7 +232,7 @@ def test_traces_are_found_by_filters_and_read_as_trees(browser, place):
         expect(newest.locator("[data-is=Run]")).to_contain_text("lock-keeper")
         expect(newest.locator("[data-is=Input]")).to_contain_text("through the staircase")
         expect(newest.locator("[data-is=Latency]")).to_have_text("4.2 s")
-        # Pages go on where the one before ended.
+        # Pages continue where the one before ended.
         first = page.locator("tbody tr").evaluate_all("rows => rows.map(row => row.id)")
         page.get_by_role("link", name="Older").click()
         page.wait_for_load_state()
@@ -267,10 +267,10 @@ def test_traces_are_found_by_filters_and_read_as_trees(browser, place):
 
 @contextlib.contextmanager
 def quarantined(place):
-    """An entry as a fold leaves one of a unit whose object is not there."""
+    """An entry as a flush leaves one of a WAL segment whose object is not there."""
     entry = uuid.uuid4()
     columns = "id, tenant_id, kind, reason, path, byte_offset, bytes, decoded_bytes, items, names, accepted_at, created_at"
-    reason = "its object is not in the object store"
+    reason = "its object is missing in the object store"
     path = f"wal/{entry}.unit"
     if place.database:
         values = f"'{entry}', '{place.tenant}', 'missing', '{reason}', '{path}', 8, 5000, 0, 1234, '{{}}', now(), now()"
@@ -293,20 +293,20 @@ def test_quarantine_is_shown_and_emptied(browser, place):
         banner.get_by_role("link").click()
         row = page.locator(f"tr#q{entry}")
         expect(row.locator(".pill")).to_have_text("missing")
-        expect(row).to_contain_text("its object is not in the object store")
+        expect(row).to_contain_text("its object is missing in the object store")
         row.locator("[data-is=Entry] a").click()
         expect(page.locator(".facts")).to_contain_text(f"wal/{entry}.unit")
         # Its object is not there, which is said; and nothing changes before the question is answered.
         page.once("dialog", lambda dialog: dialog.accept())
         page.get_by_role("button", name="Retry").click()
-        expect(page.locator(".empty")).to_contain_text("is not in the object store")
+        expect(page.locator(".empty")).to_contain_text("is missing in the object store")
         page.goto(address(place, f"quarantine/{entry}"))
         page.once("dialog", lambda dialog: dialog.dismiss())
         page.get_by_role("button", name="Drop").click()
         expect(page.locator("h1")).to_have_text(entry)
         page.once("dialog", lambda dialog: dialog.accept())
         page.get_by_role("button", name="Drop").click()
-        expect(page.locator(".empty")).to_contain_text("Nothing here")
+        expect(page.locator(".empty")).to_contain_text("No entries")
 
 
 def test_jobs_can_be_found_and_read(browser, place):
@@ -431,7 +431,7 @@ def test_deployments_show_revisions_and_what_they_say_as_it_comes(browser, place
         expect(page.locator(".head .pill").first).to_have_text("BUILD_FAILED", timeout=15_000)
         expect(page.locator(".why")).to_contain_text("asking the repository failed")
         expect(page.locator(".log > div").first).to_contain_text("does not appear to be a git repository")
-        expect(page.get_by_role("button", name="Deploy again")).to_have_count(0)
+        expect(page.get_by_role("button", name="Redeploy")).to_have_count(0)
         page.goto(address(place, f"deployments/{made['id']}"))
         page.once("dialog", lambda dialog: dialog.accept())
         page.get_by_role("button", name="Delete").click()
@@ -447,6 +447,51 @@ def test_a_worker_is_shown_with_its_slots(browser, place):
         expect(page.locator("tbody tr").first).to_contain_text("export_parts")
 
 
+@contextlib.contextmanager
+def sandboxed(place):
+    """The id of a sandbox in which a command has ended."""
+    if place.layout != "embedded":
+        pytest.skip("one process of an installation has sandboxes")
+    if subprocess.run(["unshare", "--user", "--map-root-user", "--mount", "true"], capture_output=True).returncode:
+        print("skipped: this machine has no user namespaces, so it has no sandboxes")
+        pytest.skip("this machine has no user namespaces, so it has no sandboxes")
+    box = place.call("POST", "/v2/sandboxes/boxes", {"name": "yard"}, 201)["id"]
+    try:
+        run = {"command": "echo tea > ~/note.txt; echo '<b>five</b>'; exit 3"}
+        assert place.call("POST", f"/v2/sandboxes/dp/{box}/execute", run)["exit_code"] == 3
+        yield box
+    finally:
+        place.request("DELETE", f"/v2/sandboxes/boxes/{box}")
+        # It outlives the platform unless the machine has let go of it.
+        harness.until("the sandbox to be gone", lambda: None if open_jobs_of_sandboxes(place) else True)
+
+
+def open_jobs_of_sandboxes(place):
+    jobs = place.call("GET", "/internal/jobs?pool=sandboxes&limit=1000")["items"]
+    return [job for job in jobs if job["state"] in ("scheduled", "blocked", "ready", "running", "waiting")]
+
+
+def test_a_sandbox_shows_what_is_in_it(browser, place):
+    with sandboxed(place) as box, reader(browser, place) as page:
+        page.goto(address(place, "sandboxes"))
+        page.get_by_role("link", name="yard").click()
+        expect(page.locator("#stdout")).to_have_text("<b>five</b>")
+        expect(page.locator("tbody tr", has_text="exit 3")).to_have_count(1)
+        page.get_by_role("link", name="note.txt").click()
+        expect(page.locator(".log", has_text="tea")).to_be_visible()
+        # What comes is shown without a click.
+        page.goto(address(place, f"sandboxes/{box}"))
+        place.call("POST", f"/v2/sandboxes/dp/{box}/execute", {"command": "echo later"})
+        expect(page.locator("#stdout")).to_have_text("later", timeout=15_000)
+        page.once("dialog", lambda dialog: dialog.accept())
+        page.get_by_role("button", name="Stop").click()
+        expect(page.locator(".head .pill")).to_have_text("stopped", timeout=15_000)
+        page.locator("input[name=name]").fill("kept")
+        page.get_by_role("button", name="Save snapshot").click()
+        kept = page.locator("tbody tr", has_text="kept")
+        expect(kept.locator(".pill")).to_have_text("ready", timeout=15_000)
+
+
 def test_pages_read_without_scripts_and_forms_too(browser, place):
     with reader(browser, place, script=False) as page:
         for name in PAGES:
@@ -460,7 +505,7 @@ def test_pages_read_without_scripts_and_forms_too(browser, place):
 
 
 def test_a_page_says_that_the_server_is_gone(browser, place):
-    # The browser complains of each question that found nobody, and shall.
+    # The browser complains of each question that found no one, and shall.
     with reader(browser, place, quiet=False) as page:
         page.goto(address(place, "queues"))
         expect(page.locator(".lost")).to_be_hidden()
@@ -475,15 +520,15 @@ def test_foreign_posts_are_refused(browser, place):
         cookie = "; ".join(f"{one['name']}={one['value']}" for one in page.context.cookies(address(place, "")))
         for headers in ({}, {"Origin": "http://elsewhere.example"}, {"Sec-Fetch-Site": "cross-site"}):
             send = {"Cookie": cookie, "X-API-Key": None, "X-Tenant-Id": None} | headers
-            status, _ = place.request("POST", "/ui/queues/folds/pause", b"", send)
+            status, _ = place.request("POST", "/ui/queues/flushes/pause", b"", send)
             assert status == 403, headers
         page.goto(address(place, "queues"))
-        expect(page.locator("tr#p-folds .pill")).to_have_text("active")
+        expect(page.locator("tr#p-flushes .pill")).to_have_text("active")
 
 
 @pytest.mark.parametrize(
     "name",
-    [*PAGES, "project", "trace", "job", "export", "exports/destinations", "deployment", "revision", "quarantine", "quarantined", "sign-in"],
+    [*PAGES, "project", "trace", "job", "export", "exports/destinations", "deployment", "revision", "sandbox", "quarantine", "quarantined", "sign-in"],
 )
 @pytest.mark.parametrize("look", ["light", "dark", "phone"])
 def test_every_page_fits_and_is_pictured(browser, place, name, look):
@@ -491,11 +536,18 @@ def test_every_page_fits_and_is_pictured(browser, place, name, look):
         pytest.skip("the looks do not depend on where rows are kept")
     size = {"width": 390, "height": 844} if look == "phone" else {}
     scheme = "dark" if look == "dark" else "light"
-    filled = quarantined(place) if name.startswith("quarantine") else contextlib.nullcontext()
+    filled = contextlib.nullcontext()
+    if name.startswith("quarantine"):
+        filled = quarantined(place)
+    elif name == "sandbox":
+        filled = sandboxed(place)
     with filled as entry, reader(browser, place, signed_in=name != "sign-in", scheme=scheme, **size) as page:
         if name == "quarantined":
             page.goto(address(place, f"quarantine/{entry}"))
             page.wait_for_selector(".facts")
+        elif name == "sandbox":
+            page.goto(address(place, f"sandboxes/{entry}"))
+            page.wait_for_selector("#stdout")
         elif name == "job":
             page.goto(address(place, "dead"))
             page.locator("tbody a.mono").first.click()

@@ -203,7 +203,7 @@ def test_feedback_through_links(world, client):
     listed = list(client.list_presigned_feedback_tokens(run))
     assert [(one.id, one.url) for one in listed] == [(one.id, one.url) for one in (score, liked, stars)]
 
-    # Whoever has the link needs no key; a click will do.
+    # A caller that has the link needs no key; a click will do.
     stranger = Client(api_url=f"http://{world.api}", api_key="tp_opens-nothing")
     stranger.create_feedback_from_token(score.url, score=0)
     stranger.create_feedback_from_token(score.id, score=1, comment="better", correction={"text": "y"}, metadata={"page": "chat"})

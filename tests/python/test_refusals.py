@@ -7,7 +7,7 @@ import pytest
 import harness
 
 EXPORTS = "/api/v1/bulk-exports"
-# Part of the names of tests, which have to be the same in every process of the suite.
+# Part of the names of tests, which must be the same in every process of the suite.
 MISSING = "5b1c0d6e-7f43-4c1a-9a55-2f8e0b6d9c37"
 RANGE = {"start_time": "2026-01-01T00:00:00Z", "end_time": "2026-01-02T00:00:00Z"}
 
@@ -90,7 +90,7 @@ def multipart_head(name, kind=b"image/png", more=b""):
 
 @pytest.mark.parametrize("odd", [b"\x00", b"\x01", b"\x7f", "é".encode(), b"\xff"], ids=repr)
 def test_odd_characters_are_refused_or_folded(world, odd):
-    """Wherever they stand in a body: what was answered with 202 must not stop the fold of what comes after it."""
+    """Wherever they stand in a body: what was answered with 202 must not stop the flush of what comes after it."""
     run, project = str(uuid.uuid4()), f"odd-{odd.hex()}-{world.layout}"
     file, odd = f"attachment.{run}.boat".encode(), odd + b"x"
     heads = [
@@ -120,7 +120,7 @@ def test_odd_characters_are_refused_or_folded(world, odd):
     world.call("POST", "/runs", body | {"start_time": RANGE["start_time"], "session_name": project}, 202)
     judged = {"id": str(uuid.uuid4()), "run_id": run, "key": text, "comment": text, "feedback_source": {"type": text}}
     world.call("POST", "/feedback", judged, 202)
-    # An export waits for the fold of everything before it.
+    # An export waits for the flush of everything before it.
     export = world.export(world.file_destination(f"odd-{uuid.uuid4().hex}"), world.project(project), RANGE["start_time"], RANGE["end_time"])
     world.completed(export)
     runs = world.call("GET", f"{EXPORTS}/{export}/runs")

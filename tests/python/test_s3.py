@@ -232,7 +232,7 @@ def bulky_export(world, place, session):
 
 @pytest.fixture(params=["embedded", "cluster"])
 def hasty(request):
-    """A world that soon tries again what failed."""
+    """A world that soon retries what failed."""
     if request.param == "cluster" and "TOWPATH_TEST_POSTGRES" not in os.environ:
         pytest.skip("TOWPATH_TEST_POSTGRES is not set")
     running = harness.World(request.param, {"TOWPATH_EXPORTS_RETRY_SECONDS": "1"})

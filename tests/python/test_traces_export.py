@@ -43,7 +43,7 @@ def send(url, tenant, project, mode, traces, sender="pinned"):
     command = [SENDERS[sender], str(HERE / "sender.py"), url, harness.KEY, tenant, project, mode, str(traces), FIRST_DAY]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    # The SDK reports what it had to drop as a warning and goes on.
+    # The SDK reports what it had to drop as a warning and continues.
     for trouble in ("Failed to", "dropped", "error sending"):
         assert trouble.lower() not in done.stderr.lower(), done.stderr
     return json.loads(done.stdout)
@@ -91,7 +91,7 @@ def test_every_value_comes_back(world, recorder, prefix, mode, sender):
     # Right after the last 202: nothing waits for the ingest to settle.
     session, destination = world.project(project), world.file_destination(prefix)
     now, hour = datetime.datetime.now(datetime.timezone.utc), datetime.timedelta(hours=1)
-    # The trees lie on three days of the past; the decorated functions ran just now.
+    # The trees are on three days of the past; the decorated functions ran just now.
     past = world.export(destination, session, *PAST)
     today = world.export(destination, session, (now - hour).isoformat(), (now + hour).isoformat())
 

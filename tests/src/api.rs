@@ -27,6 +27,9 @@ pub fn http() -> reqwest::Client {
     reqwest::Client::builder()
         .no_proxy()
         .tls_built_in_root_certs(false)
+        // The server closes a connection that is idle for 30 s. On a busy machine a client hears of it late, and a POST
+        // sent into it gets no answer.
+        .pool_idle_timeout(Duration::from_secs(15))
         .build()
         .expect("a client without special wishes")
 }
@@ -45,9 +48,7 @@ pub struct Api {
 pub struct Answer {
     /// The HTTP status.
     pub status: StatusCode,
-    /// The headers.
     pub headers: HeaderMap,
-    /// The body.
     pub body: Bytes,
 }
 
@@ -116,9 +117,6 @@ impl Api {
     }
 
     /// One request; an error is one of the connection, not of the answer.
-    ///
-    /// # Errors
-    /// If the server is not there, or goes away before it has answered.
     pub async fn request(&self, method: Method, path: &str, body: Option<&Value>) -> reqwest::Result<Reply> {
         let mut request = self.authorised(method, path).timeout(Duration::from_secs(60));
         if let Some(body) = body {
@@ -169,9 +167,6 @@ impl Api {
     }
 
     /// POST of bytes as they are, for ingest bodies. `headers` are sent beside the key's.
-    ///
-    /// # Errors
-    /// If the server is not there, or goes away before it has answered.
     pub async fn send(&self, path: &str, headers: &[(&str, &str)], body: Bytes) -> reqwest::Result<Reply> {
         let mut request = self
             .authorised(Method::POST, path)
@@ -184,9 +179,6 @@ impl Api {
     }
 
     /// A request whose answer need not be JSON that [`Value`] can hold.
-    ///
-    /// # Errors
-    /// If the server is not there, or goes away or is silent before it has answered.
     pub async fn exchange(
         &self,
         method: Method,
@@ -209,7 +201,7 @@ impl Api {
         })
     }
 
-    /// Makes a `file` destination below the configured folder and gives its id.
+    /// Creates a `file` destination below the configured folder and gives its id.
     ///
     /// # Panics
     /// If the platform refuses.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::environment;
 
-/// The `towpath` to test: `TOWPATH_BIN` where set, else the one that stands beside the running test binary, in
+/// The `towpath` to test: `TOWPATH_BIN` where set, else the one that is beside the running test binary, in
 /// `<target>/debug` (test binaries live in `<target>/debug/deps`).
 ///
 /// # Panics

@@ -1,8 +1,8 @@
-//! A TCP proxy that harms on demand: in front of Redis, PostgreSQL or an object store it shows what a network can do
-//! to whoever talks to them.
+//! A TCP proxy that harms on demand: in front of Redis, PostgreSQL or an object store it shows what a network can do to
+//! the caller that talks to them.
 //!
-//! The mode may change at any moment and holds for connections old and new. A mode that loses bytes spoils a
-//! connection for good, as in life: what comes after a hole in a byte stream means nothing.
+//! The mode may change at any moment and holds for connections old and new. A mode that loses bytes spoils a connection
+//! for good, as in life: what comes after a hole in a byte stream means nothing.
 
 use std::io;
 use std::net::SocketAddr;
@@ -37,20 +37,20 @@ pub enum Mode {
     /// Bytes are held, and pass in order when the mode changes: a peer that is stopped, or a network that pauses.
     Stall,
     /// Connections stay open and new ones are accepted, but bytes vanish, and so does the news that a side hung up.
-    HalfOpen(Way),
+    HalfOpen(Direction),
     /// New connections are closed at once. Old ones pass.
     Drop,
     /// Connections, old and new, are reset (RST).
     ResetAll,
     /// At most so many bytes per second and direction.
     Throttle(u64),
-    /// At most so many bytes at a time: finds whoever takes one read for one message.
+    /// At most so many bytes at a time: finds the caller that takes one read for one message.
     Slice(usize),
 }
 
 /// A direction of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Direction {
     /// What the client sends.
     ToUpstream,
     /// What the upstream answers.
@@ -75,9 +75,9 @@ impl FromStr for Mode {
             "delay" => Self::Delay(Duration::from_millis(number()?)),
             "stall" => Self::Stall,
             "half-open" => Self::HalfOpen(match rest {
-                "both" | "" => Way::Both,
-                "up" => Way::ToUpstream,
-                "down" => Way::ToClient,
+                "both" | "" => Direction::Both,
+                "up" => Direction::ToUpstream,
+                "down" => Direction::ToClient,
                 _ => return Err(format!("half-open takes both, up or down, not {rest:?}")),
             }),
             "drop" => Self::Drop,
@@ -90,8 +90,8 @@ impl FromStr for Mode {
 }
 
 impl Mode {
-    fn swallows(self, way: Way) -> bool {
-        matches!(self, Self::HalfOpen(lost) if lost == Way::Both || lost == way)
+    fn swallows(self, way: Direction) -> bool {
+        matches!(self, Self::HalfOpen(lost) if lost == Direction::Both || lost == way)
     }
 }
 
@@ -120,7 +120,7 @@ impl FaultProxy {
         let (mode, watching) = watch::channel(Mode::Pass);
         let (accepted, harmed, open) = (Arc::default(), Arc::default(), Arc::new(()));
         let mut accepting = JoinSet::new();
-        let line = Line {
+        let line = ConnectionContext {
             mode: watching,
             harmed: Arc::clone(&harmed),
         };
@@ -168,18 +168,24 @@ impl FaultProxy {
 
 /// What a connection knows of its proxy.
 #[derive(Clone)]
-struct Line {
+struct ConnectionContext {
     mode: watch::Receiver<Mode>,
     harmed: Arc<AtomicUsize>,
 }
 
-impl Line {
+impl ConnectionContext {
     fn harm(&self) {
         self.harmed.fetch_add(1, Ordering::SeqCst);
     }
 }
 
-async fn accept(listener: TcpListener, upstream: SocketAddr, line: Line, accepted: Arc<AtomicUsize>, open: Arc<()>) {
+async fn accept(
+    listener: TcpListener,
+    upstream: SocketAddr,
+    line: ConnectionContext,
+    accepted: Arc<AtomicUsize>,
+    open: Arc<()>,
+) {
     // Owned here, so that the end of this task closes every connection.
     let mut connections = JoinSet::new();
     while let Ok((client, _)) = listener.accept().await {
@@ -194,9 +200,9 @@ async fn accept(listener: TcpListener, upstream: SocketAddr, line: Line, accepte
     }
 }
 
-async fn serve(mut client: TcpStream, upstream: SocketAddr, mut line: Line) -> io::Result<()> {
+async fn serve(mut client: TcpStream, upstream: SocketAddr, mut line: ConnectionContext) -> io::Result<()> {
     let at_start = *line.mode.borrow_and_update();
-    if matches!(at_start, Mode::Drop | Mode::ResetAll) || at_start.swallows(Way::Both) {
+    if matches!(at_start, Mode::Drop | Mode::ResetAll) || at_start.swallows(Direction::Both) {
         line.harm();
     }
     match at_start {
@@ -205,8 +211,8 @@ async fn serve(mut client: TcpStream, upstream: SocketAddr, mut line: Line) -> i
         _ => {}
     }
     client.set_nodelay(true)?;
-    let was_reset = if at_start.swallows(Way::Both) {
-        // The kernel of a machine that nobody can reach any more accepted; the upstream never hears of it.
+    let was_reset = if at_start.swallows(Direction::Both) {
+        // The kernel of a machine that no one can reach any more accepted; the upstream never hears of it.
         let (from_client, _to_client) = client.split();
         tokio::select! {
             () = swallow(from_client) => false,
@@ -218,8 +224,8 @@ async fn serve(mut client: TcpStream, upstream: SocketAddr, mut line: Line) -> i
         let was_reset = {
             let (from_client, to_client) = client.split();
             let (from_server, to_server) = server.split();
-            let up = pump(from_client, to_server, Way::ToUpstream, line.clone());
-            let down = pump(from_server, to_client, Way::ToClient, line.clone());
+            let up = pump(from_client, to_server, Direction::ToUpstream, line.clone());
+            let down = pump(from_server, to_client, Direction::ToClient, line.clone());
             tokio::select! {
                 _ = async { tokio::try_join!(up, down) } => false,
                 () = reset(&mut line) => true,
@@ -235,7 +241,7 @@ async fn serve(mut client: TcpStream, upstream: SocketAddr, mut line: Line) -> i
 }
 
 /// Returns when connections are to be reset.
-async fn reset(line: &mut Line) {
+async fn reset(line: &mut ConnectionContext) {
     if line.mode.wait_for(|mode| *mode == Mode::ResetAll).await.is_err() {
         std::future::pending::<()>().await;
     }
@@ -244,7 +250,7 @@ async fn reset(line: &mut Line) {
 
 /// One direction, to its end. Taking and giving are apart, so that a delay adds to the time of each chunk and not to
 /// the time between them.
-async fn pump(from: ReadHalf<'_>, mut to: WriteHalf<'_>, way: Way, line: Line) -> io::Result<()> {
+async fn pump(from: ReadHalf<'_>, mut to: WriteHalf<'_>, way: Direction, line: ConnectionContext) -> io::Result<()> {
     let (held, mut due) = mpsc::channel(CHUNKS_HELD);
     let taking = take(from, held, way, line.clone());
     let giving = async {
@@ -258,7 +264,12 @@ async fn pump(from: ReadHalf<'_>, mut to: WriteHalf<'_>, way: Way, line: Line) -
     tokio::try_join!(taking, giving).map(|_| ())
 }
 
-async fn take(mut from: ReadHalf<'_>, held: mpsc::Sender<(Instant, Vec<u8>)>, way: Way, line: Line) -> io::Result<()> {
+async fn take(
+    mut from: ReadHalf<'_>,
+    held: mpsc::Sender<(Instant, Vec<u8>)>,
+    way: Direction,
+    line: ConnectionContext,
+) -> io::Result<()> {
     let mut chunk = vec![0; CHUNK_BYTES];
     loop {
         let read = from.read(&mut chunk).await;
@@ -288,7 +299,7 @@ async fn take(mut from: ReadHalf<'_>, held: mpsc::Sender<(Instant, Vec<u8>)>, wa
     }
 }
 
-async fn give(to: &mut WriteHalf<'_>, bytes: Vec<u8>, way: Way, mut line: Line) -> io::Result<()> {
+async fn give(to: &mut WriteHalf<'_>, bytes: Vec<u8>, way: Direction, mut line: ConnectionContext) -> io::Result<()> {
     let mut rest = bytes.as_slice();
     while !rest.is_empty() {
         let now = *line.mode.borrow_and_update();
@@ -325,7 +336,7 @@ async fn give(to: &mut WriteHalf<'_>, bytes: Vec<u8>, way: Way, mut line: Line) 
     Ok(())
 }
 
-/// Reads and forgets, also the end: nobody hears of it.
+/// Reads and forgets, also the end: no one hears of it.
 async fn swallow(mut from: ReadHalf<'_>) {
     let mut chunk = vec![0; CHUNK_BYTES];
     while matches!(from.read(&mut chunk).await, Ok(1..)) {}
@@ -389,8 +400,8 @@ mod tests {
         for (text, mode) in [
             ("pass", Mode::Pass),
             ("delay 250", Mode::Delay(Duration::from_millis(250))),
-            ("half-open down", Mode::HalfOpen(Way::ToClient)),
-            ("half-open", Mode::HalfOpen(Way::Both)),
+            ("half-open down", Mode::HalfOpen(Direction::ToClient)),
+            ("half-open", Mode::HalfOpen(Direction::Both)),
             ("reset", Mode::ResetAll),
             ("slice 97", Mode::Slice(97)),
         ] {
@@ -416,7 +427,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_half_open_connection_stays_dead_and_a_new_one_lives() {
-        for way in [Way::Both, Way::ToUpstream, Way::ToClient] {
+        for way in [Direction::Both, Direction::ToUpstream, Direction::ToClient] {
             let proxy = FaultProxy::start(echo().await).await;
             let mut old = TcpStream::connect(proxy.addr()).await.unwrap();
             said_back(&mut old, b"hello").await.unwrap();
@@ -438,7 +449,7 @@ mod tests {
         let proxy = FaultProxy::start(listener.local_addr().unwrap()).await;
         let mut client = TcpStream::connect(proxy.addr()).await.unwrap();
         let (upstream, _) = listener.accept().await.unwrap();
-        proxy.set(Mode::HalfOpen(Way::Both));
+        proxy.set(Mode::HalfOpen(Direction::Both));
         drop(upstream);
         assert!(silent(&mut client).await);
     }

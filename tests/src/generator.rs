@@ -1,5 +1,5 @@
-//! Trace runs made from a seed, as bodies to send and as the rows that an export has to give back. It shares no code
-//! with the product: the columns are worked out from the values themselves.
+//! Trace runs made from a seed, as bodies to send and as the rows that an export has to return. It shares no code with
+//! the product: the columns are worked out from the values themselves.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::Dice;
+use crate::Random;
 use crate::columns::Columns;
 
 /// Runs in one body, about what an SDK sends at a time.
@@ -27,7 +27,7 @@ pub struct Body {
 
 /// Everything of one project.
 #[derive(Debug)]
-pub struct Generated {
+pub struct GeneratedProject {
     /// The project's name.
     pub project: String,
     /// In any order, any of them twice: the rows are the same.
@@ -42,21 +42,21 @@ pub struct Generated {
 
 /// `trees` trees of four runs each, spread over `days` days at the turn of a month.
 #[must_use]
-pub fn generate(seed: u64, trees: usize, days: i64) -> Generated {
+pub fn generate(seed: u64, trees: usize, days: i64) -> GeneratedProject {
     generate_from(FIRST_DAY, seed, trees, days)
 }
 
 /// As [`generate`], from another day on, counted from 1970-01-01.
 #[must_use]
-pub fn generate_from(first_day: i64, seed: u64, trees: usize, days: i64) -> Generated {
+pub fn generate_from(first_day: i64, seed: u64, trees: usize, days: i64) -> GeneratedProject {
     generate_for(&format!("generated-{seed}"), first_day, seed, trees, days)
 }
 
 /// As [`generate_from`], in a project of this name.
 #[must_use]
-pub fn generate_for(project: &str, first_day: i64, seed: u64, trees: usize, days: i64) -> Generated {
+pub fn generate_for(project: &str, first_day: i64, seed: u64, trees: usize, days: i64) -> GeneratedProject {
     let first = first_day * DAY_MICROS;
-    let mut dice = Dice::new(seed);
+    let mut dice = Random::new(seed);
     let mut parts = Vec::new();
     let mut rows = BTreeMap::new();
     for tree in 0..trees {
@@ -82,7 +82,7 @@ pub fn generate_for(project: &str, first_day: i64, seed: u64, trees: usize, days
         .chunks(RUNS_PER_BODY)
         .map(|chunk| body(chunk, dice.below(2) == 0))
         .collect();
-    Generated {
+    GeneratedProject {
         project: project.to_owned(),
         bodies,
         rows,
@@ -100,8 +100,8 @@ struct Run {
 }
 
 impl Run {
-    fn new(dice: &mut Dice, start: i64, above: &[&Self]) -> Self {
-        let bits = (u128::from(dice.roll()) << 64) | u128::from(dice.roll());
+    fn new(dice: &mut Random, start: i64, above: &[&Self]) -> Self {
+        let bits = (u128::from(dice.next_u64()) << 64) | u128::from(dice.next_u64());
         let id = uuid::Builder::from_random_bytes(bits.to_be_bytes()).into_uuid();
         let own = format!("{}{id}", compact(start));
         let dotted_order = above
@@ -116,7 +116,7 @@ impl Run {
     }
 
     /// Its operations as multipart parts, and the columns they come to.
-    fn tell(&self, dice: &mut Dice, project: &str) -> (Vec<String>, Columns) {
+    fn tell(&self, dice: &mut Random, project: &str) -> (Vec<String>, Columns) {
         let id = self.id;
         let name = format!(
             "run {} \"{}\"",
@@ -126,7 +126,8 @@ impl Run {
         let run_type = *dice.pick(&["chain", "llm", "tool"]);
         let trace = self.ancestors.first().copied().unwrap_or(id);
         let parent = self.ancestors.last().copied();
-        let inputs = json!({ "question": dice.roll().to_string(), "n": dice.below(1 << 50), "x": 0.25, "none": null });
+        let inputs =
+            json!({ "question": dice.next_u64().to_string(), "n": dice.below(1 << 50), "x": 0.25, "none": null });
         let mut place =
             json!({ "id": id, "trace_id": trace, "dotted_order": self.dotted_order, "session_name": project });
         if let Some(parent) = parent {
@@ -174,7 +175,7 @@ impl Run {
     /// The patch, and what it changes.
     fn finish(
         &self,
-        dice: &mut Dice,
+        dice: &mut Random,
         run_type: &str,
         mut patch: Value,
         posted_extra: &Value,
@@ -184,7 +185,7 @@ impl Run {
         let end = self.start + 1 + below(dice, 60_000_000);
         let error = (dice.below(5) == 0).then(|| format!("boom {}", dice.below(10)));
         merge(&mut patch, &json!({ "end_time": rfc3339(end) }));
-        let mut outputs = json!({ "answer": dice.roll().to_string(), "list": [1, 2.5, "three", false] });
+        let mut outputs = json!({ "answer": dice.next_u64().to_string(), "list": [1, 2.5, "three", false] });
         let token = self.start + 7;
         let mut events = vec![json!({ "name": "start", "time": rfc3339(self.start) })];
         if run_type == "llm" {
@@ -252,7 +253,7 @@ fn body(parts: &[String], compressed: bool) -> Body {
     }
 }
 
-fn below(dice: &mut Dice, limit: i64) -> i64 {
+fn below(dice: &mut Random, limit: i64) -> i64 {
     i64::try_from(dice.below(limit.cast_unsigned())).expect("below a positive i64")
 }
 

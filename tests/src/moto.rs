@@ -9,7 +9,7 @@ use tokio::process::{Child, Command};
 
 use crate::{environment, free_address, until};
 
-/// It asks whether somebody signed, and not whether the signature fits.
+/// It asks whether a caller signed, and not whether the signature fits.
 const SIGNED: &str =
     "AWS4-HMAC-SHA256 Credential=anybody/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0";
 
@@ -94,7 +94,7 @@ impl Moto {
         }
     }
 
-    /// Uploads in parts below `prefix` that nobody completed or gave up.
+    /// Uploads in parts below `prefix` that no one completed or gave up.
     ///
     /// # Panics
     /// If it does not answer.

@@ -1,4 +1,4 @@
-//! A PostgreSQL of a test's own: it may be stopped and started again without hurting anybody.
+//! A PostgreSQL of a test's own: it may be stopped and started again without hurting anyone.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -45,7 +45,7 @@ impl PostgresServer {
     }
 
     async fn launch(programs: PathBuf, options: String) -> Option<Self> {
-        // Not in the world's folder: the server's account has to be able to walk there.
+        // Not in the world's folder: the server's account must be able to walk there.
         let folder = tempfile::Builder::new()
             .prefix("towpath-postgres.")
             .tempdir()

@@ -36,7 +36,6 @@ pub struct Program {
 pub enum Exit {
     /// By itself, with this code.
     Code(i32),
-    /// By this signal.
     Signal(i32),
 }
 
@@ -149,7 +148,7 @@ impl Process {
         lines[lines.len().saturating_sub(60)..].join("\n")
     }
 
-    /// What `/metrics` shows under this name, all series together; 0 where there is none.
+    /// What `/metrics` shows under this name, all series together; 0 if there is none.
     ///
     /// # Panics
     /// If the process does not answer.
@@ -181,7 +180,7 @@ impl Process {
     pub fn signal(&self, signal: Signal) {
         if let Some(pid) = self.child.id() {
             let pid = Pid::from_raw(i32::try_from(pid).expect("pids are small"));
-            // It may end between the two lines; then there is nobody to tell.
+            // It may end between the two lines; then there is no one to tell.
             let _ = kill(pid, signal);
         }
     }

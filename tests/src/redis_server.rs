@@ -1,4 +1,4 @@
-//! A Redis of a test's own: it may be flushed, stopped and killed without hurting anybody.
+//! A Redis of a test's own: it may be flushed, stopped and killed without hurting anyone.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -74,9 +74,6 @@ impl RedisServer {
     }
 
     /// Sends one inline command and gives the first line of the answer.
-    ///
-    /// # Errors
-    /// If the server is not there.
     pub async fn command(&self, command: &str) -> std::io::Result<String> {
         let mut stream = TcpStream::connect(self.address).await?;
         stream.write_all(format!("{command}\r\n").as_bytes()).await?;

@@ -30,8 +30,8 @@ pub async fn until<T>(what: &str, limit: Duration, mut ask: impl AsyncFnMut() ->
     }
 }
 
-/// Below those that Linux gives to outgoing connections (`ip_local_port_range`): one of these took a port between the look
-/// and its use.
+/// Below those that Linux gives to outgoing connections (`ip_local_port_range`): one of these took a port between the
+/// look and its use.
 const PORTS: std::ops::Range<u16> = 10_000..32_768;
 
 /// A loopback address that is free at this moment, and that no other test of the same run was given.
@@ -48,8 +48,8 @@ pub fn free_address() -> SocketAddr {
     }
 }
 
-/// Whether `port` was not given before. Tests may be processes of their own, so each port of a run of `scripts/test` is a
-/// file in its folder.
+/// Whether `port` was not given before. Tests may be processes of their own, so each port of a run of `scripts/test` is
+/// a file in its folder.
 fn claim(port: u16) -> bool {
     static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
     if !GIVEN.lock().expect("nobody panicked").insert(port) {

@@ -25,7 +25,7 @@ pub enum Layout {
     },
 }
 
-/// The product and everything it stands on, made for one test. Dropping it kills every process, drops the database and
+/// The product and everything it is on, made for one test. Dropping it kills every process, drops the database and
 /// removes every file.
 #[derive(Debug)]
 pub struct World {
@@ -49,7 +49,6 @@ pub struct World {
     pub bucket: Option<Moto>,
     /// What the processes take for the bucket.
     pub bucket_proxy: Option<FaultProxy>,
-    /// The workspace.
     pub tenant: Uuid,
     data: std::path::PathBuf,
     // Last: its files go after the processes that write them.
@@ -91,7 +90,8 @@ impl World {
             .expect("the embedded world needs no server")
     }
 
-    /// A cluster with `workers` worker processes, ready; `None`, said in one line, where the test servers are not given.
+    /// A cluster with `workers` worker processes, ready; `None`, said in one line, where the test servers are not
+    /// given.
     ///
     /// # Panics
     /// If it does not start.
@@ -185,7 +185,7 @@ impl Plan {
         self
     }
 
-    /// Makes a cluster one of agent servers in place of the platform. `TOWPATH_AGENT_GRAPHS` names their graphs.
+    /// Turns a cluster into one of agent servers instead of the platform. `TOWPATH_AGENT_GRAPHS` names their graphs.
     #[must_use]
     pub fn agents(mut self) -> Self {
         self.command = "agent";

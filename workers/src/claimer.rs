@@ -1,5 +1,4 @@
-//! The pace of one pool: claims as many jobs as there are free slots, and writes those that ended with nothing but their
-//! own row and what goes along.
+//! The claimer of a pool: claims jobs for free slots, and writes completions that change only their own row.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,114 +10,113 @@ use rand::Rng;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use towpath_domain::WorkerId;
-use towpath_durable::{Endings, Engine, Fenced, Joining};
+use towpath_durable::{CompletionBatch, Engine, JobFence, RecordRequest};
 use towpath_queue::Wakes;
 use towpath_store::Dialect;
-use towpath_store::jobs::Turned;
+use towpath_store::jobs::ClaimOutcome;
 
-use crate::held::{Held, Lease};
+use crate::active_jobs::{ActiveJobs, Lease};
+use crate::claim_batch::{self, ClaimBatch, ClaimBatchResult};
+use crate::claim_cursor::ClaimCursor;
 use crate::metric::{self, Slots};
-use crate::peers::Peers;
-use crate::rota::Rota;
-use crate::turn::{self, Hand, Over};
-use crate::{Assignment, Finished, Place};
+use crate::pool_peers::PoolPeers;
+use crate::{Assignment, JobPermit, UnrecordedCompletion};
 
-/// The most one turn claims, and the most it records; more slots are filled by several.
-const LARGEST: usize = 256;
+/// Maximum size of a batch; more slots need several batches.
+const MAX_BATCH: usize = 256;
 
-/// The longest a free slot waits for company while no turn is under way: slots that long jobs hold are not waited for.
+/// How long a free slot waits for other slots while no batch is in progress. Slots of long jobs are not waited for.
 const LONGEST_WAIT: Duration = Duration::from_millis(5);
 
-/// How long nothing is tried without a lease, unless one begins.
-const NO_LEASE: Duration = Duration::from_millis(500);
+/// Pause without a lease, unless one begins.
+const NO_LEASE_PAUSE: Duration = Duration::from_millis(500);
 
-/// Fewer slots are filled by one turn at a time. With 16 two turns are faster than one; with less than that it was not measured.
+/// Below this number of slots, batches do not overlap.
 const FEW_SLOTS: usize = 8;
 
 pub(crate) struct Claimer {
     pub(crate) engine: Engine,
     pub(crate) pool: String,
     pub(crate) permits: Arc<Semaphore>,
-    /// One slot is wanted by a job that is performed alone, see `suspects.rs`.
-    pub(crate) spare: Arc<AtomicBool>,
+    /// Reserves a slot for a job that runs alone, see `suspects.rs`.
+    pub(crate) reserves_slot: Arc<AtomicBool>,
     pub(crate) slots: usize,
-    pub(crate) taken: Slots,
-    pub(crate) held: Arc<Held>,
-    pub(crate) peers: Arc<Peers>,
+    pub(crate) busy_slots: Slots,
+    pub(crate) active_jobs: Arc<ActiveJobs>,
+    pub(crate) peers: Arc<PoolPeers>,
     pub(crate) assignments: mpsc::Sender<Vec<Assignment>>,
-    /// Jobs that ended with nothing to write but their own row. While there is a backlog, writing those and claiming
-    /// the next ones is one transaction: one commit where there would be two.
-    pub(crate) finished: mpsc::Receiver<Finished>,
-    /// Jobs of this pool that are recorded in this process: with its next turn.
-    pub(crate) joining: mpsc::Receiver<Joining>,
+    /// Completions that change only their own row. During a backlog, they share a transaction and commit with the next
+    /// claim.
+    pub(crate) completions: mpsc::Receiver<UnrecordedCompletion>,
+    /// Jobs that this process records in this pool, with the next batch.
+    pub(crate) record_requests: mpsc::Receiver<RecordRequest>,
     pub(crate) wakes: Wakes,
-    /// Told when a lease begins.
-    pub(crate) leased: watch::Receiver<Option<Lease>>,
-    pub(crate) fallback: Duration,
+    /// Reports when a lease begins.
+    pub(crate) lease_changes: watch::Receiver<Option<Lease>>,
+    pub(crate) poll_interval: Duration,
     pub(crate) draining: CancellationToken,
 }
 
-/// What the turns so far say about the next one.
-struct Pace {
-    /// Where the last claim ended, the next begins.
-    rota: Rota,
-    /// How long nothing was tried after the last error.
-    trouble: Duration,
-    /// How long the last turn took, if it left a backlog behind.
-    backlog: Option<Duration>,
-    /// Nothing is claimed before then, unless something wakes this pool.
-    rest: Option<tokio::time::Instant>,
-    /// Of the turns under way, or of those that ended last, two were so at once. What one of them did not find the other may
-    /// have had, or made ready.
+/// Pacing derived from earlier batches.
+struct ClaimPacing {
+    /// Start of the next claim.
+    cursor: ClaimCursor,
+    /// Pause after the last error.
+    error_backoff: Duration,
+    /// Duration of the last batch, if it left a backlog.
+    backlog_duration: Option<Duration>,
+    /// No claim before this time, unless the pool is woken.
+    idle_until: Option<tokio::time::Instant>,
+    /// Whether two batches overlapped recently. Jobs that one of them did not find may have been in the other one.
     overlapped: bool,
 }
 
 impl Claimer {
     pub(crate) async fn run(mut self) {
-        self.work().await;
-        self.taken.close();
-        // Whoever records from now on does it alone; those who wait are told by being dropped, also who was just asking.
-        self.joining.close();
-        while self.joining.recv().await.is_some() {}
-        // Whoever finishes from now on writes alone.
-        self.finished.close();
-        while let Some(finished) = self.finished.recv().await {
-            self.complete_apart(finished);
+        self.claim_loop().await;
+        self.busy_slots.close();
+        // Further callers record by themselves; dropping the waiting requests tells their senders to do the same.
+        self.record_requests.close();
+        while self.record_requests.recv().await.is_some() {}
+        // Later completions are written separately.
+        self.completions.close();
+        while let Some(finished) = self.completions.recv().await {
+            self.complete_separately(finished);
         }
     }
 
-    async fn work(&mut self) {
-        let mut pace = Pace {
-            rota: Rota::new(self.engine.store().dialect()),
-            trouble: Duration::ZERO,
-            backlog: None,
-            rest: None,
+    async fn claim_loop(&mut self) {
+        let mut pace = ClaimPacing {
+            cursor: ClaimCursor::new(self.engine.store().dialect()),
+            error_backoff: Duration::ZERO,
+            backlog_duration: None,
+            idle_until: None,
             overlapped: false,
         };
-        let mut hand = Hand::default();
+        let mut batch = ClaimBatch::default();
         let mut under_way = FuturesUnordered::new();
         loop {
-            let overlaps = self.overlaps(&pace);
-            let (most, enough) = self.sizes(overlaps);
+            let overlaps = self.may_overlap(&pace);
+            let (most, enough) = self.batch_sizes(overlaps);
             if under_way.is_empty() {
-                if !self.wait(&mut hand, &mut pace).await {
+                if !self.wait_for_work(&mut batch, &mut pace).await {
                     if self.draining.is_cancelled() {
                         return;
                     }
                     continue;
                 }
-                let joins = pace.rest.is_none() || pace.trouble.is_zero();
-                let claims = pace.rest.is_none() || !hand.joining.is_empty();
-                self.gather(&mut hand, most, claims, joins).await;
-                // Who only records has no slot to wait for.
-                if let Some(patience) = pace.backlog.filter(|_| claims && hand.slots() > 0) {
-                    // What came by then is in the hand either way.
-                    let _ = tokio::time::timeout(patience.min(LONGEST_WAIT), self.fill(&mut hand, enough)).await;
+                let joins = pace.idle_until.is_none() || pace.error_backoff.is_zero();
+                let claims = pace.idle_until.is_none() || !batch.record_requests.is_empty();
+                self.fill_from_ready(&mut batch, most, claims, joins).await;
+                // A batch that only records needs no slot.
+                if let Some(patience) = pace.backlog_duration.filter(|_| claims && batch.slots() > 0) {
+                    // Completions that arrive meanwhile are in the batch in any case.
+                    let _ = tokio::time::timeout(patience.min(LONGEST_WAIT), self.fill_until(&mut batch, enough)).await;
                 }
-                let woken = pace.trouble.is_zero() && self.wakes.next().now_or_never().is_some();
-                let nothing_new = pace.rest.is_some() && !woken && hand.joining.is_empty();
+                let woken = pace.error_backoff.is_zero() && self.wakes.next().now_or_never().is_some();
+                let nothing_new = pace.idle_until.is_some() && !woken && batch.record_requests.is_empty();
                 if self.draining.is_cancelled() || nothing_new {
-                    self.complete(std::mem::take(&mut hand).finished).await;
+                    self.complete_batch(std::mem::take(&mut batch).completions).await;
                     continue;
                 }
                 pace.overlapped = false;
@@ -127,269 +125,285 @@ impl Claimer {
                 tokio::select! {
                     biased;
                     Some(over) = under_way.next() => {
-                        self.conclude(over, &mut pace).await;
+                        self.finish_batch(over, &mut pace).await;
                         continue;
                     }
-                    () = self.fill(&mut hand, enough), if another => {}
+                    () = self.fill_until(&mut batch, enough), if another => {}
                 }
-                self.gather(&mut hand, most, true, true).await;
+                self.fill_from_ready(&mut batch, most, true, true).await;
                 if self.draining.is_cancelled() {
-                    // What is in the hand is written once the other turn is over.
+                    // The batch is written after the one in progress.
                     continue;
                 }
                 pace.overlapped = true;
             }
-            let Some(worker) = self.held.worker() else {
-                // Nothing is claimed without a lease. Whoever waits to be recorded is told by being dropped.
-                self.complete(std::mem::take(&mut hand).finished).await;
-                pace.rest = Some(self.rest(NO_LEASE));
+            let Some(worker) = self.active_jobs.claiming_worker() else {
+                // No claim without a lease. Dropping the record requests informs their senders.
+                self.complete_batch(std::mem::take(&mut batch).completions).await;
+                pace.idle_until = Some(self.idle_deadline(NO_LEASE_PAUSE));
                 continue;
             };
-            pace.rest = None;
-            let hand = std::mem::take(&mut hand);
-            let claiming = self.held.claiming();
-            under_way.push(turn::begin(
+            pace.idle_until = None;
+            let batch = std::mem::take(&mut batch);
+            let claiming = self.active_jobs.begin_claim();
+            under_way.push(claim_batch::start(
                 &self.engine,
                 &self.pool,
                 (worker, claiming),
-                hand,
-                usize::from(self.spare.load(Ordering::Relaxed)),
-                &mut pace.rota,
+                batch,
+                usize::from(self.reserves_slot.load(Ordering::Relaxed)),
+                &mut pace.cursor,
             ));
         }
     }
 
-    /// Whether a turn may begin while another is under way. With a backlog it may: otherwise the database waits while jobs run,
-    /// and slots wait while it works. Where several workers share a pool the database has the turns of the others, and smaller
-    /// ones only cost it more (a sixth, with two workers of 64 slots). SQLite has one writer.
-    fn overlaps(&self, pace: &Pace) -> bool {
-        pace.backlog.is_some()
-            && pace.rest.is_none()
-            && pace.trouble.is_zero()
+    /// Whether a batch may start while another one is in progress. During a backlog this keeps the database busy while
+    /// jobs run, and slots busy while it works. If several workers share a pool, their batches overlap anyway, and
+    /// smaller batches only cost more. SQLite has a single writer.
+    fn may_overlap(&self, pace: &ClaimPacing) -> bool {
+        pace.backlog_duration.is_some()
+            && pace.idle_until.is_none()
+            && pace.error_backoff.is_zero()
             && self.slots >= FEW_SLOTS
             && self.engine.store().dialect() == Dialect::Postgres
-            && !self.peers.serve(&self.pool)
+            && !self.peers.share_pool(&self.pool)
     }
 
-    /// How many slots the next turn is for at most, and how many are worth one while there is a backlog: a turn of one job
-    /// costs as much as a turn of many then.
-    fn sizes(&self, overlaps: bool) -> (usize, usize) {
+    /// Maximum slots of the next batch, and how many justify one during a backlog, when a batch of one job costs as
+    /// much as a batch of many.
+    fn batch_sizes(&self, overlaps: bool) -> (usize, usize) {
         let slots = if overlaps { self.slots / 2 } else { self.slots };
-        let most = slots.min(LARGEST);
+        let most = slots.min(MAX_BATCH);
         (most, most / 2)
     }
 
-    /// Waits for something to do, unless the hand has something already. Answers whether there is.
-    async fn wait(&mut self, hand: &mut Hand, pace: &mut Pace) -> bool {
-        if hand.slots() > 0 {
+    /// Waits for work unless the batch has some. Returns whether there is any.
+    async fn wait_for_work(&mut self, batch: &mut ClaimBatch, pace: &mut ClaimPacing) -> bool {
+        if batch.slots() > 0 {
             return true;
         }
-        let rest = pace.rest;
+        let rest = pace.idle_until;
         let rested = tokio::time::sleep_until(rest.unwrap_or_else(tokio::time::Instant::now));
         tokio::select! {
             biased;
             () = self.draining.cancelled() => return false,
-            Some(finished) = self.finished.recv() => hand.finished.push(finished),
-            // After trouble nothing is tried before its time, and who is dropped records alone: its caller hears of it.
-            Some(joining) = self.joining.recv() => {
-                if rest.is_some() && !pace.trouble.is_zero() {
+            Some(finished) = self.completions.recv() => batch.completions.push(finished),
+            // After an error, nothing is tried during the pause. A dropped request is recorded by its sender, who gets
+            // the error.
+            Some(joining) = self.record_requests.recv() => {
+                if rest.is_some() && !pace.error_backoff.is_zero() {
                     return false;
                 }
-                hand.joining.push(joining);
+                batch.record_requests.push(joining);
             }
-            // No wake counts either: it would only repeat it.
-            _ = self.wakes.next(), if rest.is_some() && pace.trouble.is_zero() => {
-                pace.rest = None;
+            // Wakes are ignored too: they would only repeat the attempt.
+            _ = self.wakes.next(), if rest.is_some() && pace.error_backoff.is_zero() => {
+                pace.idle_until = None;
                 return false;
             }
-            _ = self.leased.changed(), if rest.is_some() => {
-                pace.rest = None;
+            _ = self.lease_changes.changed(), if rest.is_some() => {
+                pace.idle_until = None;
                 return false;
             }
             () = rested, if rest.is_some() => {
-                pace.rest = None;
+                pace.idle_until = None;
                 return false;
             }
-            // Permits before the claim: a job that is claimed starts at once. Without one no wake is read either.
-            permit = self.permits.clone().acquire_owned(), if rest.is_none() => hand.permits.extend(permit),
+            // The permit comes before the claim, so that a claimed job starts at once. Without a permit, no wake is
+            // read.
+            permit = self.permits.clone().acquire_owned(), if rest.is_none() => batch.permits.extend(permit),
         }
         true
     }
 
-    /// Takes what else is there: jobs that finished, and free slots if there is to be a claim.
-    async fn gather(&mut self, hand: &mut Hand, most: usize, claims: bool, joins: bool) {
-        // Tasks that are ready to run may be about to finish too: a few turns of the runtime, for as long as each
-        // brings somebody.
+    /// Adds whatever is ready: completions, and free slots if the batch claims.
+    async fn fill_from_ready(&mut self, batch: &mut ClaimBatch, most: usize, claims: bool, joins: bool) {
+        // Ready tasks may be about to finish too, so this yields to the runtime as long as each turn brings another
+        // completion.
         loop {
-            let before = (hand.slots(), hand.joining.len());
+            let before = (batch.slots(), batch.record_requests.len());
             tokio::task::yield_now().await;
-            while hand.slots() < most
-                && let Ok(finished) = self.finished.try_recv()
+            while batch.slots() < most
+                && let Ok(finished) = self.completions.try_recv()
             {
-                hand.finished.push(finished);
+                batch.completions.push(finished);
             }
             while joins
-                && hand.joining.len() < LARGEST
-                && let Ok(joining) = self.joining.try_recv()
+                && batch.record_requests.len() < MAX_BATCH
+                && let Ok(joining) = self.record_requests.try_recv()
             {
-                hand.joining.push(joining);
+                batch.record_requests.push(joining);
             }
             while claims
-                && hand.slots() < most
+                && batch.slots() < most
                 && let Ok(permit) = self.permits.clone().try_acquire_owned()
             {
-                hand.permits.push(permit);
+                batch.permits.push(permit);
             }
-            if (hand.slots(), hand.joining.len()) == before || hand.slots() >= most {
+            if (batch.slots(), batch.record_requests.len()) == before || batch.slots() >= most {
                 break;
             }
         }
     }
 
-    /// Waits until the hand has so many slots, however long that takes: whoever waits has a limit of its own.
-    async fn fill(&mut self, hand: &mut Hand, enough: usize) {
-        while hand.slots() < enough {
+    /// Waits until the batch has this many slots; the caller sets the time limit.
+    async fn fill_until(&mut self, batch: &mut ClaimBatch, enough: usize) {
+        while batch.slots() < enough {
             tokio::select! {
-                Some(finished) = self.finished.recv() => hand.finished.push(finished),
-                permit = self.permits.clone().acquire_owned() => hand.permits.extend(permit),
+                Some(finished) = self.completions.recv() => batch.completions.push(finished),
+                permit = self.permits.clone().acquire_owned() => batch.permits.extend(permit),
             }
         }
     }
 
-    /// Draws what follows from a turn, and starts what it claimed.
-    async fn conclude(&self, over: Over, pace: &mut Pace) {
-        let Over {
-            mut hand,
-            by: (worker, _claiming),
-            wanted,
-            outset,
-            took,
-            turned,
+    /// Updates the pacing after a batch, and starts the claimed jobs.
+    async fn finish_batch(&self, over: ClaimBatchResult, pace: &mut ClaimPacing) {
+        let ClaimBatchResult {
+            mut batch,
+            claimed_by: (worker, _claiming),
+            limit: wanted,
+            snapshot: outset,
+            duration: took,
+            outcome,
         } = over;
         metrics::histogram!(metric::CLAIM_SECONDS, "pool" => self.pool.clone()).record(took);
-        match turned {
-            Ok(turned) => {
-                pace.trouble = Duration::ZERO;
-                for joining in hand.joining.drain(..) {
-                    let _ = joining.done.send(());
+        match outcome {
+            Ok(outcome) => {
+                pace.error_backoff = Duration::ZERO;
+                for joining in batch.record_requests.drain(..) {
+                    let _ = joining.recorded.send(());
                 }
                 if wanted > 0 {
-                    let more = pace.rota.claimed(&outset, &turned.claimed, wanted, took) || pace.overlapped;
-                    // Each tenant gets an equal share, so that many of them leave some slots free.
-                    pace.backlog = (turned.claimed.len() * 2 > wanted).then_some(took);
-                    pace.rest = (turned.claimed.is_empty() && !more).then(|| self.rest(self.fallback));
+                    let more = pace.cursor.record_claim(&outset, &outcome.claimed, wanted, took) || pace.overlapped;
+                    // Each tenant gets an equal share, so many tenants leave some slots free.
+                    pace.backlog_duration = (outcome.claimed.len() * 2 > wanted).then_some(took);
+                    pace.idle_until =
+                        (outcome.claimed.is_empty() && !more).then(|| self.idle_deadline(self.poll_interval));
                 }
-                self.hand_out(hand, turned, worker).await;
+                self.dispatch(batch, outcome, worker).await;
             }
             Err(error) => {
-                pace.rota.failed();
-                let brought = !hand.finished.is_empty() || !hand.joining.is_empty();
-                // Whoever waits for it records alone.
-                drop(hand.joining);
-                hand.finished
+                pace.cursor.record_failure();
+                let brought = !batch.completions.is_empty() || !batch.record_requests.is_empty();
+                // Their senders record by themselves.
+                drop(batch.record_requests);
+                batch
+                    .completions
                     .into_iter()
-                    .for_each(|finished| self.complete_apart(finished));
+                    .for_each(|finished| self.complete_separately(finished));
                 if brought && !error.is_transient() {
-                    // What one of them writes was refused. That is its own affair: the next turn is without it.
+                    // One of the batched writes was refused. The next batch goes without it.
                     return;
                 }
-                pace.trouble = (pace.trouble * 2).clamp(Duration::from_millis(100), Duration::from_secs(2));
-                pace.rest = Some(self.rest(pace.trouble));
-                tracing::warn!(pool = self.pool, error = %error, retry_ms = pace.trouble.as_millis(), "cannot claim");
+                pace.error_backoff = (pace.error_backoff * 2).clamp(Duration::from_millis(100), Duration::from_secs(2));
+                pace.idle_until = Some(self.idle_deadline(pace.error_backoff));
+                tracing::warn!(pool = self.pool, error = %error, retry_ms = pace.error_backoff.as_millis(), "cannot claim");
             }
         }
     }
 
-    /// Starts what was claimed by the lease of `worker`, on the slots of what is finished and on those that were free.
-    async fn hand_out(&self, mut hand: Hand, turned: Turned, worker: WorkerId) {
-        metrics::counter!(metric::CLAIMED, "pool" => self.pool.clone()).increment(turned.claimed.len() as u64);
+    /// Starts jobs claimed by the lease of `worker`, on freed slots and free ones.
+    async fn dispatch(&self, mut batch: ClaimBatch, outcome: ClaimOutcome, worker: WorkerId) {
+        metrics::counter!(metric::CLAIMED, "pool" => self.pool.clone()).increment(outcome.claimed.len() as u64);
         let now = self.engine.store().clock().now();
         let wait = metrics::histogram!(metric::WAIT, "pool" => self.pool.clone());
-        let vacated: Vec<_> = hand
-            .finished
+        let vacated: Vec<_> = batch
+            .completions
             .iter_mut()
-            .map(|finished| finished.place.vacate())
+            .map(|finished| finished.permit.release_slot())
             .collect();
-        let free = hand.permits.into_iter().map(|permit| self.taken.take(permit));
-        let assigned: Vec<_> = turned
+        let free = batch.permits.into_iter().map(|permit| self.busy_slots.take(permit));
+        let assigned: Vec<_> = outcome
             .claimed
             .into_iter()
             .zip(vacated.into_iter().flatten().chain(free))
             .map(|(job, slot)| {
                 wait.record(now.since(job.run_at));
-                let fenced = Fenced {
+                let fenced = JobFence {
                     id: job.id,
                     fence: job.fence,
                 };
-                let signal = self.held.add(fenced, worker);
-                let place = Place {
-                    held: self.held.clone(),
+                let signal = self.active_jobs.add(fenced, worker);
+                let place = JobPermit {
+                    active_jobs: self.active_jobs.clone(),
                     job: fenced,
                     pool: self.pool.clone(),
                     slot: Some(slot),
-                    _alone: None,
+                    _exclusive_permit: None,
                 };
-                Assignment { job, signal, place }
+                Assignment {
+                    job,
+                    signal,
+                    permit: place,
+                }
             })
             .collect();
-        // There is room: each message brings at least one job, and the channel has a place for each slot.
+        // There is capacity: each message has at least one job, and the channel has room for each slot.
         if !assigned.is_empty() && self.assignments.send(assigned).await.is_err() {
             tracing::error!(
                 pool = self.pool,
-                "the runtime of this pool is gone; its jobs will be given back"
+                "the runtime of this pool has ended; its jobs will be returned"
             );
         }
-        self.settle(hand.finished, &turned.missed);
+        self.release_completed(batch.completions, &outcome.not_completed);
     }
 
-    /// Writes the finished jobs while there is nothing to claim.
-    async fn complete(&self, finished: Vec<Finished>) {
+    /// Writes completions without a claim.
+    async fn complete_batch(&self, finished: Vec<UnrecordedCompletion>) {
         if finished.is_empty() {
             return;
         }
-        let endings = Endings::of(finished.iter().map(|finished| finished.bare.ending()));
+        let endings = CompletionBatch::of(finished.iter().map(|finished| finished.completion.completion()));
         match endings.complete(self.engine.store()).await {
-            Ok(hit) if hit.len() == endings.held.len() => self.settle(finished, &[]),
+            Ok(hit) if hit.len() == endings.jobs.len() => self.release_completed(finished, &[]),
             Ok(hit) => {
-                let missed: Vec<Fenced> = endings.held.into_iter().filter(|job| !hit.contains(job)).collect();
-                self.settle(finished, &missed);
+                let missed: Vec<JobFence> = endings.jobs.into_iter().filter(|job| !hit.contains(job)).collect();
+                self.release_completed(finished, &missed);
             }
-            Err(_) => finished.into_iter().for_each(|finished| self.complete_apart(finished)),
+            Err(_) => finished
+                .into_iter()
+                .for_each(|finished| self.complete_separately(finished)),
         }
     }
 
-    /// Lets go of jobs whose rows are written. Those that were `missed` have an end of their own to write.
-    fn settle(&self, finished: Vec<Finished>, missed: &[Fenced]) {
-        for Finished { bare, place } in finished {
-            if missed.contains(&bare.ending().job) {
+    /// Releases jobs whose rows are written. The `missed` ones write their own end.
+    fn release_completed(&self, finished: Vec<UnrecordedCompletion>, missed: &[JobFence]) {
+        for UnrecordedCompletion {
+            completion: bare,
+            permit: place,
+        } in finished
+        {
+            if missed.contains(&bare.completion().job) {
                 let engine = self.engine.clone();
                 tokio::spawn(async move {
-                    bare.missed(&engine).await;
+                    bare.record_missed(&engine).await;
                     drop(place);
                 });
             } else {
-                bare.completed();
+                bare.finish();
             }
         }
     }
 
-    /// Has a finished job written without the others: with them it could not be, or nobody claims any more.
-    fn complete_apart(&self, finished: Finished) {
+    /// Writes a completion on its own: the batch failed with it, or nothing is claimed any more.
+    fn complete_separately(&self, finished: UnrecordedCompletion) {
         let engine = self.engine.clone();
         tokio::spawn(async move {
-            let Finished { bare, place } = finished;
+            let UnrecordedCompletion {
+                completion: bare,
+                permit: place,
+            } = finished;
             bare.complete(&engine).await;
             drop(place);
         });
     }
 
-    /// Until when to do nothing.
-    fn rest(&self, span: Duration) -> tokio::time::Instant {
+    fn idle_deadline(&self, span: Duration) -> tokio::time::Instant {
         tokio::time::Instant::now() + span.mul_f64(rand::rng().random_range(0.5..1.5))
     }
 }
 
-/// How much of a lease its holder counts on: a tenth is left for what lies between two clocks and two hosts.
-pub(crate) fn safe_part(lease: Duration) -> Duration {
+/// The part of a lease that its holder relies on: a tenth is the margin for differences between clocks and hosts.
+pub(crate) fn safe_lease_part(lease: Duration) -> Duration {
     lease - lease / 10
 }

@@ -1,21 +1,21 @@
 //! Workers: processes that claim jobs and perform them.
 //!
-//! Promises: a job is claimed only when a slot is free for it, so no claimed job waits behind a busy worker; its lease
-//! is renewed from a thread of its own, whatever the handlers do; a worker that cannot renew stops its handlers
-//! before its lease ends, and claims again only by another one; a worker that is told to leave claims nothing more, finishes
-//! or hands back what it has, and loses no lease. Leaves to others: what a job does, and what becomes of it (`durable`).
+//! Guarantees: a job is claimed only for a free slot, so no claimed job waits behind a busy worker. The lease is
+//! renewed in a separate thread, whatever the handlers do. A worker that cannot renew its lease stops its handlers
+//! before the lease ends, and claims again only with a new one. A draining worker claims nothing, finishes or returns
+//! its jobs, and loses no lease. The `durable` crate performs jobs and writes their results.
 //!
-//! The apalis runtime drives the handlers; everything that touches it is in [`runtime`].
+//! The apalis runtime drives the handlers; all code that uses it is in [`runtime`].
 
+mod active_jobs;
+mod claim_batch;
+mod claim_cursor;
 mod claimer;
-mod held;
-mod keeper;
+mod lease_renewer;
 pub mod metric;
-mod peers;
-mod rota;
+mod pool_peers;
 mod runtime;
 mod suspects;
-mod turn;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,27 +24,26 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use towpath_domain::WorkerId;
-use towpath_durable::{Bare, Engine, Fenced, Registry, Signal};
+use towpath_durable::{Engine, JobFence, PendingCompletion, Registry, Signal};
 use towpath_queue::Queue;
 use towpath_store::workers::Worker;
 
+use crate::active_jobs::ActiveJobs;
 use crate::claimer::Claimer;
-use crate::held::Held;
-use crate::keeper::Keeper;
+use crate::lease_renewer::LeaseRenewer;
 use crate::metric::{Slot, Slots};
-use crate::peers::Peers;
-use crate::suspects::{Line, Suspects};
+use crate::pool_peers::PoolPeers;
+use crate::suspects::{SuspectPool, SuspectRunner};
 
-/// How long a worker that leaves waits for its jobs to be handed back.
+/// How long a stopping worker waits for its jobs to be returned.
 const HAND_BACK: Duration = Duration::from_secs(5);
 
-/// What a worker process serves.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Pools and how many jobs of each may be at work here at once.
+    /// Pools with their number of slots.
     pub pools: Vec<(String, usize)>,
-    /// How long an idle pool goes without looking when nothing wakes it. Jittered by half either way.
-    pub fallback: Duration,
+    /// Interval at which an idle pool polls if nothing wakes it, with a jitter of half.
+    pub poll_interval: Duration,
     /// Host name, for operators.
     pub host: String,
     /// Version of the program, for operators.
@@ -52,44 +51,41 @@ pub struct Options {
 }
 
 impl Options {
-    /// These pools, all else as usual.
+    /// Defaults for these pools.
     pub fn new(pools: impl IntoIterator<Item = (impl Into<String>, usize)>) -> Self {
         Self {
             pools: pools.into_iter().map(|(pool, slots)| (pool.into(), slots)).collect(),
-            fallback: Duration::from_secs(1),
+            poll_interval: Duration::from_secs(1),
             host: "localhost".to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
         }
     }
 }
 
-/// The workers of one process, at work.
+/// The running workers of one process.
 pub struct Workers {
-    /// Its first one.
+    /// Its first id.
     id: WorkerId,
     engine: Engine,
-    held: Arc<Held>,
-    /// Cancelled: claim nothing more.
+    active_jobs: Arc<ActiveJobs>,
+    /// Cancelled when the worker must stop claiming.
     draining: CancellationToken,
-    claimers: JoinSet<()>,
+    claimer_tasks: JoinSet<()>,
     runtimes: JoinSet<()>,
-    keeper: Keeper,
+    lease_renewer: LeaseRenewer,
 }
 
-/// How a drain went.
+/// Result of a drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Drained {
-    /// Jobs that were at work when the drain began.
-    pub at_work: usize,
-    /// Those handed back because the grace was over.
+pub struct DrainReport {
+    /// Jobs that were running when the drain began.
+    pub running: usize,
+    /// Jobs that were returned because the grace was over.
     pub handed_back: usize,
 }
 
 impl Workers {
     /// Starts claiming and performing.
-    ///
-    /// # Errors
-    /// When the lease thread or its own connection cannot be made.
     pub fn start<World: Send + Sync + 'static>(
         engine: Engine,
         queue: &Queue,
@@ -97,9 +93,9 @@ impl Workers {
         world: &Arc<World>,
         options: &Options,
     ) -> Result<Self, StartError> {
-        // Each life of a process is a worker of its own: nothing depends on a name being free again.
+        // Each process life is a new worker, so no name has to become free.
         let id = WorkerId::new();
-        let held = Arc::new(Held::default());
+        let held = Arc::new(ActiveJobs::default());
         let draining = CancellationToken::new();
         let row = Worker {
             id,
@@ -120,9 +116,9 @@ impl Workers {
             finished: "{}".to_owned(),
             drain_at: None,
         };
-        let peers = Arc::new(Peers::default());
+        let peers = Arc::new(PoolPeers::default());
         let (suspected, suspects) = watch::channel(Vec::new());
-        let keeper = Keeper::start(
+        let keeper = LeaseRenewer::start(
             &engine,
             held.clone(),
             peers.clone(),
@@ -138,28 +134,28 @@ impl Workers {
             let slots = (*slots).max(1);
             let (send, receive) = tokio::sync::mpsc::channel(slots);
             let (finish, finished) = tokio::sync::mpsc::channel(slots);
-            let line = Line {
+            let line = SuspectPool {
                 pool: pool.clone(),
                 permits: Arc::new(Semaphore::new(slots)),
-                spare: Arc::default(),
-                taken: Slots::new(pool, slots),
+                reserves_slot: Arc::default(),
+                busy_slots: Slots::new(pool, slots),
                 assignments: send.clone(),
             };
             let claimer = Claimer {
                 engine: engine.clone(),
                 pool: pool.clone(),
                 permits: line.permits.clone(),
-                spare: line.spare.clone(),
+                reserves_slot: line.reserves_slot.clone(),
                 slots,
-                taken: line.taken.clone(),
-                held: held.clone(),
+                busy_slots: line.busy_slots.clone(),
+                active_jobs: held.clone(),
                 peers: peers.clone(),
                 assignments: send,
-                finished,
-                joining: engine.joining(pool),
+                completions: finished,
+                record_requests: engine.record_requests(pool),
                 wakes: queue.listen([pool]),
-                leased: held.leases(),
-                fallback: options.fallback,
+                lease_changes: held.subscribe_lease(),
+                poll_interval: options.poll_interval,
                 draining: draining.clone(),
             };
             lines.push(line);
@@ -173,79 +169,77 @@ impl Workers {
                 finish,
             ));
         }
-        let suspects = Suspects {
+        let suspects = SuspectRunner {
             engine: engine.clone(),
-            held: held.clone(),
-            lines,
-            suspects,
+            active_jobs: held.clone(),
+            pools: lines,
+            suspect_pools: suspects,
             draining: draining.clone(),
         };
         claimers.spawn(suspects.run());
         Ok(Self {
             id,
             engine,
-            held,
+            active_jobs: held,
             draining,
-            claimers,
+            claimer_tasks: claimers,
             runtimes,
-            keeper,
+            lease_renewer: keeper,
         })
     }
 
-    /// This life of the process, and of its lease: a worker whose lease was lost goes on under another id.
+    /// Id of this process life and its first lease; after a lost lease the worker continues under another id.
     #[must_use]
     pub fn id(&self) -> WorkerId {
-        self.held.current().unwrap_or(self.id)
+        self.active_jobs.lease_owner().unwrap_or(self.id)
     }
 
-    /// Waits until this process has a lease, by which it can claim and record jobs.
+    /// Waits until this process has a lease, which claims and records require.
     pub async fn leased(&self) {
-        // The sender is kept by what this holds.
-        let _ = self.held.leases().wait_for(Option::is_some).await;
+        // `self` owns the sender.
+        let _ = self.active_jobs.subscribe_lease().wait_for(Option::is_some).await;
     }
 
-    /// Jobs at work.
     #[must_use]
-    pub fn at_work(&self) -> usize {
-        self.held.len()
+    pub fn running_jobs(&self) -> usize {
+        self.active_jobs.len()
     }
 
-    /// Cancelled once this worker claims nothing more: somebody called [`Workers::drain`], or asked through the
-    /// store.
+    /// Cancelled once this worker claims nothing more, after [`Workers::drain`] or a request through the store.
     #[must_use]
     pub fn draining(&self) -> CancellationToken {
         self.draining.clone()
     }
 
-    /// Leaves: claims nothing more, lets jobs finish for up to `grace`, hands back the rest, and signs off. No lease
-    /// is lost and nothing runs twice because of it.
-    pub async fn drain(mut self, grace: Duration) -> Drained {
+    /// Stops claiming, lets jobs finish for up to `grace`, returns the rest, and signs off. No lease is lost, and
+    /// nothing runs twice because of it.
+    pub async fn drain(mut self, grace: Duration) -> DrainReport {
         self.draining.cancel();
-        // Claimers end when no turn is under way, so whatever they claimed has reached its runtime by then.
-        while self.claimers.join_next().await.is_some() {}
-        let at_work = self.held.len();
-        let finished = tokio::time::timeout(grace, self.held.empty()).await;
-        let handed_back = self.held.len();
+        // Claimers end when no batch is in progress, so all claimed jobs have reached their runtime by then.
+        while self.claimer_tasks.join_next().await.is_some() {}
+        let at_work = self.active_jobs.len();
+        let finished = tokio::time::timeout(grace, self.active_jobs.wait_until_empty()).await;
+        let handed_back = self.active_jobs.len();
         if finished.is_err() {
-            tracing::info!(jobs = handed_back, "the grace is over; handing jobs back");
-            self.held.tell_all(Signal::HandBack);
-            // Handing back is one short transaction each. A database that is away must not keep us, nor a handler
-            // that blocks its thread: the leases end.
-            let _ = tokio::time::timeout(HAND_BACK, self.held.empty()).await;
+            tracing::info!(jobs = handed_back, "the grace time is over; returning jobs");
+            self.active_jobs.signal_all(Signal::HandBack);
+            // Each return is a short transaction. An unavailable database or a blocking handler must not delay the
+            // exit: the leases expire.
+            let _ = tokio::time::timeout(HAND_BACK, self.active_jobs.wait_until_empty()).await;
         }
-        if self.held.len() == 0 {
+        if self.active_jobs.len() == 0 {
             while self.runtimes.join_next().await.is_some() {}
         } else {
             tracing::warn!(
-                jobs = self.held.len(),
-                "left jobs behind; they are taken over when the lease ends"
+                jobs = self.active_jobs.len(),
+                "jobs are still running; other workers take them over when the lease ends"
             );
             self.runtimes.shutdown().await;
         }
-        self.keeper.stop().await;
-        let id = self.held.current().unwrap_or(self.id);
-        // What goes on here although it was told to stop keeps its lease: nobody else is to begin beside it.
-        let lets_go = self.held.len() == 0;
+        self.lease_renewer.stop().await;
+        let id = self.active_jobs.lease_owner().unwrap_or(self.id);
+        // A job that is still running keeps its lease, so that no other worker starts it in parallel.
+        let lets_go = self.active_jobs.len() == 0;
         let gone = self.engine.store().clock().now().minus(Duration::from_secs(3600));
         let signed_off = self.engine.store().write(async |tx| {
             if lets_go {
@@ -254,55 +248,55 @@ impl Workers {
             towpath_store::workers::remove(tx, id, gone).await
         });
         let _ = tokio::time::timeout(Duration::from_secs(2), signed_off).await;
-        Drained { at_work, handed_back }
+        DrainReport {
+            running: at_work,
+            handed_back,
+        }
     }
 }
 
-/// A worker could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The thread that renews leases.
     #[error("cannot start the thread that renews leases")]
     Thread(#[source] std::io::Error),
-    /// Its connection.
     #[error("cannot prepare a connection for renewing leases")]
     Store(#[source] towpath_store::Error),
 }
 
-/// What the claimer hands to the runtime.
+/// Passed from the claimer to the runtime.
 pub(crate) struct Assignment {
-    pub(crate) job: towpath_durable::Claimed,
+    pub(crate) job: towpath_durable::ClaimedJob,
     pub(crate) signal: watch::Receiver<Signal>,
-    pub(crate) place: Place,
+    pub(crate) permit: JobPermit,
 }
 
-/// A job whose row is for the claimer to write, with its next claim.
-pub(crate) struct Finished {
-    pub(crate) bare: Box<Bare>,
-    pub(crate) place: Place,
+/// A completion whose row the claimer writes with its next claim.
+pub(crate) struct UnrecordedCompletion {
+    pub(crate) completion: Box<PendingCompletion>,
+    pub(crate) permit: JobPermit,
 }
 
-/// A slot that is taken, and the job's entry among the held ones. Dropped when the job is done with, in whatever way.
-pub(crate) struct Place {
-    held: Arc<Held>,
-    job: Fenced,
+/// A used slot and the entry of its job. Dropped when the job is done in any way.
+pub(crate) struct JobPermit {
+    active_jobs: Arc<ActiveJobs>,
+    job: JobFence,
     pool: String,
-    /// Gone when the slot is another's already: the handler has ended, and only its row is still to be written.
+    /// `None` when the slot was passed on: the handler has ended, and only its row remains to be written.
     slot: Option<Slot>,
-    /// The right to perform a job that next to no other such one is performed.
-    _alone: Option<OwnedSemaphorePermit>,
+    /// Permit of a job that must run alone among its kind.
+    _exclusive_permit: Option<OwnedSemaphorePermit>,
 }
 
-impl Place {
-    /// Gives the slot on.
-    fn vacate(&mut self) -> Option<Slot> {
+impl JobPermit {
+    /// Passes the slot on.
+    fn release_slot(&mut self) -> Option<Slot> {
         self.slot.take()
     }
 }
 
-impl Drop for Place {
+impl Drop for JobPermit {
     fn drop(&mut self) {
-        self.held.count(&self.pool);
-        self.held.remove(self.job);
+        self.active_jobs.count_finished(&self.pool);
+        self.active_jobs.remove(self.job);
     }
 }

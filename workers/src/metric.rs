@@ -1,4 +1,4 @@
-//! What workers count.
+//! Metrics of workers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,55 +16,50 @@ pub(crate) const LOST: &str = "towpath_leases_lost_total";
 pub(crate) const STRAYS: &str = "towpath_stray_jobs_total";
 const SLOTS: &str = "towpath_worker_slots";
 
-/// Says what the metrics of this room mean.
 pub fn describe() {
     metrics::describe_histogram!(
         WAIT,
         Unit::Seconds,
-        "From the moment a job was due to its claim, backlog and lane included"
+        "Time from the due time of a job to its claim, including backlog and lane"
     );
     metrics::describe_histogram!(
         CLAIM_SECONDS,
         Unit::Seconds,
-        "The statement that claims jobs, whether it found any or not"
+        "Duration of the statement that claims jobs, with or without a result"
     );
     metrics::describe_counter!(CLAIMED, Unit::Count, "Jobs claimed by this process");
     metrics::describe_counter!(
         RENEWALS,
         Unit::Count,
-        "Rounds in which the lease of this process was renewed (ok) or could not be (failed)"
+        "Lease renewals of this process, by result: ok or failed"
     );
     metrics::describe_histogram!(
         RENEWAL_SECONDS,
         Unit::Seconds,
-        "One round of renewing the lease of this process"
+        "Duration of one renewal of the lease of this process"
     );
     metrics::describe_counter!(
         GIVEN_UP,
         Unit::Count,
-        "Jobs stopped here because the lease could not be renewed in time"
+        "Jobs stopped in this process because its lease could not be renewed in time"
     );
     metrics::describe_counter!(
         LOST,
         Unit::Count,
-        "Jobs held here that turned out to be somebody else's"
+        "Jobs held in this process that another worker had taken over"
     );
     metrics::describe_counter!(
         STRAYS,
         Unit::Count,
-        "Jobs of this process that it no longer knew of, given back"
+        "Jobs of this process without a handler, returned to their pool"
     );
-    metrics::describe_gauge!(
-        SLOTS,
-        Unit::Count,
-        "Jobs this process performs at once, per pool: busy, and free for more"
-    );
+    metrics::describe_gauge!(SLOTS, Unit::Count, "Slots of this process per pool: busy and free");
     metrics::counter!(GIVEN_UP).absolute(0);
     metrics::counter!(LOST).absolute(0);
     metrics::counter!(STRAYS).absolute(0);
 }
 
-/// The slots of one pool; clones are the same slots.
+/// The slots of one pool; clones share them.
 #[derive(Clone)]
 pub(crate) struct Slots {
     busy: Gauge,
@@ -73,7 +68,6 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    /// All of them free.
     pub(crate) fn new(pool: &str, slots: usize) -> Self {
         let gauge = |state: &'static str| metrics::gauge!(SLOTS, "pool" => pool.to_owned(), "state" => state);
         let all = Self {
@@ -86,7 +80,7 @@ impl Slots {
         all
     }
 
-    /// Takes the one that `permit` is for, until what this answers is dropped.
+    /// Uses the slot of `permit` until the returned value is dropped.
     pub(crate) fn take(&self, permit: OwnedSemaphorePermit) -> Slot {
         self.busy.increment(1.0);
         self.free.decrement(1.0);
@@ -96,14 +90,14 @@ impl Slots {
         }
     }
 
-    /// The worker leaves: what is free takes no more.
+    /// Closes the free slots when the worker stops.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
         self.free.set(0.0);
     }
 }
 
-/// A slot in use: the right to one job more.
+/// A slot in use.
 pub(crate) struct Slot {
     _permit: OwnedSemaphorePermit,
     slots: Slots,

@@ -1,14 +1,14 @@
-//! Everything that touches apalis.
+//! The integration of apalis.
 //!
-//! The worker is fed by our own `Backend`, because the storages of the family keep the only copy of a job outside
-//! SQL and starve renewals behind a busy worker. What makes that safe:
+//! The worker has its own `Backend`, because the storages of apalis keep the only copy of a job outside of SQL and
+//! delay renewals behind a busy worker. Rules:
 //!
-//! 1. `Kind = Ephemeral` and a plain channel: nothing is persisted or buffered by apalis.
-//! 2. A slot is taken before a job is claimed, so what is on its way never exceeds the slots.
-//! 3. Claiming, renewing and completing are tasks of ours; `poll_ready` is always ready.
-//! 4. Handlers are spawned as tasks of their own, so one that computes does not hold up the others. Nobody waits for
-//!    them here: the slots say how many there are, and the held jobs when they are done.
-//! 5. A handler never fails in apalis' eyes: how an attempt ended is written by `durable`, with its fence.
+//! 1. `Kind = Ephemeral` and a plain channel: apalis persists and buffers nothing.
+//! 2. A slot is taken before a job is claimed, so the jobs in transit never exceed the slots.
+//! 3. Claims, renewals and completions run in separate tasks; `poll_ready` is always ready.
+//! 4. Each handler runs in its own task, so one that computes does not delay the others. Nothing here waits for it: the
+//!    slots limit the number, and the active jobs show when it is done.
+//! 5. For apalis, a handler never fails: `durable` writes the result of an attempt, with its fence.
 
 use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
@@ -24,41 +24,55 @@ use apalis_core::worker::context::WorkerContext;
 use futures::FutureExt as _;
 use tokio::sync::mpsc;
 use tower::layer::util::Identity;
-use towpath_durable::{Engine, Performed, Registry, attempt};
+use towpath_durable::{AttemptResult, Engine, Registry, attempt};
 
-use crate::{Assignment, Finished};
+use crate::{Assignment, UnrecordedCompletion};
 
-/// Starts the handlers of one pool until its claimer has left.
+/// Runs the handlers of one pool until its claimer has ended.
 pub(crate) async fn run<World: Send + Sync + 'static>(
     pool: String,
     engine: Engine,
     registry: Arc<Registry<World>>,
     world: Arc<World>,
     assignments: mpsc::Receiver<Vec<Assignment>>,
-    finished: mpsc::Sender<Finished>,
+    finished: mpsc::Sender<UnrecordedCompletion>,
 ) {
     let handler = move |claimed: Vec<Assignment>| {
-        for Assignment { job, signal, place } in claimed {
+        for Assignment {
+            job,
+            signal,
+            permit: place,
+        } in claimed
+        {
             let (engine, registry, world) = (engine.clone(), registry.clone(), world.clone());
             let finished = finished.clone();
-            // A task of its own: apalis drives all handlers of a worker from one task.
+            // A separate task, because apalis drives all handlers of a worker from one task.
             tokio::spawn(async move {
                 let performed = AssertUnwindSafe(attempt(&engine, &registry, &*world, job, signal)).catch_unwind();
                 match performed.await {
-                    Ok(Performed::Written) => {}
-                    Ok(Performed::Bare(bare)) => {
-                        // The slot is free, and the job no longer ours, only once its row is written.
-                        if let Err(left) = finished.send(Finished { bare, place }).await {
-                            // The worker leaves, and claims no more.
-                            let Finished { bare, place } = left.0;
+                    Ok(AttemptResult::Settled) => {}
+                    Ok(AttemptResult::CompletionPending(bare)) => {
+                        // The slot becomes free, and the job is released, only after its row is written.
+                        if let Err(left) = finished
+                            .send(UnrecordedCompletion {
+                                completion: bare,
+                                permit: place,
+                            })
+                            .await
+                        {
+                            // The worker is stopping and claims no more.
+                            let UnrecordedCompletion {
+                                completion: bare,
+                                permit: place,
+                            } = left.0;
                             Box::pin(bare.complete(&engine)).await;
                             drop(place);
                         }
                     }
-                    // A panic of a workflow is an attempt that failed and was caught further in.
+                    // A panic of a workflow is a failed attempt that was caught further inside.
                     Err(_) => tracing::error!(
                         pool = place.pool,
-                        "a handler ended without writing its row; its lease will end"
+                        "a handler ended without writing its row; the job is recovered later"
                     ),
                 }
             });
@@ -73,7 +87,7 @@ pub(crate) async fn run<World: Send + Sync + 'static>(
         })
         .build(handler);
     let until = async move {
-        // The claimer dropped its end and everything it sent was taken over.
+        // The claimer dropped its end, and everything it sent was received.
         let _ = drained.await;
         Ok::<(), std::io::Error>(())
     };
@@ -82,8 +96,8 @@ pub(crate) async fn run<World: Send + Sync + 'static>(
     }
 }
 
-/// The claimed jobs of one pool, as apalis wants them: what one claim brought is one task to it. It makes a context and a
-/// table for each, and each that comes alone may wake a thread.
+/// The claimed jobs of one pool for apalis: one task for each claim, because apalis creates a context for each task,
+/// and each single one may wake a thread.
 struct Assignments {
     receiver: mpsc::Receiver<Vec<Assignment>>,
     closed: Option<tokio::sync::oneshot::Sender<()>>,

@@ -1,42 +1,42 @@
-//! Jobs that lost two leases in a row, one at a time.
+//! Jobs that lost two leases in a row, performed one at a time.
 //!
-//! A job that kills its process takes along whatever runs beside it, and all of that would be claimed together again, and die
-//! together again. So from the second loss on, a job is no longer claimed with others, and no two of them are performed at the
-//! same time in one process: those that did not kill it end well, and the one that did is found. They are looked for with each
-//! renewal, since they are few and in no hurry.
+//! A job that kills its process also kills the jobs that run next to it, and all of them would be claimed together
+//! again. So from the second lost lease on, a job is claimed alone, and a process performs only one of them at a time.
+//! Innocent jobs then succeed, and the guilty one is found. Suspects are few and not urgent, so they are searched with
+//! each renewal.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_util::sync::CancellationToken;
-use towpath_durable::{Engine, Fenced};
+use towpath_durable::{Engine, JobFence};
 use towpath_store::jobs;
 
-use crate::held::Held;
+use crate::active_jobs::ActiveJobs;
 use crate::metric::{self, Slots};
-use crate::{Assignment, Place};
+use crate::{Assignment, JobPermit};
 
-/// A pool as far as it matters here.
-pub(crate) struct Line {
+/// The parts of a pool needed here.
+pub(crate) struct SuspectPool {
     pub(crate) pool: String,
     pub(crate) permits: Arc<Semaphore>,
-    /// A job that is performed alone waits for a slot. While there is a backlog, slots pass from job to job and never get free.
-    pub(crate) spare: Arc<AtomicBool>,
-    pub(crate) taken: Slots,
+    /// Reserves a slot for a job that runs alone. During a backlog, slots pass from job to job and never become free.
+    pub(crate) reserves_slot: Arc<AtomicBool>,
+    pub(crate) busy_slots: Slots,
     pub(crate) assignments: mpsc::Sender<Vec<Assignment>>,
 }
 
-pub(crate) struct Suspects {
+pub(crate) struct SuspectRunner {
     pub(crate) engine: Engine,
-    pub(crate) held: Arc<Held>,
-    pub(crate) lines: Vec<Line>,
-    /// The pools in which one waits.
-    pub(crate) suspects: watch::Receiver<Vec<String>>,
+    pub(crate) active_jobs: Arc<ActiveJobs>,
+    pub(crate) pools: Vec<SuspectPool>,
+    /// Pools with waiting suspects.
+    pub(crate) suspect_pools: watch::Receiver<Vec<String>>,
     pub(crate) draining: CancellationToken,
 }
 
-impl Suspects {
+impl SuspectRunner {
     pub(crate) async fn run(mut self) {
         let alone = Arc::new(Semaphore::new(1));
         let draining = self.draining.clone();
@@ -44,14 +44,14 @@ impl Suspects {
             tokio::select! {
                 biased;
                 () = draining.cancelled() => return,
-                changed = self.suspects.changed() => if changed.is_err() { return },
+                changed = self.suspect_pools.changed() => if changed.is_err() { return },
             }
-            // One of each pool in turn, until none is left.
+            // One of each pool in rotation, until none is left.
             loop {
-                let pools = self.suspects.borrow_and_update().clone();
+                let pools = self.suspect_pools.borrow_and_update().clone();
                 let mut claimed = false;
-                for line in self.lines.iter().filter(|line| pools.contains(&line.pool)) {
-                    claimed |= self.claim(line, &alone).await;
+                for line in self.pools.iter().filter(|line| pools.contains(&line.pool)) {
+                    claimed |= self.claim_one(line, &alone).await;
                 }
                 if !claimed {
                     break;
@@ -60,12 +60,12 @@ impl Suspects {
         }
     }
 
-    /// Waits until the job before is over and a slot is free, and claims one. Answers whether there was one. A pool whose slots
-    /// long jobs hold is left for the next time: those of other pools wait, too.
-    async fn claim(&self, line: &Line, alone: &Arc<Semaphore>) -> bool {
+    /// Waits until the previous suspect has ended and a slot is free, and claims one. Returns whether there was one. A
+    /// pool whose slots are used by long jobs is skipped until the next time, because other pools wait too.
+    async fn claim_one(&self, line: &SuspectPool, alone: &Arc<Semaphore>) -> bool {
         let rights = async {
             let alone = Arc::clone(alone).acquire_owned().await;
-            line.spare.store(true, Ordering::Relaxed);
+            line.reserves_slot.store(true, Ordering::Relaxed);
             let slot = tokio::time::timeout(
                 self.engine.settings().lease / 3,
                 Arc::clone(&line.permits).acquire_owned(),
@@ -77,20 +77,20 @@ impl Suspects {
             () = self.draining.cancelled() => None,
             rights = rights => rights,
         };
-        line.spare.store(false, Ordering::Relaxed);
-        let (Some((alone, slot)), Some(worker)) = (rights, self.held.worker()) else {
+        line.reserves_slot.store(false, Ordering::Relaxed);
+        let (Some((alone, slot)), Some(worker)) = (rights, self.active_jobs.claiming_worker()) else {
             return false;
         };
-        let claiming = self.held.claiming();
-        let claimer = jobs::Claimer::new(&line.pool, worker, 1);
+        let claiming = self.active_jobs.begin_claim();
+        let claimer = jobs::ClaimRequest::new(&line.pool, worker, 1);
         let claimed = self
             .engine
             .store()
-            .write(async |tx| jobs::claim_alone(tx, &claimer).await);
+            .write(async |tx| jobs::claim_suspects(tx, &claimer).await);
         let job = match claimed.await {
             Ok(mut claimed) => claimed.pop(),
             Err(error) => {
-                tracing::warn!(pool = line.pool, error = %error, "cannot claim a job that is performed alone");
+                tracing::warn!(pool = line.pool, error = %error, "cannot claim a suspect job");
                 None
             }
         };
@@ -98,29 +98,29 @@ impl Suspects {
             return false;
         };
         metrics::counter!(metric::CLAIMED, "pool" => line.pool.clone()).increment(1);
-        tracing::warn!(job.id = %job.id, pool = line.pool, "performing a job alone whose workers were lost");
-        let fenced = Fenced {
+        tracing::warn!(job.id = %job.id, pool = line.pool, "performing a suspect job alone");
+        let fenced = JobFence {
             id: job.id,
             fence: job.fence,
         };
-        let signal = self.held.add(fenced, worker);
-        let place = Place {
-            held: self.held.clone(),
+        let signal = self.active_jobs.add(fenced, worker);
+        let permit = JobPermit {
+            active_jobs: self.active_jobs.clone(),
             job: fenced,
             pool: line.pool.clone(),
-            slot: Some(line.taken.take(slot)),
-            _alone: Some(alone),
+            slot: Some(line.busy_slots.take(slot)),
+            _exclusive_permit: Some(alone),
         };
         drop(claiming);
         if line
             .assignments
-            .send(vec![Assignment { job, signal, place }])
+            .send(vec![Assignment { job, signal, permit }])
             .await
             .is_err()
         {
             tracing::error!(
                 pool = line.pool,
-                "the runtime of this pool is gone; the job will be given back"
+                "the runtime of this pool has ended; the job will be returned"
             );
         }
         true

@@ -1,6 +1,6 @@
-//! What the jobs of an agent server share: their world, and which there are.
+//! Jobs of an agent server and their services.
 //!
-//! An agent server has a database, workers and a scheduler of its own, so its jobs are registered apart from the
+//! An agent server has its own database, workers and scheduler, so its jobs are registered separately from the
 //! platform's.
 
 use std::sync::{Arc, PoisonError, RwLock};
@@ -14,124 +14,118 @@ use towpath_runtime::GraphSet;
 use towpath_store::Store;
 use towpath_store::threads::Ttl;
 
-use crate::run_agent::Runs;
+use crate::run_agent::RunLoader;
 use crate::tracer::Tracer;
 
-pub use crate::send_webhook::Rules;
+pub use crate::send_webhook::WebhookRules;
 pub use crate::sweep_agent::ensure as ensure_sweeps;
 
-/// The world of an agent server's workflows.
-pub struct AgentWorld {
+/// Services of an agent server's workflows.
+pub struct AgentServices {
     /// For reading. A workflow writes through its `Ctx`.
     pub store: Store,
-    /// Reads runs that begin.
-    pub runs: Runs,
-    /// Where live events go.
+    /// Loads starting runs.
+    pub runs: RunLoader,
+    /// Publishes live events.
     pub queue: Queue,
-    /// The graphs this server offers.
+    /// The graphs that this server offers.
     pub graphs: GraphSet,
-    /// Judges addresses that users gave.
+    /// Checks addresses from users.
     pub guard: Guard,
-    /// Traces runs of graphs that are declared as data, where a platform wants that.
+    /// Traces runs of graphs that are declared as data, if a platform is configured.
     pub tracer: Option<Tracer>,
-    /// Times and limits.
     pub settings: Settings,
 }
 
-/// Times and limits.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// A run whose worker failed so often ends as failed.
+    /// Attempts before a run ends as failed.
     pub max_attempts: u32,
-    /// A run that takes longer ends as timed out.
+    /// Time limit of a run.
     pub timeout: Duration,
-    /// How long kept events stay after their run is over.
-    pub events_kept: Duration,
-    /// Every event goes through the log: where several processes have no Redis between them, readers find it only
-    /// there.
+    /// How long events are kept after the end of a run.
+    pub event_retention: Duration,
+    /// Whether every event is logged: in several processes without Redis, readers only find events in the log.
     pub log_all: bool,
-    /// Signs the bodies of webhooks.
     pub webhook_secret: Option<Secret>,
-    /// What the graphs' author says.
-    pub authored: Live<Authored>,
-    /// Where this server is found, as its runs' metadata say.
+    /// Settings of the graphs' author.
+    pub author_settings: Reloadable<AuthorSettings>,
+    /// Address of this server, as shown in the metadata of runs.
     pub api_url: Option<String>,
     /// Checkpoints kept for each namespace of a thread; 0 keeps all.
     pub keep_checkpoints: u32,
-    /// How long checkpoints are kept that are not the latest of their namespace; zero keeps all.
-    pub checkpoints_kept: Duration,
+    /// How long checkpoints except the latest of a namespace are kept; zero keeps all.
+    pub checkpoint_retention: Duration,
 }
 
-/// What the graphs' author says about what runs do; their file may change while the server works.
+/// Settings of the graphs' author; their file may change while the server runs.
 #[derive(Clone, Debug)]
-pub struct Authored {
-    /// Which addresses webhooks may call, and what they are told.
-    pub webhooks: Rules,
-    /// How long threads live that are made for runs and kept.
+pub struct AuthorSettings {
+    /// Webhook settings.
+    pub webhooks: WebhookRules,
+    /// How long threads are kept that were created for runs.
     pub thread_ttl: Option<Ttl>,
-    /// Whether items that a graph reads begin their time to live anew, where the graph does not say.
+    /// Whether reading an item restarts its time to live, unless the graph specifies it.
     pub refresh_on_read: bool,
 }
 
-impl Default for Authored {
+impl Default for AuthorSettings {
     fn default() -> Self {
         Self {
-            webhooks: Rules::default(),
+            webhooks: WebhookRules::default(),
             thread_ttl: None,
             refresh_on_read: true,
         }
     }
 }
 
-/// A value that may be replaced while others read it; clones share it.
+/// A value that can be replaced while others read it; clones share it.
 #[derive(Debug, Default)]
-pub struct Live<T>(Arc<RwLock<Arc<T>>>);
+pub struct Reloadable<T>(Arc<RwLock<Arc<T>>>);
 
-impl<T> Clone for Live<T> {
+impl<T> Clone for Reloadable<T> {
     fn clone(&self) -> Self {
         Self(self.0.clone())
     }
 }
 
-impl<T> Live<T> {
-    /// Begins with this one.
+impl<T> Reloadable<T> {
     pub fn new(value: T) -> Self {
         Self(Arc::new(RwLock::new(Arc::new(value))))
     }
 
-    /// The value now.
     #[must_use]
     pub fn current(&self) -> Arc<T> {
-        // Nothing panics while it is replaced.
+        // Replacing cannot panic.
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Has everybody read this one from now on.
+    /// Replaces the value for all readers.
     pub fn replace(&self, value: T) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(value);
     }
 }
 
-/// How long events of a thread or a run are kept after its end, unless the settings say.
-pub const EVENTS_KEPT: Duration = Duration::from_secs(120);
+/// Default time that events are kept after the end of a run.
+pub const EVENT_RETENTION: Duration = Duration::from_secs(120);
 
 impl Default for Settings {
     fn default() -> Self {
         Self {
             max_attempts: 3,
             timeout: Duration::from_secs(86_400),
-            events_kept: EVENTS_KEPT,
+            event_retention: EVENT_RETENTION,
             log_all: false,
             webhook_secret: None,
-            authored: Live::default(),
+            author_settings: Reloadable::default(),
             api_url: None,
             keep_checkpoints: 0,
-            checkpoints_kept: Duration::ZERO,
+            checkpoint_retention: Duration::ZERO,
         }
     }
 }
 
-/// Sends what transactions of this store leave to tell (wakes, cancels, live events) through the queue.
+/// Sends notifications of this store's transactions (wakes, cancels, live events) through the queue.
 pub fn connect(store: &Store, queue: &Queue) {
     let queue = queue.clone();
     store.on_hints(move |told| {
@@ -149,7 +143,7 @@ pub fn connect(store: &Store, queue: &Queue) {
 
 /// Every kind of job of an agent server.
 #[must_use]
-pub fn registry() -> Registry<AgentWorld> {
+pub fn registry() -> Registry<AgentServices> {
     Registry::default()
         .with::<crate::run_agent::RunAgent>()
         .with::<crate::send_webhook::SendWebhook>()

@@ -1,14 +1,14 @@
-//! A revision of a deployment: from what was asked for to what serves.
+//! Builds a revision of a deployment and rolls it out.
 //!
 //! ```text
 //! CREATING ─► database ─► AWAITING_BUILD ─► BUILDING: resolve, fetch, build ─► AWAITING_DEPLOY ─► DEPLOYING: check, switch ─► DEPLOYED
-//!                 └─► an image, or an artifact that is there already ──────────────┘
+//!                 └─► an image, or an existing artifact ──────────────┘
 //! ```
-//! The lane of the deployment has one place: one revision at a time. Until the switch nothing of what serves is touched,
-//! so a revision that fails, or is interrupted, leaves the old one serving. In the switch the old agent server stops
-//! before the new one starts, because a deployment's database has one process; gateways hold requests meanwhile. When
-//! the switch breaks off, whoever keeps deployments ([`keep_deployments`](crate::keep_deployments)) starts the old one
-//! again: the placement still names it.
+//! The lane of the deployment has one slot, so one revision is in progress at a time. Until the switch the running
+//! revision is not touched, so a failed or interrupted revision leaves it serving. In the switch the old agent server
+//! stops before the new one starts, because a deployment's database allows one process; gateways hold requests
+//! meanwhile. If the switch is interrupted, the [reconciler](crate::reconcile_deployments) restarts the old one, which
+//! the placement still names.
 
 mod artifact;
 mod deploy;
@@ -19,39 +19,32 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use towpath_compute::{Error, Log};
 use towpath_domain::deployment::{DeploymentStatus, LogKind, RevisionStatus};
-use towpath_domain::job::{Ended, RetryPolicy};
+use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_domain::{DeploymentId, JobId, RevisionId, TenantId, failpoint};
-use towpath_durable::{Again, Cancelled, Ctx, Failure, Lane, Outcome, Start, Verdict, Workflow};
+use towpath_durable::{CancelOutcome, Ctx, Failure, IntoFailure, Lane, Outcome, RetryDecision, Start, Workflow};
 use towpath_store::deployments::{self, Deployment};
 use towpath_store::revisions::{self, Revision};
 use towpath_store::{self as store, Tx, revision_keys};
 
-use crate::deployment_log::{DeploymentLog, Owner};
-use crate::hosting::{Hosting, ensure_key, lane_of};
-use crate::world::room_on;
-use crate::{World, metric};
+use crate::deployment_host::{DeploymentHost, ensure_key, lane_of};
+use crate::deployment_log::{DeploymentLog, LogOwner};
+use crate::services::require_disk_space;
+use crate::{Services, metric};
 
-/// Builds one revision and rolls it out.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct BuildRevision {
-    /// Its workspace.
     pub tenant: TenantId,
-    /// Its deployment.
     pub deployment: DeploymentId,
-    /// The revision.
     pub revision: RevisionId,
 }
 
-/// Where revisions of a deployment are built one after another, and where it is torn down.
+/// The lane in which revisions of a deployment are built, and in which it is deleted.
 #[must_use]
 pub fn lane(deployment: DeploymentId) -> Lane {
     lane_of(deployment)
 }
 
 /// Records the job of a revision. Call it before the transaction's business writes: it locks the lane.
-///
-/// # Errors
-/// Those of the database.
 pub async fn start(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -66,29 +59,26 @@ pub async fn start(
     towpath_durable::start(tx, &input, Start::new(tenant).lane(lane(deployment))).await
 }
 
-/// Stops the job of a revision with everything it started. Call it before the transaction's business writes.
-///
-/// # Errors
-/// Those of the database.
-pub async fn interrupt(tx: &mut Tx<'_>, job: JobId) -> store::Result<Cancelled> {
+/// Cancels the job of a revision with its children. Call it before the transaction's business writes.
+pub async fn interrupt(tx: &mut Tx<'_>, job: JobId) -> store::Result<CancelOutcome> {
     towpath_durable::cancel(tx, job).await
 }
 
 impl Workflow for BuildRevision {
     const KIND: &'static str = "build_revision";
-    const POOL: &'static str = crate::hosting::POOL;
+    const POOL: &'static str = crate::deployment_host::POOL;
     const RETRY: RetryPolicy = RetryPolicy::doubling(4, Duration::from_secs(2), Duration::from_secs(30));
-    // A revision that backs off must not be overtaken by the next one.
+    // The next revision must not overtake one that backs off.
     const KEEP_PLACE: bool = true;
-    type World = World;
+    type World = Services;
 
-    async fn run(&self, ctx: &mut Ctx, world: &World) -> Outcome {
+    async fn run(&self, ctx: &mut Ctx, world: &Services) -> Outcome {
         let &Self {
             tenant,
             deployment,
             revision,
         } = self;
-        let hosting = world.hosting()?;
+        let hosting = world.deployment_host()?;
         let (deployment, revision) = world
             .store
             .read(async |tx| {
@@ -98,16 +88,16 @@ impl Workflow for BuildRevision {
             .await
             .retry()?;
         if revision.status.is_final() {
-            return ctx.done();
+            return ctx.complete();
         }
-        let owner = Owner {
+        let owner = LogOwner {
             tenant,
             deployment: deployment.id,
             revision: revision.id,
             kind: LogKind::Build,
         };
         let build = hosting.log(&world.store, owner, Vec::new());
-        let work = Work {
+        let work = BuildAttempt {
             world,
             hosting,
             deployment: &deployment,
@@ -119,22 +109,22 @@ impl Workflow for BuildRevision {
         if let Err(failure) = &outcome {
             match failure {
                 Failure::Fatal(cause) | Failure::TimedOut(cause) => work.log.error(cause.text()),
-                Failure::Retry(cause) => work.log.warn(format!("{}; this is tried again", cause.text())),
+                Failure::Retry(cause) => work.log.warn(format!("{}; retrying", cause.text())),
                 Failure::Cancelled => work.log.warn("interrupted"),
                 Failure::Snooze(_) | Failure::Lost => {}
             }
         }
-        // Whoever sees that the revision is over finds its last lines.
+        // Clients that see the end of the revision find its last lines.
         build.flush().await;
         outcome
     }
 
-    async fn end(tx: &mut Tx<'_>, input: &Self, ended: Ended) -> store::Result<()> {
+    async fn end(tx: &mut Tx<'_>, input: &Self, ended: EndReason) -> store::Result<()> {
         let &Self { tenant, revision, .. } = input;
         let written = match &ended {
-            Ended::Failed(error) => revisions::fail(tx, tenant, revision, error).await,
-            Ended::Cancelled => revisions::advance(tx, tenant, revision, RevisionStatus::Interrupted).await,
-            Ended::TimedOut => revisions::fail(tx, tenant, revision, "the revision took longer than it may").await,
+            EndReason::Failed(error) => revisions::fail(tx, tenant, revision, error).await,
+            EndReason::Cancelled => revisions::advance(tx, tenant, revision, RevisionStatus::Interrupted).await,
+            EndReason::TimedOut => revisions::fail(tx, tenant, revision, "the revision exceeded its time limit").await,
         };
         match written {
             Ok(_) => {
@@ -145,29 +135,28 @@ impl Workflow for BuildRevision {
                     revision_keys::revoke(tx, tenant, revision).await
                 }
             }
-            // The deployment is gone, and the revision with it.
+            // The deployment was deleted with its revisions.
             Err(store::Error::NotFound) => Ok(()),
             Err(error) => Err(error),
         }
     }
 
-    fn again(&self) -> Again {
-        Again::Refused("the revision is over, and has told so; deploy it again, or make a new one")
+    fn retry_decision(&self) -> RetryDecision {
+        RetryDecision::Refused("the revision has ended; deploy it again or create a new one")
     }
 }
 
-/// One attempt at a revision.
-struct Work<'a> {
-    world: &'a World,
-    hosting: &'a Hosting,
+struct BuildAttempt<'a> {
+    world: &'a Services,
+    hosting: &'a DeploymentHost,
     deployment: &'a Deployment,
     revision: &'a Revision,
     log: &'a Log,
-    /// Where the lines of `log` go.
+    /// Receives the lines of `log`.
     lines: &'a DeploymentLog,
 }
 
-impl Work<'_> {
+impl BuildAttempt<'_> {
     async fn perform(&self, ctx: &mut Ctx) -> Outcome {
         let (tenant, revision) = (self.deployment.tenant_id, self.revision.id);
         let waits = self.revision.status.has_not_begun();
@@ -181,7 +170,7 @@ impl Work<'_> {
                 .await;
         }
         if self.revision.source.is_built() {
-            room_on(&self.world.disks.data)?;
+            require_disk_space(&self.world.disks.data)?;
         }
         ctx.commit(async |tx| {
             ensure_key(tx, &self.world.sealer, self.deployment, self.revision).await?;
@@ -193,7 +182,7 @@ impl Work<'_> {
         if !is_built && !self.hosting.backend.runs_images() {
             return self.refuse_image(ctx).await;
         }
-        // Held until the revision serves: a deployment that is deleted, or a round of tidying, leaves the artifact alone.
+        // Held until the revision serves, so that neither a deletion nor a clean-up removes the artifact.
         let (artifact, _using) = if is_built {
             self.artifact(ctx).await?
         } else {
@@ -215,23 +204,23 @@ impl Work<'_> {
         newer.await.retry()
     }
 
-    /// Moves the revision on, unless it is there or further already, as after an attempt that broke off.
+    /// Advances the revision, unless an interrupted attempt has done so.
     async fn advance(&self, ctx: &mut Ctx, to: RevisionStatus) -> Result<(), Failure> {
         let (tenant, revision) = (self.deployment.tenant_id, self.revision.id);
         ctx.commit(async |tx| revisions::advance(tx, tenant, revision, to).await.map(drop))
             .await
     }
 
-    /// A step is over: its time stands in the log, and in the metrics.
-    fn took(&self, step: &'static str, begun: Instant, log: &Log) {
+    /// Records the duration of a step in the log and the metrics.
+    fn record_step_duration(&self, step: &'static str, begun: Instant, log: &Log) {
         let seconds = begun.elapsed().as_secs_f64();
         metrics::histogram!(metric::DEPLOYMENT_STEP_SECONDS, "step" => step).record(seconds);
         log.info(format!("{step}: {seconds:.2} s"));
     }
 
-    /// A log of how the revision is deployed, where no secret is said.
+    /// A deploy log of the revision with masked secrets.
     fn deploy_log(&self) -> DeploymentLog {
-        let owner = Owner {
+        let owner = LogOwner {
             tenant: self.deployment.tenant_id,
             deployment: self.deployment.id,
             revision: self.revision.id,
@@ -254,17 +243,17 @@ impl Work<'_> {
         Err(Failure::fatal(why))
     }
 
-    /// What an error of compute means to the job. The reason carries the last lines of what failed.
-    fn failed(&self, error: &Error, log: &Log) -> Failure {
+    /// Maps a compute error to a failure. The reason contains the last lines of what failed.
+    fn failure_of(&self, error: &Error, log: &Log) -> Failure {
         if matches!(error, Error::Cancelled) {
             return Failure::Cancelled;
         }
-        let mut text = error.told();
+        let mut text = error.user_message();
         let tail = log.tail();
         if !tail.is_empty() {
             text = format!("{text}\n{}", tail.join("\n"));
         }
-        if error.may_pass() {
+        if error.is_transient() {
             Failure::retry(text)
         } else {
             Failure::fatal(text)

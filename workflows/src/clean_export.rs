@@ -1,12 +1,12 @@
-//! Tidies up behind an export that is over, or behind one of its runs: uploads in parts that nobody will finish, files that
-//! nobody will record, a manifest that must not be. Finished files stay.
+//! Cleans up after an ended export or one of its runs: unfinished multipart uploads, files without a record, a manifest
+//! that must not exist. Finished files stay.
 //!
-//! A writer may not know that it is over. A worker that was stopped past its lease goes on where it was, and a request that
-//! was sent may arrive late. Each writer looks at the export once more behind its write and takes back what must not be;
-//! one that dies in between leaves that to a later look:
+//! A writer may not know that the export has ended: a worker that was suspended past its lease continues, and a sent
+//! request may arrive late. Each writer checks the export again after its write and reverts it if necessary; a writer
+//! that dies in between leaves that to a later pass:
 //!
 //! ```text
-//! export over ─► look at once ─► look when every lease of that time is over ─► (manifest) look when no request that was
+//! export ended ─► first pass ─► late pass, when every lease of that time has ended ─► (manifest) last pass, when no request
 //!                                                                              signed by then is accepted any more
 //! ```
 
@@ -15,60 +15,55 @@ use std::time::Duration;
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
 use towpath_domain::export::ExportStatus;
-use towpath_domain::job::{Ended, RetryPolicy};
+use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_domain::{ExportId, ExportRunId, TenantId, Timestamp};
-use towpath_durable::{Again, Ctx, Failure, Outcome, Start, Verdict, Workflow};
-use towpath_outbound::{Begun, Destination};
+use towpath_durable::{Ctx, Failure, IntoFailure, Outcome, RetryDecision, Start, Workflow};
+use towpath_outbound::{Destination, OpenUpload};
 use towpath_store::exports::{self, Export, files, runs};
 use towpath_store::{self as store, Tx, destinations, jobs};
 
-use crate::World;
+use crate::Services;
 use crate::export_part::leftover;
-use crate::world::prefix;
+use crate::services::prefix;
 
-/// Beyond the end of a lease: for clocks that differ and for answers that are slow.
+/// Margin after the end of a lease for clock differences and slow responses.
 const SLACK: Duration = Duration::from_secs(60);
-/// The late look, with a lease as it usually is. With a longer one the look puts itself off.
-const LATE: Duration = Duration::from_secs(75);
+/// Delay of the late pass for the default lease. With a longer lease the pass postpones itself.
+const LATE_PASS_DELAY: Duration = Duration::from_secs(75);
 /// S3 refuses requests that were signed more than fifteen minutes before.
-const LAST: Duration = Duration::from_secs(20 * 60);
+const LAST_PASS_DELAY: Duration = Duration::from_secs(20 * 60);
 
-/// Tidies up behind an export, or one of its runs.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct CleanExport {
-    /// Its workspace.
     pub tenant: TenantId,
-    /// The export.
     pub export: ExportId,
-    /// The run whose uploads and files are looked at; without one it is the export's manifest.
+    /// The run to clean up; `None` for the manifest of the export.
     pub run: Option<ExportRunId>,
-    /// Which look it is.
+    /// Number of the pass.
     #[serde(default)]
-    pub look: Look,
+    pub look: CleanupPass,
 }
 
-/// When it is looked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Look {
+pub enum CleanupPass {
     /// At once.
     #[default]
     First,
-    /// When whoever held a job then holds it no more.
+    /// When the former job holders have lost their leases.
     Late,
-    /// When no request that was signed then is accepted any more.
+    /// When requests that were signed at the end are no longer accepted.
     Last,
 }
 
 impl CleanExport {
-    /// Behind a run.
     #[must_use]
     pub const fn run(tenant: TenantId, export: ExportId, run: ExportRunId) -> Self {
         Self {
             tenant,
             export,
             run: Some(run),
-            look: Look::First,
+            look: CleanupPass::First,
         }
     }
 
@@ -79,39 +74,33 @@ impl CleanExport {
             tenant,
             export,
             run: None,
-            look: Look::First,
+            look: CleanupPass::First,
         }
     }
 }
 
-/// Records the clean-up behind what has just ended: either exports or runs.
-///
-/// # Errors
-/// Those of the database.
+/// Records the cleanup of exports or runs that have just ended.
 pub async fn start_all(tx: &mut Tx<'_>, tenant: TenantId, clean: &[CleanExport]) -> store::Result<()> {
     let Some(first) = clean.first() else { return Ok(()) };
-    record(tx, tenant, clean, Look::First).await?;
-    record(tx, tenant, clean, Look::Late).await?;
+    record(tx, tenant, clean, CleanupPass::First).await?;
+    record(tx, tenant, clean, CleanupPass::Late).await?;
     if first.run.is_none() {
-        record(tx, tenant, clean, Look::Last).await?;
+        record(tx, tenant, clean, CleanupPass::Last).await?;
     }
     Ok(())
 }
 
-/// Records the late look alone: for what ended well, while a writer that was replaced may not know it.
-///
-/// # Errors
-/// Those of the database.
+/// Records only the late pass, after success, in case a replaced writer is still running.
 pub async fn start_late(tx: &mut Tx<'_>, clean: CleanExport) -> store::Result<()> {
-    record(tx, clean.tenant, &[clean], Look::Late).await
+    record(tx, clean.tenant, &[clean], CleanupPass::Late).await
 }
 
-async fn record(tx: &mut Tx<'_>, tenant: TenantId, clean: &[CleanExport], look: Look) -> store::Result<()> {
+async fn record(tx: &mut Tx<'_>, tenant: TenantId, clean: &[CleanExport], look: CleanupPass) -> store::Result<()> {
     let how = Start::new(tenant);
     let how = match look {
-        Look::First => how,
-        Look::Late => how.after(LATE),
-        Look::Last => how.after(LAST),
+        CleanupPass::First => how,
+        CleanupPass::Late => how.after(LATE_PASS_DELAY),
+        CleanupPass::Last => how.after(LAST_PASS_DELAY),
     };
     let clean: Vec<_> = clean.iter().map(|clean| CleanExport { look, ..*clean }).collect();
     towpath_durable::start_all_apart(tx, &clean, how).await.map(drop)
@@ -121,9 +110,9 @@ impl Workflow for CleanExport {
     const KIND: &'static str = "clean_export";
     const POOL: &'static str = "exports";
     const RETRY: RetryPolicy = RetryPolicy::doubling(8, Duration::from_secs(5), Duration::from_secs(600));
-    type World = World;
+    type World = Services;
 
-    async fn run(&self, ctx: &mut Ctx, world: &World) -> Outcome {
+    async fn run(&self, ctx: &mut Ctx, world: &Services) -> Outcome {
         let &Self {
             tenant, export, run, ..
         } = self;
@@ -136,42 +125,45 @@ impl Workflow for CleanExport {
         });
         let (export, row) = read.await.retry()?;
         let over = row.as_ref().map_or(export.finished_at, |row| row.finished_at);
-        self.put_off(world, ctx.lease(), over).await?;
+        self.postpone(world, ctx.lease(), over).await?;
         let destination = match world.destination(tenant, export.destination_id).await {
-            // Where nobody can go any more nothing can be tidied up.
+            // Without access to the destination there is nothing to clean up.
             Err(Failure::Fatal(why)) => {
-                tracing::info!(export.id = %export.id, error = %why, "the destination is gone; nothing is tidied up");
-                return ctx.done();
+                tracing::info!(export.id = %export.id, error = %why, "the destination no longer exists; cleanup is \
+                                                                      skipped");
+                return ctx.complete();
             }
             destination => destination?,
         };
         match row {
             Some(row) => {
                 give_up_uploads(ctx, world, &destination, row.id).await?;
-                destination.give_up_strays(&format!("{}/{}-", row.prefix, row.id)).await;
+                destination
+                    .abort_stray_uploads(&format!("{}/{}-", row.prefix, row.id))
+                    .await;
                 self.remove_left_over(world, &destination, row.id).await?;
             }
             None => remove_manifest(world, &destination, &export).await?,
         }
-        ctx.done()
+        ctx.complete()
     }
 
-    /// What is left costs space and nothing else; a manifest is looked for again.
-    async fn end(_: &mut Tx<'_>, _: &Self, _: Ended) -> store::Result<()> {
+    /// Leftovers only cost space; a manifest is checked again.
+    async fn end(_: &mut Tx<'_>, _: &Self, _: EndReason) -> store::Result<()> {
         Ok(())
     }
 
-    /// The export is over for good, so what is to be tidied up stays the same.
-    fn again(&self) -> Again {
-        Again::Allowed(None)
+    /// The export has ended, so a repetition has the same task.
+    fn retry_decision(&self) -> RetryDecision {
+        RetryDecision::Allowed(None)
     }
 }
 
 impl CleanExport {
-    /// The lease is a setting, and who records the late look does not know it. By the clock that leases go by: this host's may be
-    /// ahead.
-    async fn put_off(&self, world: &World, lease: Duration, over: Option<Timestamp>) -> Result<(), Failure> {
-        let (Look::Late, Some(over)) = (self.look, over) else {
+    /// Postpones the pass until the lease has ended: the recorder of the late pass does not know this setting. Uses the
+    /// clock of leases, because this host's may be ahead.
+    async fn postpone(&self, world: &Services, lease: Duration, over: Option<Timestamp>) -> Result<(), Failure> {
+        let (CleanupPass::Late, Some(over)) = (self.look, over) else {
             return Ok(());
         };
         let due = over.plus(lease).plus(SLACK);
@@ -184,7 +176,7 @@ impl CleanExport {
 
     async fn remove_left_over(
         &self,
-        world: &World,
+        world: &Services,
         destination: &Destination,
         run: ExportRunId,
     ) -> Result<(), Failure> {
@@ -197,8 +189,8 @@ impl CleanExport {
         for key in keys {
             match destination.remove(&Path::parse(&key).fatal()?).await {
                 Err(failure) if failure.is_transient() => return Err(Failure::retry(failure.to_string())),
-                // The right to delete is optional.
-                Err(failure) => tracing::info!(%failure, "a file that no record lists cannot be removed"),
+                // The permission to delete is optional.
+                Err(failure) => tracing::info!(%failure, "a file without a record cannot be removed"),
                 Ok(()) => {}
             }
         }
@@ -208,7 +200,7 @@ impl CleanExport {
 
 async fn give_up_uploads(
     ctx: &mut Ctx,
-    world: &World,
+    world: &Services,
     destination: &Destination,
     run: ExportRunId,
 ) -> Result<(), Failure> {
@@ -218,14 +210,14 @@ async fn give_up_uploads(
         .await
         .retry()?
     {
-        let begun = Begun {
+        let begun = OpenUpload {
             path: upload.path.clone(),
             id: upload.upload_id.clone(),
         };
         match destination.abort(&begun).await {
             Err(failure) if failure.is_transient() => return Err(Failure::retry(failure.to_string())),
-            // The right to abort is optional.
-            Err(failure) => tracing::info!(%failure, "an upload in parts cannot be given up"),
+            // The permission to abort is optional.
+            Err(failure) => tracing::info!(%failure, "a multipart upload cannot be aborted"),
             Ok(()) => {}
         }
         ctx.commit(async |tx| files::upload_gone(tx, run, &upload).await)
@@ -234,8 +226,8 @@ async fn give_up_uploads(
     Ok(())
 }
 
-async fn remove_manifest(world: &World, destination: &Destination, export: &Export) -> Result<(), Failure> {
-    // Of one that completed it is all that says so.
+async fn remove_manifest(world: &Services, destination: &Destination, export: &Export) -> Result<(), Failure> {
+    // The manifest of a completed export must stay.
     if !export.status.is_final() || export.status == ExportStatus::Completed {
         return Ok(());
     }

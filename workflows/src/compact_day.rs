@@ -1,57 +1,63 @@
-//! Compacts one day of a project: row groups that lie scattered over many segments become few, sorted from end to end,
-//! which exports copy instead of reading.
+//! Compacts one day of a project: scattered row groups become a few sorted ones, which exports copy instead of reading
+//! them.
 //!
-//! A lane of one place per project and day keeps two from doing the same. Nothing changes before the one transaction
-//! that lets readers see the new row groups and not the old ones; who has pinned those goes on reading them. What comes
-//! in meanwhile lies beside the result, for the next time.
+//! Compactions of one day never overlap: the days of a project are distributed over a fixed number of lanes with one
+//! slot each, and [`CompactDays`](crate::compact_days::CompactDays) takes days of one lane only. Jobs of earlier builds
+//! have a lane for each day; if one of those compacts the same day, the second one to commit finds its row groups
+//! replaced and starts again. One transaction makes the new row groups visible and hides the old ones; readers that
+//! have pinned those continue to read them. Rows that arrive meanwhile stay separate until the next time.
 //!
-//! Rows that the index of trace runs does not name yet are brought into it in the same transaction. Else a day would be
-//! indexed again as a whole for the sake of a few rows that came last, and its trace runs would be named twice.
+//! Rows without an entry in the run index are indexed in the same transaction. Otherwise a few late rows would cause
+//! the whole day to be indexed again, with duplicate entries.
 
-mod choose;
+pub(crate) mod choose;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
-use chrono::NaiveDate;
+use chrono::{Datelike, NaiveDate};
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
-use towpath_domain::job::{Ended, RetryPolicy};
+use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_domain::{JobId, ProjectId, RunIndexId, SegmentId, TenantId, failpoint};
-use towpath_durable::{Again, Ctx, Lane, Outcome, Verdict, Workflow};
-use towpath_store::run_index::{self as catalog, Written};
-use towpath_store::segments::PlacedPart;
+use towpath_durable::{Ctx, IntoFailure, Lane, Outcome, RetryDecision, Workflow};
+use towpath_store::run_index::{self as catalog, IndexFileRecord};
+use towpath_store::segments::LocatedPart;
 use towpath_store::segments::replace::{self, Replacement};
 use towpath_store::{self as store, Tx, segments};
 use towpath_traces::compact::{self, Day};
-use towpath_traces::fold::{FoldError, NewSegment, catalog_parts, part_ref};
-use towpath_traces::run_index::{self, Indexed, NewIndexFile};
+use towpath_traces::flush::{FlushError, NewSegment, catalog_parts, part_ref};
+use towpath_traces::run_index::{self, NewIndexFile, SegmentToIndex};
 
-use crate::World;
+use crate::Services;
 use crate::index_runs;
-use crate::intents::{self, Interrupted};
+use crate::write_intents::{self, IntentFailed};
 use choose::{Choice, choose};
 
-/// Merges of one job. A day that needs more is met again by the sweep.
+/// Merges per job. A day that needs more is found by the next sweep.
 const ROUNDS: usize = 16;
 
-/// Compacts one day.
+/// Lanes of a project. Consecutive days are in different lanes, so that they are compacted concurrently.
+pub(crate) const LANES: i32 = 16;
+
+pub(crate) fn lane(tenant: TenantId, project: ProjectId, day: NaiveDate) -> Lane {
+    let number = day.num_days_from_ce().rem_euclid(LANES);
+    Lane::new(format!("compact:{tenant}:{project}:{number}"), 1)
+}
+
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CompactDay {
-    /// The workspace.
     pub tenant: TenantId,
-    /// The project.
     pub project: ProjectId,
-    /// The UTC day.
     pub day: NaiveDate,
-    /// Everything of it, at once and whatever it costs; else what is worth it.
+    /// Compacts everything whatever it costs; otherwise only what is worthwhile.
     pub whole: bool,
-    /// What segments in work are marked with. Not the job's own id: `end` is not told that.
+    /// Marks its segments in progress. Not the job's id, which `end` does not get.
     pub mark: JobId,
 }
 
 impl CompactDay {
-    /// What is worth it.
+    /// Compacts what is worthwhile.
     #[must_use]
     pub fn new(tenant: TenantId, project: ProjectId, day: NaiveDate) -> Self {
         Self {
@@ -63,7 +69,7 @@ impl CompactDay {
         }
     }
 
-    /// All of the day.
+    /// Compacts the whole day.
     #[must_use]
     pub fn whole(tenant: TenantId, project: ProjectId, day: NaiveDate) -> Self {
         Self {
@@ -72,10 +78,9 @@ impl CompactDay {
         }
     }
 
-    /// Its lane.
     #[must_use]
     pub fn lane(&self) -> Lane {
-        Lane::new(format!("compact:{}:{}:{}", self.tenant, self.project, self.day), 1)
+        lane(self.tenant, self.project, self.day)
     }
 }
 
@@ -83,9 +88,9 @@ impl Workflow for CompactDay {
     const KIND: &'static str = "compact_day";
     const POOL: &'static str = "compactions";
     const RETRY: RetryPolicy = RetryPolicy::doubling(10, Duration::from_secs(2), Duration::from_secs(120));
-    type World = World;
+    type World = Services;
 
-    async fn run(&self, ctx: &mut Ctx, world: &World) -> Outcome {
+    async fn run(&self, ctx: &mut Ctx, world: &Services) -> Outcome {
         let &Self {
             tenant,
             project,
@@ -93,35 +98,41 @@ impl Workflow for CompactDay {
             whole,
             mark,
         } = self;
-        let place = world.heavy.place(&ctx.cancelled()).await?;
+        let place = world.cpu_pool.memory_permit(&ctx.cancelled()).await?;
         for _ in 0..ROUNDS {
-            let live = world
-                .store
-                .read(async |tx| segments::live_parts(tx, tenant, project, day, day).await);
             let now = world.store.clock().now();
-            let Some(Choice { parts, compacted }) = choose(live.await.retry()?, whole, day < now.day(), now) else {
+            let closed = day < now.day();
+            let live = world.store.read(async |tx| {
+                let mut live = segments::live_parts(tx, tenant, project, day, day).await?;
+                // An export can copy from a partly replaced segment too.
+                if closed && !whole {
+                    mark_partly_replaced(tx, &mut live).await?;
+                }
+                Ok(live)
+            });
+            let Some(Choice { parts, compacted }) = choose(live.await.retry()?, whole, closed, now) else {
                 break;
             };
-            // What an earlier attempt of this job began to write and did not bring in, nobody will.
-            ctx.commit(async |tx| abandon(tx, mark).await).await?;
+            // Segments that an earlier attempt of this job began and did not publish.
+            ctx.commit(async |tx| abandon_segments(tx, mark).await).await?;
             let (objects, refs) = (world.objects.clone(), parts.iter().map(part_ref).collect());
             let of = Day { tenant, project, day };
-            let unindexed = unindexed(&parts);
-            let work = intents::with(ctx, &world.heavy, mark, move |intend| async move {
+            let unindexed = unindexed_row_groups(&parts);
+            let work = write_intents::run_with_intents(ctx, &world.cpu_pool, mark, move |intend| async move {
                 let intend_segment = async |tenant, id: SegmentId, path: &Path| {
-                    let asked = intend.ask(tenant, id, path).await;
+                    let asked = intend.record(tenant, id, path).await;
                     failpoint::hit("compact.intended");
                     asked
                 };
                 let new = compact::compact(&objects, &of, refs, intend_segment).await?;
-                let intend_file = async |tenant, id: RunIndexId, path: &Path| intend.ask(tenant, id, path).await;
+                let intend_file = async |tenant, id: RunIndexId, path: &Path| intend.record(tenant, id, path).await;
                 let files = run_index::build(&objects, tenant, &unindexed, intend_file).await?;
-                Ok::<_, FoldError<Interrupted>>((new, files))
+                Ok::<_, FlushError<IntentFailed>>((new, files))
             });
             let (new, files) = work.await?.retry()?;
             let new: Vec<Replacement> = new.iter().map(replacement).collect();
             let ids: Vec<SegmentId> = new.iter().map(|segment| segment.id).collect();
-            let files: Vec<Written> = files.iter().map(NewIndexFile::catalog).collect();
+            let files: Vec<IndexFileRecord> = files.iter().map(NewIndexFile::catalog).collect();
             failpoint::hit("compact.written");
             let replaced = ctx.commit(async |tx| {
                 replace::replace(tx, tenant, &parts, &new, compacted).await?;
@@ -134,42 +145,55 @@ impl Workflow for CompactDay {
             }
         }
         drop(place);
-        // An attempt that was killed may have begun to write what another job has brought together since.
-        ctx.settle(async |tx| abandon(tx, mark).await).await
+        // A killed attempt may have begun to write data that another job has compacted since.
+        ctx.settle(async |tx| abandon_segments(tx, mark).await).await
     }
 
-    async fn end(tx: &mut Tx<'_>, input: &Self, _: Ended) -> store::Result<()> {
-        abandon(tx, input.mark).await
+    async fn end(tx: &mut Tx<'_>, input: &Self, _: EndReason) -> store::Result<()> {
+        abandon_segments(tx, input.mark).await
     }
 
-    /// It takes what is there when its turn comes.
-    fn again(&self) -> Again {
-        Again::Allowed(Some(self.lane()))
+    /// It processes the data that exists when it runs.
+    fn retry_decision(&self) -> RetryDecision {
+        RetryDecision::Allowed(Some(self.lane()))
     }
 }
 
-/// Gives up what was begun under `mark` and not brought in.
-async fn abandon(tx: &mut Tx<'_>, mark: JobId) -> store::Result<()> {
+/// Treats a partly replaced segment as scattered, so that it is rewritten and removed: its object contains the deleted
+/// rows until then.
+pub(crate) async fn mark_partly_replaced(tx: &mut Tx<'_>, live: &mut [LocatedPart]) -> store::Result<()> {
+    let mut segments: Vec<SegmentId> = live.iter().map(|placed| placed.part.segment_id).collect();
+    segments.sort_unstable();
+    segments.dedup();
+    let torn: HashSet<SegmentId> = replace::partly_replaced(tx, &segments).await?.into_iter().collect();
+    for placed in live {
+        placed.compacted &= !torn.contains(&placed.part.segment_id);
+    }
+    Ok(())
+}
+
+/// Abandons unpublished segments of `mark`.
+pub(crate) async fn abandon_segments(tx: &mut Tx<'_>, mark: JobId) -> store::Result<()> {
     segments::abandon_of(tx, mark).await?;
     catalog::abandon_of(tx, mark).await.map(drop)
 }
 
-/// Those of the row groups whose rows the index does not name.
-fn unindexed(parts: &[PlacedPart]) -> Vec<Indexed> {
+/// Row groups whose rows are not in the run index.
+pub(crate) fn unindexed_row_groups(parts: &[LocatedPart]) -> Vec<SegmentToIndex> {
     let mut segments: BTreeMap<&str, Vec<(usize, ProjectId)>> = BTreeMap::new();
     for placed in parts.iter().filter(|placed| !placed.indexed) {
         let row_group = usize::try_from(placed.part.row_group).unwrap_or_default();
         let row_groups = segments.entry(&placed.path).or_default();
         row_groups.push((row_group, placed.part.project_id));
     }
-    let indexed = segments.into_iter().map(|(path, row_groups)| Indexed {
+    let indexed = segments.into_iter().map(|(path, row_groups)| SegmentToIndex {
         path: Path::from(path),
         row_groups,
     });
     indexed.collect()
 }
 
-fn replacement(new: &NewSegment) -> Replacement {
+pub(crate) fn replacement(new: &NewSegment) -> Replacement {
     let int = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
     Replacement {
         id: new.id,

@@ -1,31 +1,25 @@
-//! Tears a deployment down: its agent server, its database, its artifacts, its rows.
+//! Deletes a deployment: its agent server, its database, its artifacts and its rows.
 
 use std::time::Duration;
 
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
-use towpath_domain::job::{Ended, RetryPolicy};
+use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_domain::{DeploymentId, JobId, TenantId};
-use towpath_durable::{Again, Ctx, Failure, Outcome, Start, Verdict, Workflow};
+use towpath_durable::{Ctx, Failure, IntoFailure, Outcome, RetryDecision, Start, Workflow};
 use towpath_store::{self as store, Tx, access, deployments, revision_keys, source_uploads};
 
-use crate::hosting::lane_of;
-use crate::{World, delete_project, images};
+use crate::deployment_host::lane_of;
+use crate::{Services, delete_project, images};
 
-/// Tears down one deployment.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct DeleteDeployment {
-    /// Its workspace.
     pub tenant: TenantId,
-    /// The deployment.
     pub deployment: DeploymentId,
 }
 
-/// Records the job. It waits for a build that is being stopped. Call it before the transaction's business writes: it
+/// Records the job, which waits until a running build has stopped. Call it before the transaction's business writes: it
 /// locks the lane.
-///
-/// # Errors
-/// Those of the database.
 pub async fn start(tx: &mut Tx<'_>, tenant: TenantId, deployment: DeploymentId) -> store::Result<JobId> {
     let input = DeleteDeployment { tenant, deployment };
     towpath_durable::start(tx, &input, Start::new(tenant).lane(lane_of(deployment))).await
@@ -33,17 +27,17 @@ pub async fn start(tx: &mut Tx<'_>, tenant: TenantId, deployment: DeploymentId) 
 
 impl Workflow for DeleteDeployment {
     const KIND: &'static str = "delete_deployment";
-    const POOL: &'static str = crate::hosting::POOL;
-    // What cannot be removed today may be tomorrow: a deployment must not stay half there.
+    const POOL: &'static str = crate::deployment_host::POOL;
+    // Retried for days, so that no deployment stays half deleted.
     const RETRY: RetryPolicy = RetryPolicy::doubling(1000, Duration::from_secs(1), Duration::from_secs(300));
     const KEEP_PLACE: bool = true;
-    type World = World;
+    type World = Services;
 
-    async fn run(&self, ctx: &mut Ctx, world: &World) -> Outcome {
+    async fn run(&self, ctx: &mut Ctx, world: &Services) -> Outcome {
         let &Self { tenant, deployment } = self;
-        let hosting = world.hosting()?;
+        let hosting = world.deployment_host()?;
         let _lock = hosting.lock(deployment).await;
-        // First: the former key goes with the folder it lies in.
+        // Read first, because the key file is deleted with its folder.
         let former = hosting.former_key(deployment);
         ctx.commit(async |tx| {
             revision_keys::revoke_all(tx, tenant, deployment, None).await?;
@@ -70,25 +64,25 @@ impl Workflow for DeleteDeployment {
             .await
     }
 
-    /// The deployment waits for its end as long as it is there; an operator may have the job performed again.
-    async fn end(_tx: &mut Tx<'_>, _input: &Self, _ended: Ended) -> store::Result<()> {
+    /// The deployment keeps its status; an operator may retry the job.
+    async fn end(_tx: &mut Tx<'_>, _input: &Self, _ended: EndReason) -> store::Result<()> {
         Ok(())
     }
 
-    fn again(&self) -> Again {
-        Again::Allowed(Some(lane_of(self.deployment)))
+    fn retry_decision(&self) -> RetryDecision {
+        RetryDecision::Allowed(Some(lane_of(self.deployment)))
     }
 }
 
 impl DeleteDeployment {
-    /// The tracing project goes first, where that was asked for, in a transaction of its own: it locks the jobs of the
-    /// project's schedules, which a transaction that holds this job's row already may not. Whoever does it, it was
-    /// asked for, so no fence is needed.
-    async fn delete_project(&self, world: &World) -> Result<(), Failure> {
+    /// Deletes the tracing project first, if requested, in a separate transaction: it locks the jobs of the project's
+    /// schedules, which a transaction that holds this job's row must not do. It needs no fence, because it may happen
+    /// in any attempt.
+    async fn delete_project(&self, world: &Services) -> Result<(), Failure> {
         let &Self { tenant, deployment } = self;
         let deleted = world.store.write(async |tx| {
             let found = match deployments::get(tx, tenant, deployment).await {
-                // An attempt before this one came to its end.
+                // An earlier attempt has deleted the deployment.
                 Err(store::Error::NotFound) => return Ok(()),
                 found => found?,
             };
@@ -96,7 +90,7 @@ impl DeleteDeployment {
                 return Ok(());
             }
             match delete_project::delete(tx, tenant, found.project_id).await {
-                // Somebody deleted it before.
+                // It was deleted before.
                 Err(store::Error::NotFound) => Ok(()),
                 deleted => deleted,
             }

@@ -1,5 +1,5 @@
-//! Deleting a project: nobody sees its trace runs from then on; the bytes go when compaction and the sweep come by.
-//! Exports that have begun go on with what they pinned.
+//! Deletes a project: its trace runs become invisible at once, and compaction and the sweep remove the data. Running
+//! exports continue with their pinned data.
 
 use towpath_domain::{ProjectId, TenantId};
 use towpath_store::exports::scheduled;
@@ -9,11 +9,8 @@ use towpath_store::{self as store, Tx, projects};
 use crate::spawn_export;
 
 /// Deletes a project with its schedules.
-///
-/// # Errors
-/// [`store::Error::NotFound`]; those of the database.
 pub async fn delete(tx: &mut Tx<'_>, tenant: TenantId, project: ProjectId) -> store::Result<()> {
-    // First: it takes the locks of jobs.
+    // First, because it locks jobs.
     for schedule in scheduled::running_of(tx, tenant, project).await? {
         spawn_export::cancel(tx, tenant, schedule.id, Some("the tracing project was deleted")).await?;
     }

@@ -1,9 +1,9 @@
-//! Lines of builds and agent servers on their way into the database.
+//! Writes log lines of builds and agent servers to the database.
 //!
-//! Lines come from programs at any speed, and share the database with everything else. So a deployment may write a
-//! bounded number of lines and of bytes a second, they are committed together, twice a second or when somebody waits for
-//! them, and the newest of each revision are kept. What is dropped is counted, and a line says so. They are no part of what a
-//! job answers for, so they are written past its fence: a line of a job that lost its place is still true.
+//! Programs write lines at any speed, and the database is shared. So a deployment may write a limited number of lines
+//! and bytes per second, lines are committed together twice a second or on a flush, and the newest of each revision are
+//! kept. Dropped lines are counted, and a line reports them. Lines are written without the fence of the job: they are
+//! valid even if the job has lost its lease.
 
 mod rate;
 
@@ -19,24 +19,22 @@ use towpath_domain::{DeploymentId, RevisionId, Secret, TenantId};
 use towpath_store::Store;
 use towpath_store::revision_logs::{self, NewLine};
 
-use self::rate::Rate;
-pub use self::rate::Rates;
+use self::rate::LogRateLimit;
+pub use self::rate::LogRateLimits;
 
-/// Lines that wait at most.
-const WAITING: usize = 4096;
-/// Lines of one transaction at most.
+const QUEUE_CAPACITY: usize = 4096;
 const BATCH: usize = 400;
-/// Between two commits that nobody waits for.
+/// Interval of commits without a flush.
 const COMMIT_EVERY: Duration = Duration::from_millis(500);
-/// What was dropped is told so often, also when no other line comes.
-const TELL_EVERY: Duration = Duration::from_secs(5);
-/// A database that is away is tried again after this long, twice as long each time, until the longest.
+/// Interval at which dropped lines are reported, also when no other line arrives.
+const DROP_REPORT_INTERVAL: Duration = Duration::from_secs(5);
+/// First pause while the database is unavailable; it doubles up to the maximum.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
-/// Lines of each kind that a revision keeps, and their bytes: fewer of long ones are.
-const KEPT: i64 = 50_000;
-const KEPT_BYTES: i64 = 32 << 20;
-/// Older ones are removed after so many new ones, twice as many at once at most.
+/// Limits of lines and bytes of each kind that a revision keeps.
+const MAX_LINES: i64 = 50_000;
+const MAX_BYTES: i64 = 32 << 20;
+/// Old lines are removed after this many new ones, at most twice as many at once.
 const TRIM_EVERY: i64 = 5000;
 
 enum Message {
@@ -44,30 +42,27 @@ enum Message {
     Flush(oneshot::Sender<()>),
 }
 
-/// Takes lines of one revision.
+/// Accepts lines of one revision.
 pub struct DeploymentLog {
     log: Log,
     to: mpsc::Sender<Message>,
 }
 
-/// Whose lines they are.
+/// The source of lines.
 #[derive(Clone, Copy, Debug)]
-pub struct Owner {
-    /// Workspace.
+pub struct LogOwner {
     pub tenant: TenantId,
-    /// Deployment.
     pub deployment: DeploymentId,
-    /// Revision.
     pub revision: RevisionId,
-    /// Of its build, or of its agent server and how that is started.
+    /// The build, or the rollout and the agent server.
     pub kind: LogKind,
 }
 
 impl DeploymentLog {
-    /// Opens a log, whose lines count with those of the deployment's other logs of that kind. `secrets` are masked.
+    /// Opens a log, which shares its limits with the deployment's other logs of that kind. `secrets` are masked.
     #[must_use]
-    pub fn open(store: &Store, rates: &Rates, owner: Owner, secrets: Vec<Secret>) -> Self {
-        let (to, from) = mpsc::channel(WAITING);
+    pub fn open(store: &Store, rates: &LogRateLimits, owner: LogOwner, secrets: Vec<Secret>) -> Self {
+        let (to, from) = mpsc::channel(QUEUE_CAPACITY);
         let dropped = Arc::new(AtomicU64::new(0));
         let rate = rates.of(owner.deployment, owner.kind);
         let writer = Writer {
@@ -76,7 +71,7 @@ impl DeploymentLog {
             dropped: Arc::clone(&dropped),
             rate: Arc::clone(&rate),
             next: Instant::now(),
-            // A log that is opened again and again is trimmed too.
+            // Repeatedly opened logs are trimmed too.
             untrimmed: TRIM_EVERY,
             written: (0, 0),
         };
@@ -96,13 +91,12 @@ impl DeploymentLog {
         Self { log, to }
     }
 
-    /// Where lines go in.
     #[must_use]
     pub fn log(&self) -> &Log {
         &self.log
     }
 
-    /// Waits until what was said so far is in the database, or cannot be written.
+    /// Waits until all lines so far are in the database, or cannot be written.
     pub async fn flush(&self) {
         let (tell, told) = oneshot::channel();
         if self.to.send(Message::Flush(tell)).await.is_ok() {
@@ -111,11 +105,11 @@ impl DeploymentLog {
     }
 }
 
-/// Takes what comes until `next`, or until somebody waits for it. False when nothing more can come.
+/// Collects lines until `next`, or until a flush. False when no more can arrive.
 async fn gather(from: &mut mpsc::Receiver<Message>, messages: &mut Vec<Message>, next: Instant) -> bool {
     let first = tokio::select! {
         first = from.recv_many(messages, BATCH) => first,
-        () = sleep(TELL_EVERY) => return true,
+        () = sleep(DROP_REPORT_INTERVAL) => return true,
     };
     if first == 0 {
         return false;
@@ -141,19 +135,19 @@ async fn gather(from: &mut mpsc::Receiver<Message>, messages: &mut Vec<Message>,
 
 struct Writer {
     store: Store,
-    owner: Owner,
+    owner: LogOwner,
     dropped: Arc<AtomicU64>,
-    rate: Arc<Rate>,
-    /// When the next commit may be that nobody waits for.
+    rate: Arc<LogRateLimit>,
+    /// Time of the next commit without a flush.
     next: Instant,
-    /// Lines since older ones were removed.
+    /// Lines since the last trim.
     untrimmed: i64,
-    /// Lines of this log, and their bytes.
+    /// Number of lines of this log, and their bytes.
     written: (i64, i64),
 }
 
 impl Writer {
-    /// Writes until nobody can send any more.
+    /// Writes until all senders are dropped.
     async fn run(mut self, mut from: mpsc::Receiver<Message>) {
         let mut messages = Vec::with_capacity(BATCH);
         let mut is_open = true;
@@ -172,34 +166,34 @@ impl Writer {
                 let _ = tell.send(());
             }
         }
-        // The database may have been away for the last ones.
+        // The database may have been unavailable for the last ones.
         self.put(Vec::new(), &from).await;
         let untold = self.dropped.swap(0, Ordering::Relaxed);
         if untold > 0 {
             tracing::warn!(
                 deployment.id = %self.owner.deployment,
                 lines = untold,
-                "lines of a deployment were dropped, because the database was away"
+                "lines of a deployment were dropped because the database was unavailable"
             );
-            self.rate.leave(untold);
+            self.rate.add_unreported(untold);
         }
     }
 
-    /// Writes lines, and how many were dropped. Tries again while the database is away and there is room for more.
+    /// Writes lines and the number of dropped ones. Retries while the database is unavailable and the queue has room.
     async fn put(&mut self, mut lines: Vec<NewLine>, from: &mpsc::Receiver<Message>) {
         let count = lines.len() as u64;
-        let lost = self.dropped.swap(0, Ordering::Relaxed) + self.rate.left();
+        let lost = self.dropped.swap(0, Ordering::Relaxed) + self.rate.take_unreported();
         if lost > 0 {
             lines.push(NewLine {
                 at: self.store.clock().now(),
                 level: Level::Warning,
-                message: format!("{lost} lines came faster than they could be written, and were dropped"),
+                message: format!("{lost} lines were dropped because they arrived faster than they could be written"),
             });
         }
         if lines.is_empty() {
             return;
         }
-        let Owner {
+        let LogOwner {
             tenant,
             deployment,
             revision,
@@ -218,7 +212,7 @@ impl Writer {
                 self.written.1 += bytes as i64;
                 break;
             };
-            if error.is_transient() && pause <= LONGEST_PAUSE && from.len() < WAITING {
+            if error.is_transient() && pause <= LONGEST_PAUSE && from.len() < QUEUE_CAPACITY {
                 sleep(pause).await;
                 pause *= 2;
                 continue;
@@ -226,7 +220,7 @@ impl Writer {
             if error.is_transient() {
                 self.dropped.fetch_add(lost + count, Ordering::Relaxed);
             }
-            // Otherwise the deployment is gone, and nobody reads its lines.
+            // Otherwise the deployment was deleted, and its lines are not needed.
             tracing::debug!(
                 error = &error as &dyn std::error::Error,
                 deployment.id = %deployment,
@@ -242,12 +236,12 @@ impl Writer {
         if self.untrimmed < TRIM_EVERY {
             return;
         }
-        let Owner {
+        let LogOwner {
             tenant, revision, kind, ..
         } = self.owner;
-        // Twice what comes meanwhile, so that what an earlier life left goes too.
+        // Twice the new lines, so that leftovers of an earlier process life are removed too.
         let limit = 2 * TRIM_EVERY;
-        let keep = kept(self.written);
+        let keep = max_lines(self.written);
         let trimmed = self
             .store
             .write(async |tx| revision_logs::trim(tx, tenant, revision, kind, keep, limit).await)
@@ -258,14 +252,14 @@ impl Writer {
     }
 }
 
-/// Lines that are kept of a log in which so many had so many bytes.
-fn kept((lines, bytes): (i64, i64)) -> i64 {
-    // A few lines say nothing about those of an earlier life.
+/// Number of lines to keep of a log with this many lines and bytes.
+fn max_lines((lines, bytes): (i64, i64)) -> i64 {
+    // A few lines are not representative of earlier ones.
     if lines < 1000 {
-        return KEPT;
+        return MAX_LINES;
     }
-    let most = KEPT_BYTES.saturating_mul(lines.max(1)) / bytes.max(1);
-    most.clamp(1, KEPT)
+    let most = MAX_BYTES.saturating_mul(lines.max(1)) / bytes.max(1);
+    most.clamp(1, MAX_LINES)
 }
 
 #[cfg(test)]
@@ -274,9 +268,9 @@ mod tests {
 
     #[test]
     fn fewer_of_long_lines_are_kept() {
-        assert_eq!(kept((0, 0)), KEPT);
-        assert_eq!(kept((2, 4150)), KEPT);
-        assert_eq!(kept((1000, 80_000)), KEPT);
-        assert_eq!(kept((1000, 4_096_000)), 8192);
+        assert_eq!(max_lines((0, 0)), MAX_LINES);
+        assert_eq!(max_lines((2, 4150)), MAX_LINES);
+        assert_eq!(max_lines((1000, 80_000)), MAX_LINES);
+        assert_eq!(max_lines((1000, 4_096_000)), 8192);
     }
 }

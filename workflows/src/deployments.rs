@@ -1,12 +1,12 @@
-//! What is asked of deployments: rows and jobs in the caller's transaction.
+//! Operations on deployments: rows and jobs in the caller's transaction.
 //!
-//! One revision of a deployment is in progress at a time: their jobs share a lane of one place. A newer one waits as
-//! `QUEUED`, and makes those that wait already pointless: they are `SKIPPED`. Every function here that records a revision
-//! takes the lane first, then the deployment's row.
+//! One revision of a deployment is in progress at a time, because their jobs share a lane with one slot. A newer one
+//! waits as `QUEUED`, and other waiting ones become `SKIPPED`. Functions that record a revision first lock the lane,
+//! then the deployment's row.
 
 use towpath_domain::deployment::{
-    BUILT_IN_LISTENER, DeploymentChange, DeploymentRequest, DeploymentStatus, EnvSecret, Push, RevisionRequest,
-    RevisionStatus, Source, SourceConfig, Standing, merge_secrets,
+    BUILT_IN_LISTENER, CurrentDeployment, DeploymentChange, DeploymentRequest, DeploymentStatus, EnvSecret, PushEvent,
+    RevisionRequest, RevisionStatus, Source, SourceConfig, merge_secrets,
 };
 use towpath_domain::git::{RepoUrl, TokenHost};
 use towpath_domain::{DeploymentId, IntegrationId, Patch, Rejection, RevisionId, Scope, TenantId};
@@ -17,26 +17,22 @@ use towpath_store::{self as store, Tx, integrations, listeners, projects, source
 
 use crate::{build_revision, delete_deployment};
 
-/// Refuses a workspace where another one has deployments: their processes may reach each other.
-///
-/// # Errors
-/// Another one has; those of the database.
+/// Refuses a workspace if another one has deployments, because their processes may reach each other.
 pub async fn check_workspace(tx: &mut Tx<'_>, tenant: TenantId) -> store::Result<()> {
     if deployments::others_have(tx, tenant).await? {
         return Err(Rejection::rule(
             "deployments.trust",
-            "deployments run as processes of one machine, and another workspace has some: the operator may allow that \
-             with the setting deployments.trust = all, or run containers with deployments.backend = docker",
+            "deployments run as processes of one machine, and another workspace has deployments: the operator can \
+             allow this with the setting deployments.trust = all, or run containers with deployments.backend = \
+             docker",
         )
         .into());
     }
     Ok(())
 }
 
-/// Records a deployment with its tracing project and its first revision. `request` was admitted and answered `first`.
-///
-/// # Errors
-/// A name that is taken, something it names that is not there; those of the database.
+/// Records a deployment with its tracing project and its first revision. `request` was validated, and `first` is its
+/// response.
 pub async fn create(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -66,13 +62,13 @@ pub async fn create(
         .map_err(|error| match error {
             store::Error::Conflict { .. } => Rejection::rule(
                 "name",
-                format!("name: this workspace has a deployment named {} already", request.name),
+                format!("name: this workspace already has a deployment named {}", request.name),
             )
             .into(),
             other => other,
         })?;
     let secrets = merge_secrets(request.secrets.clone(), &[])?;
-    let wanted = Wanted {
+    let wanted = RevisionDraft {
         id: revision,
         request: first,
         source_config: &request.config,
@@ -84,10 +80,7 @@ pub async fn create(
     Ok((deployments::get(tx, tenant, id).await?, revision))
 }
 
-/// Changes a deployment; `anew` makes a revision even if nothing in the change would.
-///
-/// # Errors
-/// A rule of the change, a deployment that is being deleted; those of the database.
+/// Changes a deployment; `anew` creates a revision even if the change requires none.
 pub async fn change(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -96,8 +89,8 @@ pub async fn change(
     change: &DeploymentChange,
     anew: bool,
 ) -> store::Result<(Deployment, Revision)> {
-    // Looked at before anything is locked, because a job's lane comes first, and only what is there already says whether
-    // there is going to be a job.
+    // Read before anything is locked: the lane must be locked first, and only the current state shows whether there
+    // will be a job.
     let before = deployments::get(tx, tenant, id).await?;
     let latest = latest(tx, &before).await?;
     let (_, expected) = admit(change, &before, &latest, anew)?;
@@ -120,12 +113,12 @@ pub async fn change(
         return Ok((deployments::get(tx, tenant, id).await?, latest));
     };
     check_archive(tx, tenant, id, &request).await?;
-    let stored = opened(&latest, sealer)?;
+    let stored = open_secrets(&latest, sealer)?;
     let secrets = match &change.secrets {
         Some(sent) => merge_secrets(sent.clone(), &stored)?,
         None => stored,
     };
-    let wanted = Wanted {
+    let wanted = RevisionDraft {
         id: revision,
         request: &request,
         source_config: &config,
@@ -137,10 +130,7 @@ pub async fn change(
     Ok((deployments::get(tx, tenant, id).await?, revision))
 }
 
-/// Deploys what a revision built once more, with its secrets: never what its branch has become.
-///
-/// # Errors
-/// A revision that built nothing, a deployment that is being deleted; those of the database.
+/// Deploys the build of a revision again, with its secrets, independent of its branch.
 pub async fn redeploy(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -152,22 +142,22 @@ pub async fn redeploy(
     let old = revisions::of(tx, tenant, id, again).await.map_err(no_revision)?;
     if !old.status.has_artifact() {
         let text = format!(
-            "the revision is {} and has nothing that could be deployed again",
+            "the revision is {} and has no build to deploy again",
             old.status.as_str()
         );
         return Err(Rejection::rule("revision_id", text).into());
     }
     let revision = RevisionId::new();
     let job = build_revision::start(tx, tenant, id, revision).await?;
-    alive(&deployments::lock(tx, tenant, id).await?)?;
-    let wanted = Wanted {
+    require_not_deleting(&deployments::lock(tx, tenant, id).await?)?;
+    let wanted = RevisionDraft {
         id: revision,
         request: &RevisionRequest {
             source: old.source,
             config: old.config()?,
         },
         source_config: &old.source_config()?,
-        secrets: &opened(&old, sealer)?,
+        secrets: &open_secrets(&old, sealer)?,
         redeploy_of: Some(old.redeploy_of.unwrap_or(old.id)),
         job: Some(job),
     };
@@ -175,10 +165,7 @@ pub async fn redeploy(
     Ok((deployments::get(tx, tenant, id).await?, revision))
 }
 
-/// Stops a revision. One that was interrupted before stays as it is.
-///
-/// # Errors
-/// A revision that is over in another way; those of the database.
+/// Interrupts a revision. An interrupted one stays as it is.
 pub async fn interrupt(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -189,7 +176,8 @@ pub async fn interrupt(
     if let Some(job) = found.job_id
         && !found.status.is_final()
     {
-        // First: it takes the locks. A job that runs is told to stop and ends by itself; its row says it now.
+        // First, because it takes the locks. A running job is signalled and ends by itself; its row shows the new
+        // status at once.
         build_revision::interrupt(tx, job).await?;
         revisions::advance(tx, tenant, revision, RevisionStatus::Interrupted).await?;
     }
@@ -203,10 +191,7 @@ pub async fn interrupt(
     }
 }
 
-/// Has a deployment torn down. One that is being deleted already stays so.
-///
-/// # Errors
-/// [`store::Error::NotFound`]; those of the database.
+/// Deletes a deployment. Repeating it has no effect.
 pub async fn delete(tx: &mut Tx<'_>, tenant: TenantId, id: DeploymentId, with_project: bool) -> store::Result<()> {
     if deployments::get(tx, tenant, id).await?.status == DeploymentStatus::AwaitingDelete {
         return Ok(());
@@ -221,17 +206,14 @@ pub async fn delete(tx: &mut Tx<'_>, tenant: TenantId, id: DeploymentId, with_pr
     deployments::deleting(tx, tenant, id, with_project).await.map(drop)
 }
 
-/// What a push makes: a revision of each deployment that follows the branch. One that has a revision which did not begin
-/// yet needs none: that one will find what was pushed now.
-///
-/// # Errors
-/// Those of the database.
-pub async fn pushed(
+/// Handles a push: creates a revision of each deployment that follows the branch, unless one is queued, which will
+/// build the pushed commit.
+pub async fn deploy_push(
     tx: &mut Tx<'_>,
     tenant: TenantId,
     sealer: &Sealer,
     integration: IntegrationId,
-    push: &Push,
+    push: &PushEvent,
 ) -> store::Result<Vec<Revision>> {
     let mut made = Vec::new();
     for deployment in deployments::of_repo(tx, tenant, &push.repo_keys).await? {
@@ -262,7 +244,7 @@ const fn has_failed(status: RevisionStatus) -> bool {
 }
 
 /// A revision to be recorded.
-struct Wanted<'a> {
+struct RevisionDraft<'a> {
     id: RevisionId,
     request: &'a RevisionRequest,
     source_config: &'a SourceConfig,
@@ -271,13 +253,13 @@ struct Wanted<'a> {
     job: Option<towpath_domain::JobId>,
 }
 
-/// Records a revision as the newest. The lane and the deployment are held.
+/// Records a revision as the newest. The caller has locked the lane and the deployment.
 async fn record(
     tx: &mut Tx<'_>,
     tenant: TenantId,
     sealer: &Sealer,
     deployment: DeploymentId,
-    wanted: &Wanted<'_>,
+    wanted: &RevisionDraft<'_>,
 ) -> store::Result<Revision> {
     let mut in_progress = false;
     for older in revisions::open(tx, tenant, deployment).await? {
@@ -285,8 +267,8 @@ async fn record(
             in_progress = true;
             continue;
         }
-        let why = "a newer revision took its place before it began";
-        // Its row first: the end of its job, which is next, finds it over and leaves it.
+        let why = "a newer revision replaced it before it started";
+        // Its row first, so that the end of its job finds it ended.
         revisions::finish(tx, tenant, older.id, RevisionStatus::Skipped, Some(why)).await?;
         if let Some(job) = older.job_id {
             build_revision::interrupt(tx, job).await?;
@@ -320,8 +302,8 @@ fn admit(
     latest: &Revision,
     anew: bool,
 ) -> store::Result<(SourceConfig, Option<RevisionRequest>)> {
-    alive(deployment)?;
-    let standing = Standing {
+    require_not_deleting(deployment)?;
+    let standing = CurrentDeployment {
         name: &deployment.name,
         source: deployment.source,
         config: &deployment.config()?,
@@ -331,7 +313,7 @@ fn admit(
     Ok(change.admit(standing, anew)?)
 }
 
-fn alive(deployment: &Deployment) -> store::Result<()> {
+fn require_not_deleting(deployment: &Deployment) -> store::Result<()> {
     if deployment.status == DeploymentStatus::AwaitingDelete {
         let text = "the deployment is being deleted and cannot be changed";
         return Err(Rejection::rule("deployment_id", text).into());
@@ -345,9 +327,9 @@ async fn latest(tx: &mut Tx<'_>, deployment: &Deployment) -> store::Result<Revis
     revisions::get(tx, deployment.tenant_id, id).await
 }
 
-fn opened(revision: &Revision, sealer: &Sealer) -> store::Result<Vec<EnvSecret>> {
+fn open_secrets(revision: &Revision, sealer: &Sealer) -> store::Result<Vec<EnvSecret>> {
     revision.secrets(sealer).map_err(|error| {
-        tracing::error!(revision.id = %revision.id, %error, "the secrets of a revision do not open");
+        tracing::error!(revision.id = %revision.id, %error, "the secrets of a revision cannot be opened");
         store::Error::corrupt("revision", "secrets", revision.id)
     })
 }
@@ -359,7 +341,7 @@ fn no_revision(error: store::Error) -> store::Error {
     }
 }
 
-/// What a configuration names has to be there.
+/// Checks that everything a configuration names exists.
 async fn check_references(tx: &mut Tx<'_>, tenant: TenantId, config: &SourceConfig) -> store::Result<()> {
     if let Some(id) = config.integration_id {
         let field = "source_config.integration_id";
@@ -370,13 +352,13 @@ async fn check_references(tx: &mut Tx<'_>, tenant: TenantId, config: &SourceConf
         )?;
         let url = config.repo_url.as_deref().and_then(|url| RepoUrl::parse(url).ok());
         let host = TokenHost::of_api(&integration.api_url).ok();
-        // What the token would not be sent to is not asked for with it.
+        // The token is not used for a repository at another host.
         if let (Some(_), Some(url), Some(host)) = (&integration.token, url, host)
-            && !host.has(&url)
+            && !host.matches(&url)
         {
             let text = format!(
-                "{field}: the integration's token is for {host} and would not be sent to repo_url; name an integration \
-                 whose api_url is at the host of repo_url"
+                "{field}: the integration's token is for {host} and is not sent to repo_url; name an integration \
+                 whose api_url has the host of repo_url"
             );
             return Err(Rejection::rule(field, text).into());
         }
@@ -403,21 +385,21 @@ async fn check_references(tx: &mut Tx<'_>, tenant: TenantId, config: &SourceConf
     check_key_scopes(tx, tenant, config).await
 }
 
-/// Refuses scopes of deployments that are not of this workspace.
+/// Refuses scopes of deployments in other workspaces.
 async fn check_key_scopes(tx: &mut Tx<'_>, tenant: TenantId, config: &SourceConfig) -> store::Result<()> {
     for scope in config.key_scopes.iter().flatten() {
         if let Scope::AgentsInvokeOf(id) = scope {
             missing(
                 deployments::get(tx, tenant, *id).await,
                 "source_config.key_scopes",
-                "there is no such deployment in this workspace as agents:invoke:<deployment id> names",
+                "agents:invoke:<deployment id>: this workspace has no such deployment",
             )?;
         }
     }
     Ok(())
 }
 
-/// An archive has to be one that was handed out for this deployment, and has to be there.
+/// An archive must have been issued for this deployment, and must be uploaded.
 async fn check_archive(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -429,12 +411,12 @@ async fn check_archive(
     };
     let field = "source_revision_config.source_tarball_path";
     let upload = missing(
-        source_uploads::at(tx, tenant, deployment, path).await,
+        source_uploads::get_by_path(tx, tenant, deployment, path).await,
         field,
-        "was not handed out for this deployment; POST /v2/deployments/{id}/upload-url hands one out",
+        "was not issued for this deployment; POST /v2/deployments/{id}/upload-url issues one",
     )?;
     if upload.uploaded_at.is_none() {
-        let text = format!("{field}: nothing was uploaded there yet; PUT the archive to its upload_url first");
+        let text = format!("{field}: nothing is uploaded there yet; PUT the archive to its upload_url first");
         return Err(Rejection::rule(field, text).into());
     }
     Ok(())

@@ -6,17 +6,17 @@
 //! make it visible
 //!   checkpoint: cursor behind it, the file on record, nothing pending
 //! ```
-//! A process that dies between the two checkpoints leaves a file of which nobody knows whether it is visible. The next
-//! attempt makes it again up to the recorded row: same rows, same bytes, same name. Where that is not what comes out,
-//! because feedback was given or taken back in between, the file is given up and the next one gets a name that no other
-//! attempt writes. So a file on record is what its record says, whatever an attempt that was replaced still writes.
+//! A process that dies between the two checkpoints leaves a file that may or may not be visible. The next attempt
+//! creates it again up to the recorded row: same rows, same bytes, same name. If the result differs, because feedback
+//! was added or deleted meanwhile, the file is abandoned, and the next one gets a name that no other attempt uses. So a
+//! recorded file always matches its record, whatever a replaced attempt still writes.
 
 mod cursor;
-mod ending;
 mod feedback;
 mod file;
 pub(crate) mod leftover;
-mod sieve;
+mod part_end;
+mod row_filter;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,52 +24,47 @@ use std::time::Duration;
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
 use towpath_domain::export::{Compression, ExportStatus, RUN_LIMIT, RUN_RETRIES, RUN_RETRY_DELAY};
-use towpath_domain::job::{Ended, RetryPolicy};
+use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_domain::{ExportId, ExportRunId, TenantId, failpoint};
-use towpath_durable::{Again, Ctx, Failure, Outcome, Verdict, Workflow};
-use towpath_outbound::{Begun, Destination};
+use towpath_durable::{Ctx, Failure, IntoFailure, Outcome, RetryDecision, Workflow};
+use towpath_outbound::{Destination, OpenUpload};
 use towpath_store::exports::files::{self, ExportFile};
 use towpath_store::exports::runs::{self, ExportRun};
 use towpath_store::exports::{self, Export};
 use towpath_store::{self as store, Tx, segments};
-use towpath_traces::feed::{Beside, Sieve};
-use towpath_traces::fold::part_ref;
+use towpath_traces::flush::part_ref;
 use towpath_traces::hive;
-use towpath_traces::parquet_file::{Feed, FileOptions, FileWritten, SealedFile};
+use towpath_traces::parquet_file::{FileOptions, FileWritten, RowSource, SealedFile};
 use towpath_traces::row::Key;
+use towpath_traces::row_source::{Enrichment, RowFilter};
 use towpath_traces::scan::{PartRef, Request, Scan};
 use towpath_traces::schema::Selection;
 
-use crate::World;
+use crate::Services;
 use crate::clean_export::{self, CleanExport};
 use crate::metric;
-use crate::world::room_on;
+use crate::services::require_disk_space;
 use cursor::{Cursor, PendingUpload};
-use file::Made;
+use file::FileResult;
 pub(crate) use file::{compression, failed};
 
-/// Exports one day.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ExportPart {
-    /// Its workspace.
     pub tenant: TenantId,
-    /// The export.
     pub export: ExportId,
-    /// The export run.
     pub run: ExportRunId,
 }
 
-/// What does not change from one attempt to the next, read anew by each.
+/// Data that is the same in all attempts, read again by each.
 struct Plan {
     export: Export,
     run: ExportRun,
     selection: Selection,
     options: FileOptions,
     folder: Path,
-    /// The pinned row groups.
     parts: Vec<PartRef>,
-    /// Where not all trace runs are wanted.
-    sieve: Option<Arc<dyn Sieve>>,
+    /// The filter, if not all trace runs are exported.
+    filter: Option<Arc<dyn RowFilter>>,
 }
 
 impl Workflow for ExportPart {
@@ -77,20 +72,20 @@ impl Workflow for ExportPart {
     const POOL: &'static str = "export_parts";
     const RETRY: RetryPolicy = RetryPolicy::fixed(RUN_RETRIES, RUN_RETRY_DELAY);
     const ATTEMPT_LIMIT: Option<Duration> = Some(RUN_LIMIT);
-    type World = World;
+    type World = Services;
 
-    fn retry_policy(world: &World) -> RetryPolicy {
+    fn retry_policy(world: &Services) -> RetryPolicy {
         RetryPolicy::fixed(RUN_RETRIES, world.exports.run_retry)
     }
 
-    async fn run(&self, ctx: &mut Ctx, world: &World) -> Outcome {
+    async fn run(&self, ctx: &mut Ctx, world: &Services) -> Outcome {
         let &Self { tenant, export, run } = self;
         let failures = i64::from(ctx.failures());
         if !ctx
             .commit(async |tx| runs::running(tx, tenant, run, failures).await)
             .await?
         {
-            // Its export is over, and this job is about to be cancelled.
+            // The export has ended, and this job is about to be cancelled.
             return Err(Failure::Cancelled);
         }
         let mut plan = self.read_plan(world).await?;
@@ -98,23 +93,23 @@ impl Workflow for ExportPart {
         if has_rows {
             let destination = world.destination(tenant, plan.export.destination_id).await?;
             if destination.is_folder() {
-                room_on(&world.disks.exports)?;
+                require_disk_space(&world.disks.exports)?;
             }
             plan.options.part_bytes = plan.options.part_bytes.min(destination.part_bytes());
             self.give_up_earlier_uploads(ctx, world, &destination).await?;
             let own = format!("{}/{run}-", plan.run.prefix);
             if ctx.fence() > 1 {
-                // Somebody was here before and may have begun one that was never written down.
-                destination.give_up_strays(&own).await;
+                // An earlier attempt may have begun an upload without recording it.
+                destination.abort_stray_uploads(&own).await;
             }
             let beside = feedback::of(&world.store, tenant, &plan.selection).await?;
-            let place = world.heavy.place(&ctx.cancelled()).await?;
+            let place = world.cpu_pool.memory_permit(&ctx.cancelled()).await?;
             self.write_files(ctx, world, &plan, &destination, beside.as_ref())
                 .await?;
             drop(place);
-            if destination.began_any() {
-                // One that was begun twice, because the first answer was lost.
-                destination.give_up_strays(&own).await;
+            if destination.has_begun_uploads() {
+                // An upload may have been begun twice because the first response was lost.
+                destination.abort_stray_uploads(&own).await;
             }
         }
         let late = has_rows && ctx.fence() > 1;
@@ -122,7 +117,7 @@ impl Workflow for ExportPart {
             runs::finish(tx, tenant, run, ExportStatus::Completed, None).await?;
             segments::unpin(tx, run.0).await?;
             if late {
-                // An attempt that was replaced may not know it yet.
+                // A replaced attempt may still be running.
                 clean_export::start_late(tx, CleanExport::run(tenant, export, run)).await?;
             }
             Ok(())
@@ -130,26 +125,26 @@ impl Workflow for ExportPart {
         .await
     }
 
-    async fn end(tx: &mut Tx<'_>, input: &Self, ended: Ended) -> store::Result<()> {
+    async fn end(tx: &mut Tx<'_>, input: &Self, ended: EndReason) -> store::Result<()> {
         Self::end_all(tx, std::slice::from_ref(input), &ended).await
     }
 
-    /// All runs of an export end together when it does.
-    async fn end_all(tx: &mut Tx<'_>, inputs: &[Self], ended: &Ended) -> store::Result<()> {
-        ending::end_all(tx, inputs, ended).await
+    /// All runs of an export end together with it.
+    async fn end_all(tx: &mut Tx<'_>, inputs: &[Self], ended: &EndReason) -> store::Result<()> {
+        part_end::end_all(tx, inputs, ended).await
     }
 
-    fn again(&self) -> Again {
-        Again::Refused("the export of this run is over, and has told so; create a new export of the same range")
+    fn retry_decision(&self) -> RetryDecision {
+        RetryDecision::Refused("the export of this run has ended; create a new export of the same range")
     }
 
-    async fn failed(tx: &mut Tx<'_>, input: &Self, n: u32, error: &str) -> store::Result<()> {
+    async fn attempt_failed(tx: &mut Tx<'_>, input: &Self, n: u32, error: &str) -> store::Result<()> {
         runs::attempt_failed(tx, input.tenant, input.run, n, error).await
     }
 }
 
 impl ExportPart {
-    async fn read_plan(&self, world: &World) -> Result<Plan, Failure> {
+    async fn read_plan(&self, world: &Services) -> Result<Plan, Failure> {
         let &Self { tenant, export, run } = self;
         let rows = world.store.read(async |tx| {
             Ok((
@@ -161,7 +156,7 @@ impl ExportPart {
         let (export, run, filter) = rows.await.retry()?;
         let sieve = filter
             .as_deref()
-            .map(|filter| sieve::of(&world.store, tenant, filter))
+            .map(|filter| row_filter::of(&world.store, tenant, filter))
             .transpose()?;
         let selection = match export.fields().fatal()? {
             Some(fields) => Selection::of(&fields.iter().map(|field| field.name()).collect::<Vec<_>>()).fatal()?,
@@ -181,7 +176,8 @@ impl ExportPart {
         });
         let mut parts: Vec<_> = parts.await.retry()?.iter().map(part_ref).collect();
         if let Some(filter) = &filter {
-            parts = sieve::narrowed(world.objects.near_store(), export.project_id, parts, filter).await?;
+            parts = row_filter::matching_row_groups(world.objects.blocking_store(), export.project_id, parts, filter)
+                .await?;
         }
         Ok(Plan {
             export,
@@ -190,12 +186,17 @@ impl ExportPart {
             options,
             folder,
             parts,
-            sieve,
+            filter: sieve,
         })
     }
 
-    /// The rows behind `after`.
-    fn feed(world: &World, plan: &Plan, beside: Option<&Arc<dyn Beside>>, after: Option<Key>) -> Result<Feed, Failure> {
+    /// The rows after `after`.
+    fn row_source(
+        world: &Services,
+        plan: &Plan,
+        beside: Option<&Arc<dyn Enrichment>>,
+        after: Option<Key>,
+    ) -> Result<RowSource, Failure> {
         let request = Request {
             tenant: plan.export.tenant_id,
             project: plan.export.project_id,
@@ -204,47 +205,47 @@ impl ExportPart {
             after,
             selection: plan.selection.clone(),
         };
-        let objects = world.objects.near_store();
-        // Only what is wanted whole and compressed as asked can be copied.
-        let feed = match (&plan.sieve, plan.export.compression) {
-            (Some(sieve), _) => Feed::sifted(objects, request, Arc::clone(sieve)).fatal()?,
-            (None, Compression::Zstandard) => Feed::splicing(objects, request, world.sizes.splice_rows),
-            (None, _) => Feed::new(Scan::new(objects, request)),
+        let objects = world.objects.blocking_store();
+        // Row groups are only copied if all rows are wanted and the compression matches.
+        let feed = match (&plan.filter, plan.export.compression) {
+            (Some(sieve), _) => RowSource::filtered(objects, request, Arc::clone(sieve)).fatal()?,
+            (None, Compression::Zstandard) => RowSource::splicing(objects, request, world.sizes.splice_rows),
+            (None, _) => RowSource::new(Scan::new(objects, request)),
         };
         Ok(match beside {
-            Some(beside) => feed.with(Arc::clone(beside)),
+            Some(beside) => feed.with_enrichment(Arc::clone(beside)),
             None => feed,
         })
     }
 
-    /// File after file, until no rows are left.
+    /// Writes files until no rows are left.
     async fn write_files(
         &self,
         ctx: &mut Ctx,
-        world: &World,
+        world: &Services,
         plan: &Plan,
         destination: &Destination,
-        beside: Option<&Arc<dyn Beside>>,
+        beside: Option<&Arc<dyn Enrichment>>,
     ) -> Result<(), Failure> {
         let mut cursor: Cursor = ctx.cursor()?.unwrap_or_default();
-        let mut feed = Self::feed(world, plan, beside, cursor.after)?;
+        let mut feed = Self::row_source(world, plan, beside, cursor.after)?;
         loop {
             let path = hive::file(&plan.folder, &cursor.file_name(self.run));
             let (fed, made) = self
                 .write_file(ctx, world, plan, destination, feed, path.clone(), &cursor)
                 .await?;
             let sealed = match (made, &cursor.pending) {
-                (Made::Nothing, _) => return Ok(()),
-                (Made::Sealed(sealed), Some(pending)) if !pending.is(&sealed.written()) => {
+                (FileResult::Empty, _) => return Ok(()),
+                (FileResult::Sealed(sealed), Some(pending)) if !pending.is(&sealed.written()) => {
                     sealed.abort().await;
                     None
                 }
-                (Made::Sealed(sealed), _) => Some(sealed),
-                (Made::Diverged, _) => None,
+                (FileResult::Sealed(sealed), _) => Some(sealed),
+                (FileResult::Diverged, _) => None,
             };
             let Some(sealed) = sealed else {
                 self.give_up_pending(ctx, destination, &mut cursor).await?;
-                feed = Self::feed(world, plan, beside, cursor.after)?;
+                feed = Self::row_source(world, plan, beside, cursor.after)?;
                 continue;
             };
             feed = fed;
@@ -268,7 +269,7 @@ impl ExportPart {
         }
         let written = sealed.complete().await.map_err(|error| failed(&error))?;
         failpoint::hit("export.file_visible");
-        // Still pending: where it arrived in another size, the next attempt makes it again.
+        // It stays pending: if its size differs, the next attempt creates it again.
         destination
             .verify(&written.path, written.bytes)
             .await
@@ -291,7 +292,7 @@ impl ExportPart {
         let pending = PendingUpload::of(file);
         let text = serde_json::to_string(&pending).fatal()?;
         cursor.pending = Some(pending);
-        let begun = destination.begun();
+        let begun = destination.open_uploads();
         failpoint::hit("export.before_pending");
         ctx.checkpoint(cursor, async |tx| {
             note_uploads(tx, run, &begun).await?;
@@ -302,8 +303,8 @@ impl ExportPart {
         Ok(())
     }
 
-    /// Gives up the pending file, which cannot be made again. The next one gets another name: an attempt that was replaced may
-    /// still make this one visible.
+    /// Abandons the pending file, which cannot be created again. The next one gets another name, because a replaced
+    /// attempt may still make this one visible.
     async fn give_up_pending(
         &self,
         ctx: &mut Ctx,
@@ -312,7 +313,7 @@ impl ExportPart {
     ) -> Result<(), Failure> {
         let &Self { tenant, run, .. } = self;
         let Some(pending) = cursor.pending.take() else {
-            return Err(Failure::retry("rows differ although no file was to be made again"));
+            return Err(Failure::retry("rows differ although no file was pending"));
         };
         let path = Path::parse(&pending.file_path).fatal()?;
         cursor.given_up.push(pending.file_path);
@@ -321,9 +322,9 @@ impl ExportPart {
             runs::pending_given_up(tx, tenant, run, path.as_ref()).await
         })
         .await?;
-        tracing::info!(object.path = %path, "an interrupted file cannot be made again; another one takes its place");
+        tracing::info!(object.path = %path, "an interrupted file cannot be recreated; another file replaces it");
         if let Err(failure) = destination.remove(&path).await {
-            tracing::info!(%failure, "the interrupted file cannot be removed now; the clean-up behind the run removes it");
+            tracing::info!(%failure, "the interrupted file cannot be removed now; the cleanup of the run removes it");
         }
         Ok(())
     }
@@ -343,11 +344,11 @@ impl ExportPart {
             .await
     }
 
-    /// Uploads in parts that an earlier attempt left: invisible, but they cost space.
+    /// Aborts multipart uploads of earlier attempts, which are invisible but cost space.
     async fn give_up_earlier_uploads(
         &self,
         ctx: &mut Ctx,
-        world: &World,
+        world: &Services,
         destination: &Destination,
     ) -> Result<(), Failure> {
         let run = self.run;
@@ -357,13 +358,13 @@ impl ExportPart {
             .await
             .retry()?
         {
-            let begun = Begun {
+            let begun = OpenUpload {
                 path: upload.path.clone(),
                 id: upload.upload_id.clone(),
             };
-            // The right to abort is optional.
+            // The permission to abort is optional.
             if let Err(failure) = destination.abort(&begun).await {
-                tracing::info!(%failure, "an earlier upload in parts cannot be given up");
+                tracing::info!(%failure, "an earlier multipart upload cannot be aborted");
             }
             ctx.commit(async |tx| files::upload_gone(tx, run, &upload).await)
                 .await?;
@@ -372,8 +373,8 @@ impl ExportPart {
     }
 }
 
-/// Writes down which uploads in parts are open, so that somebody can give them up.
-async fn note_uploads(tx: &mut Tx<'_>, run: ExportRunId, begun: &[Begun]) -> store::Result<()> {
+/// Records open multipart uploads, so that they can be aborted later.
+async fn note_uploads(tx: &mut Tx<'_>, run: ExportRunId, begun: &[OpenUpload]) -> store::Result<()> {
     for upload in begun {
         files::upload_begun(tx, run, &upload.path, &upload.id).await?;
     }

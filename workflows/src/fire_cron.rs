@@ -1,8 +1,8 @@
-//! Starts a cron's run at its instant, and records the next instant. A chain: each firing records the job of the one
-//! after it, in the transaction that starts the run, so every instant is fired once whatever happens to workers.
+//! Starts the run of a cron at its time, and records the next firing. It is a chain: each firing records the next job
+//! in the transaction that starts the run, so every firing happens once even if workers fail.
 //!
-//! Instants that passed while nothing ran are made up for by one run. A run that cannot start (its thread is busy and
-//! it was told to be refused then) is left out; the chain goes on.
+//! Missed firings are replaced by one run. A run that cannot start (its thread is busy and its strategy is to reject)
+//! is skipped; the chain continues.
 
 use std::time::Duration;
 
@@ -10,31 +10,27 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use towpath_domain::agent::cron::{Schedule, zone};
 use towpath_domain::agent::{AdmittedRun, RunRequest};
-use towpath_domain::job::{Ended, RetryPolicy};
+use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_domain::{CronId, Rejection, RunId, ScheduleId, TenantId, ThreadId, Timestamp};
-use towpath_durable::{Ctx, Failure, Outcome, Start, Verdict, Workflow};
+use towpath_durable::{Ctx, Failure, IntoFailure, Outcome, Start, Workflow};
 use towpath_runtime::hosted::Caller;
 use towpath_store::crons::{self, Cron};
 use towpath_store::{self as store, Tx, assistants, jobs, schedules};
 
-use crate::agent::AgentWorld;
+use crate::agent::AgentServices;
 use crate::run_agent::{self, NewRun, Target};
 
-/// Fires a cron at the instant its schedule stands at.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct FireCron {
-    /// Its workspace.
     pub tenant: TenantId,
-    /// The cron.
     pub cron: CronId,
-    /// The chain this firing belongs to. A cron that was changed has begun a new one.
+    /// The chain of this firing. A changed cron has a new one.
     pub schedule: ScheduleId,
 }
 
-/// Records a cron and its first instant.
+/// Records a cron and its first firing.
 ///
-/// # Errors
-/// Those of the database; `Rejected` where its schedule is none.
+/// `Rejected` if its schedule is invalid.
 pub async fn create(tx: &mut Tx<'_>, mut cron: Cron) -> store::Result<Cron> {
     crons::insert(tx, &cron).await?;
     arm(tx, &mut cron).await?;
@@ -42,14 +38,11 @@ pub async fn create(tx: &mut Tx<'_>, mut cron: Cron) -> store::Result<Cron> {
     Ok(cron)
 }
 
-/// Finds a cron and ends its chain, so that it can be changed or deleted. The row is kept from changing until the
-/// transaction is over.
-///
-/// # Errors
-/// `NotFound`, and those of the database.
+/// Finds a cron and ends its chain, so that it can be changed or deleted. The row is locked until the end of the
+/// transaction.
 pub async fn disarm(tx: &mut Tx<'_>, tenant: TenantId, id: CronId) -> store::Result<Cron> {
-    // Jobs are locked before business rows everywhere. A firing that gets in between the two reads has recorded a job
-    // of the ended chain, which does nothing when it is due.
+    // Jobs are locked before business rows everywhere. A firing between the two reads has recorded a job of the ended
+    // chain, which does nothing when it is due.
     let before = crons::get(tx, tenant, id).await?;
     if let Some(chain) = before.schedule_id
         && let Some(schedule) = schedules::get(tx, chain).await?
@@ -64,11 +57,9 @@ pub async fn disarm(tx: &mut Tx<'_>, tenant: TenantId, id: CronId) -> store::Res
     Ok(cron)
 }
 
-/// Begins a chain for a cron that has none, at its next instant; sets `next_run_date` and `schedule_id`, which the
-/// caller writes.
+/// Starts a chain for a cron that has none; sets `next_run_date` and `schedule_id`, which the caller writes.
 ///
-/// # Errors
-/// Those of the database; `Rejected` where its schedule is none.
+/// `Rejected` if its schedule is invalid.
 pub async fn arm(tx: &mut Tx<'_>, cron: &mut Cron) -> store::Result<()> {
     let now = jobs::db_now(tx).await?;
     cron.next_run_date = next(cron, now)?;
@@ -99,20 +90,17 @@ pub async fn arm(tx: &mut Tx<'_>, cron: &mut Cron) -> store::Result<()> {
     Ok(())
 }
 
-/// The first instant after `after`, unless that is past the cron's end.
+/// The first firing after `after`, up to the end of the cron.
 fn next(cron: &Cron, after: Timestamp) -> Result<Option<Timestamp>, Rejection> {
     let schedule: Schedule = cron.schedule.parse()?;
     let next = schedule.next_after(after, zone(cron.timezone.as_deref())?);
     Ok(next.filter(|next| cron.end_time.is_none_or(|end| *next <= end)))
 }
 
-/// Judges the request that a cron keeps, as its runs will be.
-///
-/// # Errors
-/// What is wrong with it.
+/// Validates the request of a cron like that of a run.
 pub fn request(payload: &Map<String, Value>, thread: Option<ThreadId>) -> Result<AdmittedRun, Rejection> {
     let mut payload = payload.clone();
-    // The server's own mark, which must not look like a setting of the caller: that could not be had with a context.
+    // This server's own marker must not count as a caller's setting, which cannot be combined with a context.
     let configurable = payload
         .get_mut("config")
         .and_then(|config| config.get_mut("configurable"))
@@ -134,9 +122,9 @@ impl Workflow for FireCron {
     const KIND: &'static str = "fire_cron";
     const POOL: &'static str = "crons";
     const RETRY: RetryPolicy = RetryPolicy::doubling(20, Duration::from_secs(1), Duration::from_secs(60));
-    type World = AgentWorld;
+    type World = AgentServices;
 
-    async fn run(&self, ctx: &mut Ctx, world: &AgentWorld) -> Outcome {
+    async fn run(&self, ctx: &mut Ctx, world: &AgentServices) -> Outcome {
         let &Self { tenant, cron, schedule } = self;
         let read = async |tx: &mut Tx<'_>| {
             let chain = schedules::get(tx, schedule).await?;
@@ -148,19 +136,20 @@ impl Workflow for FireCron {
         };
         let (chain, cron, now) = world.store.read(read).await.retry()?;
         let Some(chain) = chain.filter(|chain| chain.ended_at.is_none() && chain.spawn_job == Some(ctx.job())) else {
-            // Somebody else stands for this instant.
-            return ctx.done();
+            // Another job handles this firing.
+            return ctx.complete();
         };
         let Some(cron) = cron.filter(|cron| cron.enabled && cron.schedule_id == Some(schedule)) else {
-            // Its thread or its assistant went, and it with them.
+            // Its thread or its assistant was deleted, and the cron with it.
             return ctx.settle(async |tx| schedules::end(tx, schedule).await).await;
         };
-        // What passed meanwhile is made up for by this one run.
+        // This run replaces missed firings.
         let following = next(&cron, now.max(chain.next_at)).fatal()?;
         match self.fire(ctx, world, &cron, chain.next_at, following).await {
-            // Its request cannot be fulfilled now: this instant is left out.
+            // Its request cannot be fulfilled now: this firing is skipped.
             Err(Failure::Fatal(why)) => {
-                tracing::warn!(cron.id = %cron.id, error = %why, "a cron's run cannot start; its next instant stays");
+                tracing::warn!(cron.id = %cron.id, error = %why, "a cron's run cannot start; the next firing is \
+                                                                  scheduled");
                 ctx.settle(async |tx| self.advance(tx, chain.next_at, following).await)
                     .await
             }
@@ -168,18 +157,18 @@ impl Workflow for FireCron {
         }
     }
 
-    /// A chain whose firing ended badly is taken up again by the scheduler, which finds it without a job.
-    async fn end(_: &mut Tx<'_>, _: &Self, _: Ended) -> store::Result<()> {
+    /// The scheduler finds a chain without a job and continues it.
+    async fn end(_: &mut Tx<'_>, _: &Self, _: EndReason) -> store::Result<()> {
         Ok(())
     }
 }
 
 impl FireCron {
-    /// Starts the run and moves the chain on, as one.
+    /// Starts the run and advances the chain in one transaction.
     async fn fire(
         &self,
         ctx: &mut Ctx,
-        world: &AgentWorld,
+        world: &AgentServices,
         cron: &Cron,
         at: Timestamp,
         following: Option<Timestamp>,
@@ -189,10 +178,10 @@ impl FireCron {
         let admitted = request(&payload, cron.thread_id).fatal()?;
         let thread = cron.thread_id.unwrap_or_else(ThreadId::new);
         let target = match cron.thread_id {
-            Some(thread) => Target::On(thread),
-            None => Target::Own(thread),
+            Some(thread) => Target::Existing(thread),
+            None => Target::New(thread),
         };
-        // In its maker's name, as if the request came now.
+        // On behalf of its creator, as if the request came now.
         let caller: Option<Caller> = match cron.caller.as_deref() {
             Some(caller) => {
                 let corrupt = |_| store::Error::corrupt("cron", "caller", cron.id);
@@ -212,8 +201,8 @@ impl FireCron {
                 headers,
                 user: cron.user_id.clone(),
                 cron: Some((cron.id, at)),
-                events_kept: world.settings.events_kept,
-                ttl: world.settings.authored.current().thread_ttl,
+                events_kept: world.settings.event_retention,
+                ttl: world.settings.author_settings.current().thread_ttl,
             };
             run_agent::start(tx, self.tenant, run).await?;
             self.advance(tx, at, following).await
@@ -228,7 +217,7 @@ impl FireCron {
         };
         let job = towpath_durable::start(tx, self, Start::new(self.tenant).at(following)).await?;
         if !schedules::advance(tx, self.schedule, at, following, Some(job)).await? {
-            // Somebody else moved it on: nothing of this firing may be kept.
+            // Another job advanced it: nothing of this firing may be committed.
             return Err(store::Error::Stale);
         }
         crons::set_next(tx, self.tenant, self.cron, Some(following), Some(self.schedule)).await

@@ -1,4 +1,4 @@
-//! Images that were pushed to the platform's own registry: where they lie, and who pulls them with what.
+//! Images in the platform's own registry: their paths and pull tokens.
 
 use std::time::Duration;
 
@@ -7,17 +7,17 @@ use towpath_domain::{Clock, DeploymentId, TenantId};
 use towpath_store::image_tokens::{ImageToken, Right};
 use towpath_store::sealing::Sealer;
 
-/// A pull has to begin within this time.
+/// A pull must begin within this time.
 const PULL: Duration = Duration::from_secs(60 * 60);
 
-/// Where the images of a deployment lie in the object store.
+/// Path of a deployment's images in the object store.
 #[must_use]
 pub fn folder(tenant: TenantId, deployment: DeploymentId) -> String {
     format!("images/{tenant}/{deployment}")
 }
 
-/// What opens an image of this deployment, where it was pushed to this platform: its repository says so. The registry's
-/// host need not be known: the token opens nothing but what whoever named the image may read anyway.
+/// A login for an image of this deployment that was pushed to this platform, as its repository shows. The registry's
+/// host does not matter: the token only opens what the deployment's owner may read anyway.
 pub(crate) fn own_login(
     uri: &str,
     tenant: TenantId,

@@ -1,10 +1,8 @@
-//! Brings segments of a workspace into its index of trace runs, by which folds and readers find a trace run whose id is
-//! all they know.
+//! Adds segments of a workspace to its run index, with which flushes and readers find a trace run by its id.
 //!
-//! Segments wait until there are enough of them, or an hour. Their entries become index files in the order of ids, and
-//! files of one size are merged into one, so that there are few of them however many trace runs there are. A lane of
-//! one place per workspace keeps two from doing the same. Nothing changes before the one transaction that makes a file
-//! live; segments that are not indexed yet are looked through by themselves.
+//! Segments wait until there are enough of them, or for an hour. Their entries become index files sorted by id, and
+//! files of similar size are merged, so that their number stays small. A lane with one slot per workspace prevents
+//! duplicate work. One transaction makes a file live; segments that are not indexed yet are searched individually.
 
 mod choose;
 
@@ -13,53 +11,47 @@ use std::time::Duration;
 
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
-use towpath_domain::job::{Ended, RetryPolicy};
+use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_domain::{JobId, RunIndexId, SegmentId, TenantId, Timestamp, failpoint};
-use towpath_durable::{Again, Ctx, Failure, Lane, Outcome, Start, Verdict, Workflow};
-use towpath_store::run_index::{self as catalog, IndexFile, Written};
+use towpath_durable::{Ctx, Failure, IntoFailure, Lane, Outcome, RetryDecision, Start, Workflow};
+use towpath_store::run_index::{self as catalog, IndexFile, IndexFileRecord};
 use towpath_store::segments::Segment;
 use towpath_store::{self as store, Tx, jobs, lanes, segments};
-use towpath_traces::run_index::{self, Indexed, NewIndexFile};
+use towpath_traces::run_index::{self, NewIndexFile, SegmentToIndex};
 
-use crate::World;
-use crate::intents;
+use crate::Services;
+use crate::write_intents;
 
-/// A segment waits at most so long for others that are indexed with it.
+/// Maximum time that a segment waits for others.
 pub const PATIENCE: Duration = Duration::from_secs(60 * 60);
-/// Segments of one round…
+/// Maximum number of segments of one round,
 const SEGMENTS: i64 = 256;
-/// … and about how many rows they have: as many entries lie in memory until they are sorted.
+/// and approximate number of their rows: the entries are sorted in memory.
 const ROWS: i64 = 1 << 20;
-/// Rounds of one job, and merges of it. What is left is met again by the sweep.
+/// Maximum number of rounds and merges of one job. The next sweep finds the rest.
 const ROUNDS: usize = 32;
 
-/// Indexes what waits for it in a workspace.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct IndexRuns {
-    /// The workspace.
     pub tenant: TenantId,
-    /// What index files in work are marked with. Not the job's own id: `end` is not told that.
+    /// Marks its index files in progress. Not the job's id, which `end` does not get.
     pub mark: JobId,
 }
 
-/// The lane of a workspace.
 #[must_use]
 pub fn lane(tenant: TenantId) -> Lane {
     Lane::new(format!("index:{tenant}"), 1)
 }
 
-/// Since when a segment must be live that waits for no others.
+/// Segments older than this are indexed without waiting for others.
 #[must_use]
 pub fn overdue(now: Timestamp) -> Timestamp {
     now.minus(PATIENCE)
 }
 
-/// Records the job of those of `tenants` of whose segments enough wait. Belongs behind the transaction that published
-/// some, since lanes are locked before anything else; the sweep makes up for a crash in between.
-///
-/// # Errors
-/// As [`Ctx::commit`].
-pub(crate) async fn ensure_due(ctx: &mut Ctx, world: &World, tenants: BTreeSet<TenantId>) -> Result<(), Failure> {
+/// Records the job of those of `tenants` with enough waiting segments. Call it after the transaction that published
+/// some, because lanes are locked first; after a crash in between, the sweep records the job.
+pub(crate) async fn ensure_due(ctx: &mut Ctx, world: &Services, tenants: BTreeSet<TenantId>) -> Result<(), Failure> {
     if tenants.is_empty() {
         return Ok(());
     }
@@ -75,12 +67,9 @@ pub(crate) async fn ensure_due(ctx: &mut Ctx, world: &World, tenants: BTreeSet<T
     Ok(())
 }
 
-/// Records the job of a workspace when enough of its index files are of one size. For those who bring files in beside
-/// this job.
-///
-/// # Errors
-/// As [`Ctx::commit`].
-pub(crate) async fn ensure_merge(ctx: &mut Ctx, world: &World, tenant: TenantId) -> Result<(), Failure> {
+/// Records the job of a workspace if enough of its index files have a similar size. For jobs that add index files
+/// themselves.
+pub(crate) async fn ensure_merge(ctx: &mut Ctx, world: &Services, tenant: TenantId) -> Result<(), Failure> {
     let live = world.store.read(async |tx| catalog::live(tx, tenant).await).await;
     match choose::choose(&live.retry()?) {
         Some(_) => ensure(ctx, tenant).await,
@@ -88,10 +77,7 @@ pub(crate) async fn ensure_merge(ctx: &mut Ctx, world: &World, tenant: TenantId)
     }
 }
 
-/// Records the job of a workspace, unless one waits already.
-///
-/// # Errors
-/// As [`Ctx::commit`].
+/// Records the job of a workspace, unless one is waiting.
 pub(crate) async fn ensure(ctx: &mut Ctx, tenant: TenantId) -> Result<(), Failure> {
     let lane = lane(tenant);
     ctx.commit_in(std::slice::from_ref(&lane), async |tx| {
@@ -99,7 +85,7 @@ pub(crate) async fn ensure(ctx: &mut Ctx, tenant: TenantId) -> Result<(), Failur
         if jobs::lane_has_queued(tx, lane.key()).await? {
             return Ok(());
         }
-        // Folds get slower while it waits, so it goes before compactions.
+        // Flushes get slower while it waits, so it precedes compactions.
         let how = Start::new(tenant).lane(lane.clone()).priority(1);
         towpath_durable::start(tx, &IndexRuns::new(tenant), how).await.map(drop)
     })
@@ -107,7 +93,7 @@ pub(crate) async fn ensure(ctx: &mut Ctx, tenant: TenantId) -> Result<(), Failur
 }
 
 impl IndexRuns {
-    /// What waits in this workspace.
+    /// What is waiting in this workspace.
     #[must_use]
     pub fn new(tenant: TenantId) -> Self {
         Self {
@@ -121,11 +107,11 @@ impl Workflow for IndexRuns {
     const KIND: &'static str = "index_runs";
     const POOL: &'static str = "compactions";
     const RETRY: RetryPolicy = RetryPolicy::doubling(10, Duration::from_secs(2), Duration::from_secs(120));
-    type World = World;
+    type World = Services;
 
-    async fn run(&self, ctx: &mut Ctx, world: &World) -> Outcome {
+    async fn run(&self, ctx: &mut Ctx, world: &Services) -> Outcome {
         let mark = self.mark;
-        let place = world.heavy.place(&ctx.cancelled()).await?;
+        let place = world.cpu_pool.memory_permit(&ctx.cancelled()).await?;
         for _ in 0..ROUNDS {
             let waiting = self.waiting(world).await?;
             if waiting.is_empty() {
@@ -143,24 +129,24 @@ impl Workflow for IndexRuns {
             self.merge(ctx, world, files).await?;
         }
         drop(place);
-        // An attempt that was killed may have begun to write what another one has written since.
+        // A killed attempt may have begun files that another one has written since.
         ctx.settle(async |tx| catalog::abandon_of(tx, mark).await.map(drop))
             .await
     }
 
-    async fn end(tx: &mut Tx<'_>, input: &Self, _: Ended) -> store::Result<()> {
+    async fn end(tx: &mut Tx<'_>, input: &Self, _: EndReason) -> store::Result<()> {
         catalog::abandon_of(tx, input.mark).await.map(drop)
     }
 
-    /// It takes what is there when its turn comes.
-    fn again(&self) -> Again {
-        Again::Allowed(Some(lane(self.tenant)))
+    /// It processes the data that exists when it runs.
+    fn retry_decision(&self) -> RetryDecision {
+        RetryDecision::Allowed(Some(lane(self.tenant)))
     }
 }
 
 impl IndexRuns {
-    /// Segments that are indexed now, the oldest first, as many as one round takes; none while too few wait.
-    async fn waiting(&self, world: &World) -> Result<Vec<Segment>, Failure> {
+    /// The oldest segments to index now, at most one round; none while too few wait.
+    async fn waiting(&self, world: &Services) -> Result<Vec<Segment>, Failure> {
         let (tenant, least) = (self.tenant, world.sizes.index_segments);
         let mut waiting = world
             .store
@@ -184,7 +170,7 @@ impl IndexRuns {
         Ok(waiting)
     }
 
-    async fn index(&self, ctx: &mut Ctx, world: &World, waiting: Vec<Segment>) -> Result<(), Failure> {
+    async fn index(&self, ctx: &mut Ctx, world: &Services, waiting: Vec<Segment>) -> Result<(), Failure> {
         let (tenant, mark) = (self.tenant, self.mark);
         let ids: Vec<SegmentId> = waiting.iter().map(|segment| segment.id).collect();
         let parts = world
@@ -198,26 +184,26 @@ impl IndexRuns {
             let of = row_groups.entry(part.segment_id).or_default();
             of.push((row_group, part.project_id));
         }
-        let indexed: Vec<Indexed> = waiting
+        let indexed: Vec<SegmentToIndex> = waiting
             .into_iter()
-            .map(|segment| Indexed {
+            .map(|segment| SegmentToIndex {
                 path: Path::from(segment.path),
                 row_groups: row_groups.remove(&segment.id).unwrap_or_default(),
             })
             .collect();
-        // What an earlier attempt of this job began to write and did not bring in, nobody will.
+        // Files that an earlier attempt of this job began and did not publish.
         ctx.commit(async |tx| catalog::abandon_of(tx, mark).await.map(drop))
             .await?;
         let objects = world.objects.clone();
-        let work = intents::with(ctx, &world.heavy, mark, move |intend| async move {
+        let work = write_intents::run_with_intents(ctx, &world.cpu_pool, mark, move |intend| async move {
             let intend = async |tenant, id: RunIndexId, path: &Path| {
-                let asked = intend.ask(tenant, id, path).await;
+                let asked = intend.record(tenant, id, path).await;
                 failpoint::hit("index.intended");
                 asked
             };
             run_index::build(&objects, tenant, &indexed, intend).await
         });
-        let new: Vec<Written> = work.await?.retry()?.iter().map(NewIndexFile::catalog).collect();
+        let new: Vec<IndexFileRecord> = work.await?.retry()?.iter().map(NewIndexFile::catalog).collect();
         failpoint::hit("index.written");
         ctx.commit(async |tx| catalog::publish(tx, tenant, &new, &ids).await)
             .await?;
@@ -225,7 +211,7 @@ impl IndexRuns {
         Ok(())
     }
 
-    async fn merge(&self, ctx: &mut Ctx, world: &World, files: Vec<IndexFile>) -> Result<(), Failure> {
+    async fn merge(&self, ctx: &mut Ctx, world: &Services, files: Vec<IndexFile>) -> Result<(), Failure> {
         let (tenant, mark) = (self.tenant, self.mark);
         let old: Vec<RunIndexId> = files.iter().map(|file| file.id).collect();
         let entries: u64 = files
@@ -233,15 +219,15 @@ impl IndexRuns {
             .map(|file| u64::try_from(file.entries).unwrap_or_default())
             .sum();
         let paths: Vec<Path> = files.into_iter().map(|file| Path::from(file.path)).collect();
-        let keep_from = world.keeping.first_day(world.store.clock().now());
+        let keep_from = world.retention.first_day(world.store.clock().now());
         ctx.commit(async |tx| catalog::abandon_of(tx, mark).await.map(drop))
             .await?;
         let (store, objects) = (world.store.clone(), world.objects.clone());
-        let work = intents::with(ctx, &world.heavy, mark, move |intend| async move {
-            let intend = async |tenant, id: RunIndexId, path: &Path| intend.ask(tenant, id, path).await;
+        let work = write_intents::run_with_intents(ctx, &world.cpu_pool, mark, move |intend| async move {
+            let intend = async |tenant, id: RunIndexId, path: &Path| intend.record(tenant, id, path).await;
             run_index::merge(&store, &objects, tenant, &paths, entries, keep_from, intend).await
         });
-        let new: Vec<Written> = work.await?.retry()?.iter().map(NewIndexFile::catalog).collect();
+        let new: Vec<IndexFileRecord> = work.await?.retry()?.iter().map(NewIndexFile::catalog).collect();
         ctx.commit(async |tx| catalog::replace(tx, tenant, &old, &new).await)
             .await
     }

@@ -1,130 +1,128 @@
-//! The right to keep deployments, which one process of an installation has at a time.
+//! The keeper lease: one process of an installation at a time may run deployments.
 
 use std::fmt;
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout, timeout_at};
-use towpath_store::keepers::{self, Claim, Keeper};
+use towpath_store::deployment_keepers::{self, Claim, Keeper};
 use towpath_store::{self as store, Dialect, Store};
 
-/// Renewed at least so often: a database that is away for a while costs nothing.
+/// Maximum interval of renewals, so that a short outage of the database does no harm.
 const RENEW_EVERY: Duration = Duration::from_secs(10);
-/// After a renewal that failed.
-const TRY_AGAIN: Duration = Duration::from_secs(1);
-/// What giving it back may take: whoever waits for it has it when its time is over.
-const LET_GO: Duration = Duration::from_secs(5);
+/// Delay after a failed renewal.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
+/// Time limit of the release; waiting processes get the lease when it expires anyway.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The lease of this process.
 #[derive(Clone)]
-pub struct Lease {
+pub struct KeeperLease {
     store: Store,
     claim: Claim,
     time: Duration,
 }
 
-/// A lease that ended before the process did.
+/// The lease ended before the process did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Lost {
+pub enum LeaseLost {
     /// Another process has it.
-    #[error("another process keeps deployments by now")]
-    Taken,
-    /// It may be another's soon.
+    #[error("another process now runs deployments")]
+    TakenOver,
+    /// Another process may get it soon.
     #[error(
-        "the database did not answer for so long that another process may begin to keep deployments \
-         (deployments.keeper_lease_seconds)"
+        "the database was unavailable for so long that another process may start to run deployments \
+         (deployments.lease_seconds)"
     )]
-    Silent,
+    DatabaseSilent,
 }
 
-/// When a lease was taken, by this process's own clock.
+/// When a lease was acquired, by this process's own clock.
 #[derive(Clone, Copy, Debug)]
-pub struct Taken(Instant);
+pub struct LeaseStart(Instant);
 
-/// Who has the lease in place of this process.
+/// The holder of the lease, if it is not this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Holder(Keeper);
+pub struct LeaseHolder(Keeper);
 
-impl fmt::Display for Holder {
+impl fmt::Display for LeaseHolder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "process {} on {}", self.0.pid, self.0.host)
     }
 }
 
-impl Lease {
-    /// Not taken yet.
+impl KeeperLease {
+    /// A lease that is not acquired yet.
     #[must_use]
     pub const fn new(store: Store, claim: Claim, time: Duration) -> Self {
         Self { store, claim, time }
     }
 
-    /// Takes it. `Err` inside says who has it.
-    ///
-    /// # Errors
-    /// Those of the database.
-    pub async fn take(&self) -> store::Result<Result<Taken, Holder>> {
+    /// Acquires the lease, or returns its holder.
+    pub async fn acquire(&self) -> store::Result<Result<LeaseStart, LeaseHolder>> {
         loop {
-            // Before the database gives it: it ends here before it ends there.
+            // Before the request, so that the lease ends here before it ends in the database.
             let asked = Instant::now();
             let answer = self.store.write(async |tx| {
-                if keepers::take(tx, &self.claim, self.time).await? {
+                if deployment_keepers::take(tx, &self.claim, self.time).await? {
                     return Ok(Ok(()));
                 }
-                Ok(Err(keepers::current(tx).await?))
+                Ok(Err(deployment_keepers::current(tx).await?))
             });
             match answer.await? {
-                Ok(()) => return Ok(Ok(Taken(asked))),
-                Err(Some(keeper)) => return Ok(Err(Holder(keeper))),
-                // Given back between the two questions.
+                Ok(()) => return Ok(Ok(LeaseStart(asked))),
+                Err(Some(keeper)) => return Ok(Err(LeaseHolder(keeper))),
+                // Released between the two statements.
                 Err(None) => {}
             }
         }
     }
 
-    /// How often whoever waits for it asks.
+    /// Poll interval of waiting processes.
     #[must_use]
-    pub fn pause(&self) -> Duration {
+    pub fn poll_interval(&self) -> Duration {
         (self.time / 3).min(RENEW_EVERY)
     }
 
-    /// Renews it until it is lost. A database that does not answer costs it while a quarter of its time is left, so that
-    /// what runs is stopped before another process begins.
-    pub async fn hold(&self, taken: Taken) -> Lost {
+    /// Renews the lease until it is lost. If the database is unavailable, it counts as lost while a quarter of its time
+    /// is left, so that deployments are stopped before another process starts them.
+    pub async fn renew_until_lost(&self, taken: LeaseStart) -> LeaseLost {
         if self.store.dialect() == Dialect::Sqlite {
-            // Nobody else can have it.
+            // A single process cannot lose it.
             return std::future::pending().await;
         }
         let mut renewed = taken.0;
-        let mut pause = self.pause();
+        let mut pause = self.poll_interval();
         loop {
             let end = renewed + self.time / 4 * 3;
             tokio::time::sleep_until((Instant::now() + pause).min(end)).await;
             let asked = Instant::now();
             let answer = self
                 .store
-                .write(async |tx| keepers::renew(tx, self.claim.life, self.time).await);
+                .write(async |tx| deployment_keepers::renew(tx, self.claim.life, self.time).await);
             match timeout_at(end, answer).await {
                 Ok(Ok(true)) => {
                     renewed = asked;
-                    pause = self.pause();
+                    pause = self.poll_interval();
                 }
-                Ok(Ok(false)) => return Lost::Taken,
+                Ok(Ok(false)) => return LeaseLost::TakenOver,
                 Ok(Err(error)) if Instant::now() < end => {
                     tracing::warn!(
                         error = &error as &dyn std::error::Error,
-                        "the lease for keeping deployments is not renewed; it is tried again"
+                        "the lease of deployments could not be renewed; retrying"
                     );
-                    pause = TRY_AGAIN;
+                    pause = RETRY_DELAY;
                 }
-                Ok(Err(_)) | Err(_) => return Lost::Silent,
+                Ok(Err(_)) | Err(_) => return LeaseLost::DatabaseSilent,
             }
         }
     }
 
-    /// Gives it back: nothing of a deployment runs here any more.
-    pub async fn give_back(&self) {
-        let ended = self.store.write(async |tx| keepers::end(tx, self.claim.life).await);
-        if !matches!(timeout(LET_GO, ended).await, Ok(Ok(()))) {
-            tracing::warn!("the lease for keeping deployments is not given back; it ends by itself");
+    /// Releases the lease. Deployments must be stopped before.
+    pub async fn release(&self) {
+        let ended = self
+            .store
+            .write(async |tx| deployment_keepers::end(tx, self.claim.life).await);
+        if !matches!(timeout(RELEASE_TIMEOUT, ended).await, Ok(Ok(()))) {
+            tracing::warn!("the lease of deployments could not be released; it will expire");
         }
     }
 }

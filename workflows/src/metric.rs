@@ -1,4 +1,4 @@
-//! What workflows count.
+//! Metrics of workflows.
 
 use metrics::Unit;
 
@@ -16,7 +16,12 @@ pub(crate) const QUARANTINE_DROPPED: &str = "towpath_quarantine_dropped_total";
 
 pub(crate) const DEPLOYMENT_STEP_SECONDS: &str = "towpath_deployment_step_seconds";
 
-/// Says what the metrics of this room mean.
+pub(crate) const BOXES: &str = "towpath_sandboxes";
+pub(crate) const BOX_CONNECTIONS: &str = "towpath_sandbox_connections";
+pub(crate) const BOX_START_SECONDS: &str = "towpath_sandbox_start_seconds";
+pub(crate) const BOX_STARTS_FAILED: &str = "towpath_sandbox_starts_failed_total";
+pub(crate) const BOXES_LOST: &str = "towpath_sandboxes_lost_total";
+
 pub fn describe() {
     metrics::describe_counter!(EXPORT_ROWS, Unit::Count, "Rows in finished files of exports");
     metrics::describe_counter!(EXPORT_BYTES, Unit::Bytes, "Bytes of finished files of exports");
@@ -24,42 +29,67 @@ pub fn describe() {
     metrics::describe_counter!(
         PATCHES_DROPPED,
         Unit::Count,
-        "Patches given up because their trace run never came"
+        "Patches dropped because their trace run never arrived"
     );
     metrics::describe_counter!(
         PATCHES_EVICTED,
         Unit::Count,
-        "Patches given up because too many waited for their trace runs"
+        "Patches dropped because too many waited for their trace runs"
     );
     metrics::describe_counter!(
         ATTACHMENTS_ORPHANED,
         Unit::Count,
-        "Attachments given up because their trace run never came"
+        "Attachments dropped because their trace run never arrived"
     );
     metrics::describe_counter!(
         ATTACHMENTS_REMOVED,
         Unit::Count,
-        "Objects of attachments removed because a later file took their place or their trace run is gone"
+        "Objects of attachments removed because a later file replaced them or their trace run was deleted"
     );
     metrics::describe_counter!(
         SEGMENTS_REMOVED,
         Unit::Count,
-        "Segments removed because their rows lie elsewhere or were deleted"
+        "Segments removed because their rows were moved or deleted"
     );
     metrics::describe_counter!(
         REMOVALS_FAILED,
         Unit::Count,
-        "Attempts to remove a segment that failed; each is repeated later"
+        "Failed attempts to remove a segment; each is retried later"
     );
     metrics::describe_counter!(
         QUARANTINE_DROPPED,
         Unit::Count,
-        "Entries dropped from quarantine because their workspace had more than its quota"
+        "Entries dropped from quarantine because their workspace exceeded its quota"
     );
     metrics::describe_histogram!(
         DEPLOYMENT_STEP_SECONDS,
         Unit::Seconds,
-        "Time of the steps of revisions that went well"
+        "Duration of successful steps of revisions"
+    );
+    metrics::describe_gauge!(
+        BOXES,
+        Unit::Count,
+        "Sandboxes of the installation by status, from the process that runs them"
+    );
+    metrics::describe_gauge!(
+        BOX_CONNECTIONS,
+        Unit::Count,
+        "Open connections to sandboxes: commands, files, tunnels, services"
+    );
+    metrics::describe_histogram!(
+        BOX_START_SECONDS,
+        Unit::Seconds,
+        "Time to start a sandbox, until its agent answers"
+    );
+    metrics::describe_counter!(
+        BOX_STARTS_FAILED,
+        Unit::Count,
+        "Failed attempts to start a sandbox; some are retried"
+    );
+    metrics::describe_counter!(
+        BOXES_LOST,
+        Unit::Count,
+        "Sandboxes that stopped unexpectedly: their processes were killed, or the machine was restarted"
     );
     for name in [
         EXPORT_ROWS,
@@ -72,6 +102,8 @@ pub fn describe() {
         SEGMENTS_REMOVED,
         REMOVALS_FAILED,
         QUARANTINE_DROPPED,
+        BOX_STARTS_FAILED,
+        BOXES_LOST,
     ] {
         metrics::counter!(name).absolute(0);
     }

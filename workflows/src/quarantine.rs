@@ -1,35 +1,34 @@
-//! Accepted trace data that could not be folded: looked at, folded again, dropped.
+//! Quarantine: accepted trace data that could not be flushed. Entries can be read, retried and dropped.
 //!
-//! An entry names a range of an object. A retry hands the range back to the write-ahead log as a unit of its own, which
-//! is accepted anew. An object goes when neither an entry nor a unit names it any more.
+//! An entry names a range of an object. A retry registers the range as a new WAL segment. An object is removed when
+//! neither an entry nor a WAL segment names it.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use object_store::ObjectStoreExt as _;
 use object_store::path::Path;
-use towpath_domain::{ProjectId, QuarantineId, Rejection, Shard, TenantId, UnitId};
+use towpath_domain::{ProjectId, QuarantineId, Rejection, Shard, TenantId, WalSegmentId};
 use towpath_store::quarantine::{self, Entry};
-use towpath_store::units::{NewUnit, UnitName};
-use towpath_store::{self as store, Store, Tx, units};
+use towpath_store::wal_segments::{NewWalSegment, WalSegmentName};
+use towpath_store::{self as store, Store, Tx, wal_segments};
 use towpath_traces::objects::{Objects, ObjectsError};
-use towpath_traces::wal::{Damage, Frame, unit};
+use towpath_traces::wal::{DamagedFrame, Frame, frame};
 
-use crate::{fold_units, metric};
+use crate::{flush_wal, metric};
 
-/// Below it lie the objects of entries, in a folder for each workspace.
+/// Contains the objects of entries, in a folder for each workspace.
 pub const FOLDER: &str = "quarantine";
 
-/// Objects that are asked for in one statement.
+/// Objects per statement.
 const PATHS: usize = 500;
 
-/// Why something could not be done with an entry.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is no such entry, it cannot be retried, or the database did not do its part.
+    /// The entry does not exist, it cannot be retried, or an error of the database.
     #[error(transparent)]
     Store(#[from] store::Error),
-    /// The object store did not do its part.
+    /// An error of the object store.
     #[error(transparent)]
     Objects(#[from] ObjectsError),
 }
@@ -40,45 +39,38 @@ impl From<Rejection> for Error {
     }
 }
 
-/// What of an entry lies in the object store.
+/// Presence of the object of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
-    /// All of it, as far as its size says.
+    /// Complete, by its size.
     Whole,
     /// The object ends before the entry's frames do.
-    Short {
-        /// Its size in bytes.
-        bytes: u64,
-    },
-    /// Nothing.
+    Short { bytes: u64 },
+    /// The object does not exist.
     Absent,
 }
 
-/// The frames of an entry in their order, each as it was accepted or with what is wrong with it; `None` where the
-/// object is not there.
-///
-/// # Errors
-/// What the object store says.
-pub async fn frames(objects: &Objects, entry: &Entry) -> Result<Option<Vec<Result<Frame, Damage>>>, ObjectsError> {
+/// The frames of an entry in order, each as accepted or with its error; `None` if the object does not exist.
+pub async fn frames(
+    objects: &Objects,
+    entry: &Entry,
+) -> Result<Option<Vec<Result<Frame, DamagedFrame>>>, ObjectsError> {
     let (start, end) = (entry.byte_offset.unsigned_abs(), end(entry));
     let bytes = match objects.get_range(&path(entry), start..end).await {
         Ok(bytes) => bytes,
         Err(error) if error.is_not_found() => return Ok(None),
         Err(error) => return Err(error),
     };
-    // An object of an earlier build may hold what other workspaces sent at the same time.
-    let is_own = |frame: &Result<Frame, Damage>| match frame {
+    // An object of an earlier build may contain data of other workspaces.
+    let is_own = |frame: &Result<Frame, DamagedFrame>| match frame {
         Ok(frame) => frame.head.tenant == entry.tenant_id,
         Err(_) => true,
     };
-    let frames = unit::read_unit(bytes, start, end - start);
+    let frames = frame::read_range(bytes, start, end - start);
     Ok(Some(frames.filter(is_own).collect()))
 }
 
-/// Looks whether the object of an entry is there, without reading it.
-///
-/// # Errors
-/// What the object store says.
+/// Checks whether the object of an entry exists, without reading it.
 pub async fn presence(objects: &Objects, entry: &Entry) -> Result<Presence, ObjectsError> {
     match objects.store().head(&path(entry)).await {
         Ok(object) if object.size >= end(entry) => Ok(Presence::Whole),
@@ -88,24 +80,24 @@ pub async fn presence(objects: &Objects, entry: &Entry) -> Result<Presence, Obje
     }
 }
 
-/// Has an entry folded again, and answers it as it was.
+/// Flushes an entry again, and returns its former state.
 ///
-/// # Errors
-/// There is no such entry; a rejection where its object is not there or not whole. Nothing was changed then.
+/// A rejection if its object is missing or incomplete. Nothing is changed then.
 pub async fn retry(store: &Store, objects: &Objects, id: QuarantineId) -> Result<Entry, Error> {
     let entry = store.read(async |tx| quarantine::get(tx, id).await).await?;
     match presence(objects, &entry).await? {
         Presence::Whole => {}
         Presence::Absent => {
             let text = format!(
-                "the object {} is not in the object store: put it back first",
+                "the object {} is missing in the object store: restore it first",
                 entry.path
             );
             return Err(Rejection::conflict("", text).into());
         }
         Presence::Short { bytes } => {
             let text = format!(
-                "the object {} has {bytes} bytes and the entry's frames end at byte {}: put the whole object back first",
+                "the object {} has {bytes} bytes and the entry's frames end at byte {}: restore the complete object \
+                 first",
                 entry.path,
                 end(&entry)
             );
@@ -113,20 +105,19 @@ pub async fn retry(store: &Store, objects: &Objects, id: QuarantineId) -> Result
         }
     }
     store
-        .write(async |tx| requeue(tx, &entry, fold_units::DELAY).await)
+        .write(async |tx| requeue(tx, &entry, flush_wal::DEFAULT_DELAY).await)
         .await?;
     Ok(entry)
 }
 
-/// Takes an entry out and registers its range as an open unit, in the caller's transaction.
+/// Removes an entry and registers its range as an open WAL segment, in the caller's transaction.
 ///
-/// # Errors
-/// [`store::Error::NotFound`] when the entry is not there any more; those of the database.
+/// [`store::Error::NotFound`] if the entry no longer exists.
 pub(crate) async fn requeue(tx: &mut Tx<'_>, entry: &Entry, delay: Duration) -> store::Result<()> {
-    fold_units::ensure(tx, &[Shard::of(entry.tenant_id)], delay).await?;
+    flush_wal::ensure(tx, &[Shard::of(entry.tenant_id)], delay).await?;
     let entry = quarantine::take(tx, entry.id).await?;
-    let unit = NewUnit {
-        id: UnitId::new(),
+    let unit = NewWalSegment {
+        id: WalSegmentId::new(),
         tenant: entry.tenant_id,
         byte_offset: entry.byte_offset,
         bytes: entry.bytes,
@@ -135,35 +126,33 @@ pub(crate) async fn requeue(tx: &mut Tx<'_>, entry: &Entry, delay: Duration) -> 
     };
     let names: BTreeMap<String, ProjectId> =
         serde_json::from_str(&entry.names).map_err(|_| store::Error::corrupt("quarantine", "names", entry.id))?;
-    let names: Vec<UnitName> = names
+    let names: Vec<WalSegmentName> = names
         .into_iter()
-        .map(|(name, project_id)| UnitName {
+        .map(|(name, project_id)| WalSegmentName {
             unit_id: unit.id,
             name,
             project_id,
         })
         .collect();
-    units::register(tx, &entry.path, &[unit], &names).await
+    wal_segments::register(tx, &entry.path, &[unit], &names).await
 }
 
-/// Drops an entry for good, with its object where nothing else needs that, and answers the entry.
-///
-/// # Errors
-/// There is no such entry; those of the database. An object that cannot be removed is left to the sweep.
+/// Drops an entry permanently, with its object unless something else needs it, and returns the entry. An object that
+/// cannot be removed is left to the sweep.
 pub async fn discard(store: &Store, objects: &Objects, id: QuarantineId) -> store::Result<Entry> {
     let entry = store.write(async |tx| quarantine::take(tx, id).await).await?;
     if let Err(error) = remove_unneeded(store, objects, vec![entry.path.clone()]).await {
-        // The entry is gone, and that is what was asked for.
+        // The entry is deleted, which is what the caller asked for.
         tracing::warn!(
             error = &error as &dyn std::error::Error,
             quarantine.path = entry.path,
-            "the object of an entry that was dropped is left to the sweep"
+            "the object of a dropped entry could not be removed; the sweep removes it"
         );
     }
     Ok(entry)
 }
 
-/// Says of a workspace that its oldest entries were dropped, to keep it within its quota. Call it once that is committed.
+/// Reports that the oldest entries of a workspace were dropped for its quota. Call it after the commit.
 pub fn count_dropped(tenant: TenantId, dropped: &[Entry]) {
     if dropped.is_empty() {
         return;
@@ -174,15 +163,12 @@ pub fn count_dropped(tenant: TenantId, dropped: &[Entry]) {
         tenant.id = %tenant,
         quarantine.entries = dropped.len(),
         quarantine.operations = operations,
-        "dropped the oldest quarantined trace data of a workspace that has more than its quota"
+        "dropped the oldest quarantined trace data of a workspace that exceeds its quota"
     );
 }
 
-/// Removes those of these objects that neither an entry nor a unit names, and says how many that were. What cannot be
-/// removed stays, and the others go.
-///
-/// # Errors
-/// Those of the database.
+/// Removes those of these objects that neither an entry nor a WAL segment names, and returns their number. Errors do
+/// not stop the others.
 pub(crate) async fn remove_unneeded(store: &Store, objects: &Objects, paths: Vec<String>) -> store::Result<u64> {
     let mut removed = 0;
     for paths in paths.chunks(PATHS) {
@@ -197,7 +183,7 @@ pub(crate) async fn remove_unneeded(store: &Store, objects: &Objects, paths: Vec
                 Err(error) => tracing::warn!(
                     error = &error as &dyn std::error::Error,
                     quarantine.path = path,
-                    "an object that nothing needs cannot be removed"
+                    "an unneeded object cannot be removed"
                 ),
             }
         }
@@ -209,7 +195,7 @@ fn path(entry: &Entry) -> Path {
     Path::from(entry.path.as_str())
 }
 
-/// The first byte behind an entry's frames.
+/// The end of an entry's frames.
 const fn end(entry: &Entry) -> u64 {
     entry.byte_offset.saturating_add(entry.bytes).unsigned_abs()
 }

@@ -1,44 +1,39 @@
-//! Seals every stored secret anew under the first encryption key, page by page. When it has ended well, a former key that was
-//! given behind the first one is not needed any more.
+//! Seals every stored secret again under the first encryption key, page by page. After it has succeeded, former keys
+//! are no longer needed.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use towpath_domain::job::{Ended, RetryPolicy};
+use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_domain::{JobId, TenantId};
-use towpath_durable::{Ctx, Failure, Lane, Outcome, Start, Verdict, Workflow};
+use towpath_durable::{Ctx, Failure, IntoFailure, Lane, Outcome, Start, Workflow};
 use towpath_store::sealed::{self, Position};
 use towpath_store::{self as store, Tx};
 
-use crate::World;
+use crate::Services;
 
-/// Records of one page.
 const PAGE: i64 = 200;
 
-/// Seals all secrets of all workspaces anew.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct ResealSecrets {}
 
-/// How far it has come.
+/// Progress of the job.
 #[derive(Debug, Serialize, Deserialize)]
 struct Progress {
-    /// Where it goes on; absent at the end.
+    /// Position of the next page; absent at the end.
     position: Option<Position>,
     resealed: u64,
-    /// Records that no key opens.
+    /// Records that no configured key opens.
     unopened: u64,
 }
 
 /// Records the job. Call it before the transaction's business writes: it locks the lane.
-///
-/// # Errors
-/// Those of the database.
 pub async fn start(tx: &mut Tx<'_>) -> store::Result<JobId> {
     let how = Start::new(TenantId::nil()).lane(lane());
     towpath_durable::start(tx, &ResealSecrets::default(), how).await
 }
 
-/// One at a time.
+/// One job at a time.
 fn lane() -> Lane {
     Lane::new("reseal_secrets", 1)
 }
@@ -47,9 +42,9 @@ impl Workflow for ResealSecrets {
     const KIND: &'static str = "reseal_secrets";
     const POOL: &'static str = "sweeps";
     const RETRY: RetryPolicy = RetryPolicy::doubling(10, Duration::from_secs(1), Duration::from_secs(60));
-    type World = World;
+    type World = Services;
 
-    async fn run(&self, ctx: &mut Ctx, world: &World) -> Outcome {
+    async fn run(&self, ctx: &mut Ctx, world: &Services) -> Outcome {
         let begun = ctx.cursor::<Progress>()?;
         let mut progress = begun.unwrap_or(Progress {
             position: Some(Position::default()),
@@ -70,18 +65,18 @@ impl Workflow for ResealSecrets {
         }
         let Progress { resealed, unopened, .. } = progress;
         if unopened > 0 {
-            // Trying again would find the same ones; the former key is still needed for a start.
+            // A retry would find the same ones; starts still need the former key.
             return Err(Failure::fatal(format!(
-                "{resealed} secrets were sealed anew, and {unopened} are sealed under keys that were not given, see towpath \
-                 doctor; give those keys, too, and reseal again"
+                "{resealed} secrets were resealed, and {unopened} are sealed under keys that are not configured, see \
+                 towpath doctor; add those keys and reseal again"
             )));
         }
-        tracing::info!(secrets = resealed, "secrets were sealed anew");
+        tracing::info!(secrets = resealed, "secrets were resealed");
         ctx.settle(async |tx| sealed::renew(tx, &world.sealer).await).await
     }
 
-    /// Nothing waits for it.
-    async fn end(_tx: &mut Tx<'_>, _input: &Self, _ended: Ended) -> store::Result<()> {
+    /// No business rows depend on it.
+    async fn end(_tx: &mut Tx<'_>, _input: &Self, _ended: EndReason) -> store::Result<()> {
         Ok(())
     }
 }

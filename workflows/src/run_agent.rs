@@ -1,23 +1,23 @@
-//! A run: performs a graph on a thread.
+//! A run: executes a graph on a thread.
 //!
 //! ```text
-//! pending ─► (job at work) ─► superstep ─► superstep ─► … ─► success      the graph ended, or stopped at an interrupt
+//! pending ─► (job running) ─► superstep ─► superstep ─► … ─► success      the graph ended, or stopped at an interrupt
 //!                 │               checkpoints, events        error        it raised, or its attempts are spent
 //!                 │                                          timeout      it took too long
 //!                 └── worker or database lost: again         interrupted  cancelled; or rolled back: deleted
 //! ```
-//! Runs of one thread are jobs of one lane with one place, in the order they were recorded. The run of a temporary
-//! thread is alone on it and has no lane.
+//! Runs of one thread are jobs in one lane with one slot, in the order they were recorded. The run of a temporary
+//! thread has no lane, because it is alone on it.
 //!
-//! A short run costs three commits: recording it, the claim, and the last one, which holds its checkpoints, its final
-//! state, that of its thread, and the job's end. Events are published as they are made; only the log waits for commits.
+//! A short run needs three commits: recording, claim, and the last one with its checkpoints, its final state, that of
+//! its thread, and the end of the job. Events are published immediately; only the log waits for commits.
 
+mod checkpoint_query;
 mod conclude;
 mod end;
 mod host;
 mod items;
-mod reading;
-mod sought;
+mod loader;
 mod start;
 mod stateless;
 mod stop;
@@ -33,38 +33,33 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use towpath_domain::agent::merge::EVENT_STREAMING;
 use towpath_domain::agent::{Durability, Kwargs, Nodes};
-use towpath_domain::job::{Ended, RetryPolicy};
+use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_domain::{RunId, TenantId, ThreadId, Timestamp};
-use towpath_durable::{Ctx, Failure, Lane, Outcome, Verdict, Workflow};
+use towpath_durable::{Ctx, Failure, IntoFailure, Lane, Outcome, Workflow};
 use towpath_runtime::{Execution, Graph, StreamMode};
 use towpath_store::runs::Run;
 use towpath_store::{self as store, Tx, attempts};
 
-use crate::agent::AgentWorld;
+use crate::agent::AgentServices;
 
 use self::conclude::{Conclusion, Ending};
 use self::host::RunHost;
 use self::trace::Trace;
 
-pub use self::reading::Runs;
+pub use self::loader::RunLoader;
 pub use self::start::{NewRun, Target, start, start_visible};
-pub use self::stateless::{Recorder, Stateless};
-pub(crate) use self::stop::tell_gone;
+pub use self::stateless::{Recorder, StatelessRun};
+pub(crate) use self::stop::notify_deleted;
 pub use self::stop::{Deletion, cancel, delete_run, delete_thread, lock_threads, threads_of};
 
-/// The pool of runs.
 pub const POOL: &str = "agent";
 
-/// Performs one run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RunAgent {
-    /// Its workspace.
     pub tenant: TenantId,
-    /// The run.
     pub run: RunId,
-    /// Its thread.
     pub thread: ThreadId,
-    /// The thread goes with it.
+    /// Whether the thread is deleted with it.
     #[serde(default)]
     pub temporary: bool,
     /// How long its events are kept after its end, in seconds.
@@ -72,7 +67,6 @@ pub struct RunAgent {
     pub events_kept_s: u64,
 }
 
-/// The lane of a thread's runs.
 #[must_use]
 pub fn lane(thread: ThreadId) -> Lane {
     Lane::new(format!("thread:{thread}"), 1)
@@ -81,16 +75,16 @@ pub fn lane(thread: ThreadId) -> Lane {
 impl Workflow for RunAgent {
     const KIND: &'static str = "run_agent";
     const POOL: &'static str = POOL;
-    // How often is said by the settings: see `perform`. Lost workers have a limit of their own, the engine's.
+    // The settings limit the attempts: see `perform`. The engine limits lost workers.
     const RETRY: RetryPolicy = RetryPolicy::doubling(1000, Duration::from_millis(500), Duration::from_secs(10));
-    // The next run of the thread builds on what this one leaves.
+    // The next run of the thread continues from the state that this one leaves.
     const KEEP_PLACE: bool = true;
-    type World = AgentWorld;
+    type World = AgentServices;
 
-    async fn run(&self, ctx: &mut Ctx, world: &AgentWorld) -> Outcome {
+    async fn run(&self, ctx: &mut Ctx, world: &AgentServices) -> Outcome {
         let &Self { tenant, run: id, .. } = self;
         let run = match world.runs.get(tenant, id).await {
-            // Deleted meanwhile, with its thread or alone.
+            // Deleted meanwhile, alone or with its thread.
             Err(store::Error::NotFound) => return ctx.settle_final(async |_| Ok(())).await,
             run => run.retry()?,
         };
@@ -101,29 +95,29 @@ impl Workflow for RunAgent {
         let logged = kwargs.resumable || world.settings.log_all;
         let host = RunHost::open(ctx, world, self, &kwargs, logged).await?;
         let ending = self.perform(&host, world, &run, &kwargs).await?;
-        let rest = host.close();
+        let rest = host.into_pending();
         Conclusion {
             job: self,
             run: &run,
             kwargs: &kwargs,
             ending,
-            rest,
+            pending: rest,
         }
         .settle(ctx)
         .await
     }
 
-    async fn end(tx: &mut Tx<'_>, input: &Self, ended: Ended) -> store::Result<()> {
+    async fn end(tx: &mut Tx<'_>, input: &Self, ended: EndReason) -> store::Result<()> {
         end::end(tx, input, ended).await
     }
 }
 
 impl RunAgent {
-    /// Runs the graph to whatever end it comes to, or fails with the attempt.
+    /// Runs the graph to its end, or fails the attempt.
     async fn perform(
         &self,
         host: &RunHost<'_>,
-        world: &AgentWorld,
+        world: &AgentServices,
         run: &Run,
         kwargs: &Kwargs,
     ) -> Result<Ending, Failure> {
@@ -132,34 +126,34 @@ impl RunAgent {
         if host.failures() >= most {
             let attempts = world.store.read(async |tx| attempts::list(tx, run.job_id).await);
             let last = attempts.await.retry()?.pop();
-            // What a process wrote last is for the operator; how it ended, for everybody.
+            // The last output of a process is for the operator; how it ended is public.
             let why = last
                 .as_ref()
                 .and_then(|last| last.error.lines().next())
                 .unwrap_or("its worker was lost");
             let message = format!("Run {} exceeded max attempts ({most}). The last one: {why}", self.run);
-            return Ok(host.failed("RuntimeError", &message));
+            return Ok(host.announce_failure("RuntimeError", &message));
         }
-        host.began(self.run, attempt);
+        host.announce_attempt(self.run, attempt);
         let graph_id = configurable(kwargs, "graph_id")
             .and_then(Value::as_str)
             .unwrap_or_default();
-        // Held until the run is over: a set that is replaced meanwhile still ends what it began.
+        // Held until the run ends, so that a replaced set of graphs finishes its runs.
         let graphs = world.graphs.current();
         let Some(graph) = graphs.get(graph_id) else {
-            return Ok(host.failed("ValueError", &format!("Graph '{graph_id}' not found")));
+            return Ok(host.announce_failure("ValueError", &format!("Graph '{graph_id}' not found")));
         };
         let repeated = host.is_repeated();
-        let earlier = Earlier {
+        let earlier = EarlierAttempts {
             attempt,
-            repeated,
-            wrote: repeated && kwargs.strict_resume && host.has_written().await?,
+            is_repeated: repeated,
+            has_written: repeated && kwargs.strict_resume && host.has_written().await?,
             command_saved: repeated && kwargs.command.is_some() && host.has_saved_command().await?,
             shared_crashes: host.shared_crashes(),
         };
         let mut execution = match self.execution(world, run, kwargs, earlier, host.fresh()) {
             Ok(execution) => execution,
-            Err(error) => return Ok(host.failed("ValueError", &error.to_string())),
+            Err(error) => return Ok(host.announce_failure("ValueError", &error.to_string())),
         };
         let spent = run
             .started_at
@@ -177,11 +171,11 @@ impl RunAgent {
             execution.modes.push(StreamMode::Tasks);
         }
         let trace = Trace::begin(world.store.clock().clone(), &execution, streamed);
-        let trace = host.follow(trace);
+        let trace = host.attach_trace(trace);
         let ending = host.run(graph, &execution, limit).await?;
         host.ask_feedback(asked, &execution, &ending).await;
         let name = graph.name().unwrap_or(graph_id);
-        tracer.take(trace.end(
+        tracer.enqueue(trace.end(
             name,
             &execution,
             &ending,
@@ -193,10 +187,10 @@ impl RunAgent {
 
     fn execution(
         &self,
-        world: &AgentWorld,
+        world: &AgentServices,
         run: &Run,
         kwargs: &Kwargs,
-        earlier: Earlier,
+        earlier: EarlierAttempts,
         fresh: bool,
     ) -> Result<Execution, serde_json::Error> {
         let mut metadata: Map<String, Value> = serde_json::from_str(&run.metadata)?;
@@ -206,7 +200,7 @@ impl RunAgent {
         if let (Some(tracing), Some(Value::Object(configurable))) =
             (&kwargs.langsmith_tracer, config.get_mut("configurable"))
         {
-            // Under the names that hosts of graphs in code look for.
+            // The names that graph hosts expect.
             let told = [
                 ("__langsmith_project__", &tracing.project_name),
                 ("__langsmith_example_id__", &tracing.example_id),
@@ -224,7 +218,7 @@ impl RunAgent {
             config,
             context: kwargs.context.clone().map(Value::Object),
             metadata,
-            modes: modes(kwargs),
+            modes: stream_modes(kwargs),
             subgraphs: kwargs.subgraphs,
             interrupt_before: nodes(kwargs.interrupt_before.as_ref()),
             interrupt_after: nodes(kwargs.interrupt_after.as_ref()),
@@ -233,37 +227,37 @@ impl RunAgent {
                 Durability::Async => towpath_runtime::Durability::Async,
                 Durability::Exit => towpath_runtime::Durability::Exit,
             },
-            // An earlier attempt that wrote anything was let pass, and may have used answers up.
-            strict_resume: kwargs.strict_resume && !earlier.wrote,
+            // An earlier attempt with writes was accepted, and may have consumed answers.
+            strict_resume: kwargs.strict_resume && !earlier.has_written,
             attempt: earlier.attempt,
-            repeated: earlier.repeated,
+            is_retry: earlier.is_repeated,
             command_saved: earlier.command_saved,
             shared_crashes: earlier.shared_crashes,
             run_id: self.run.0,
             thread_id: self.thread.0,
             temporary: self.temporary,
-            fresh,
+            new_thread: fresh,
         })
     }
 }
 
-/// What an attempt finds of those before it.
+/// What is known of earlier attempts.
 #[derive(Clone, Copy)]
-struct Earlier {
-    /// Its own number.
+struct EarlierAttempts {
+    /// Number of this attempt.
     attempt: u32,
-    /// There was one, counted or not.
-    repeated: bool,
-    /// One wrote something.
-    wrote: bool,
-    /// One saved what the command writes.
+    /// Whether there was an earlier one, counted or not.
+    is_repeated: bool,
+    /// Whether one wrote something.
+    has_written: bool,
+    /// Whether one saved the writes of the command.
     command_saved: bool,
-    /// So many ended with their process, which was not theirs alone.
+    /// How many ended with a process that they shared.
     shared_crashes: u32,
 }
 
-/// What this server adds to the metadata of runs; clients show it.
-fn own_metadata(world: &AgentWorld, attempt: u32) -> Map<String, Value> {
+/// Metadata that this server adds to runs; clients show it.
+fn own_metadata(world: &AgentServices, attempt: u32) -> Map<String, Value> {
     let url = world.settings.api_url.as_deref().unwrap_or_default();
     match json!({
         "run_attempt": attempt,
@@ -278,9 +272,8 @@ fn own_metadata(world: &AgentWorld, attempt: u32) -> Map<String, Value> {
     }
 }
 
-/// What a run streams. Those that the streaming protocol shows stream the calls of their tools, too, which is no mode of a
-/// request.
-fn modes(kwargs: &Kwargs) -> Vec<StreamMode> {
+/// Stream modes of a run. Runs shown by the streaming protocol also stream tool calls, which is not a mode of requests.
+fn stream_modes(kwargs: &Kwargs) -> Vec<StreamMode> {
     let asked = kwargs.stream_mode.iter();
     let mut modes: Vec<StreamMode> = asked.filter_map(|mode| mode.as_str().parse().ok()).collect();
     if configurable(kwargs, EVENT_STREAMING) == Some(&Value::Bool(true)) {
@@ -303,7 +296,7 @@ fn configurable<'k>(kwargs: &'k Kwargs, key: &str) -> Option<&'k Value> {
     kwargs.config.get("configurable")?.get(key)
 }
 
-/// A time as clients of the agent server read it.
+/// A time in the format of the agent server's clients.
 pub(crate) fn rfc3339(time: Timestamp) -> String {
     time.to_utc().to_rfc3339_opts(chrono::SecondsFormat::Micros, false)
 }

@@ -1,14 +1,14 @@
 //! A bulk export: plans its day partitions, waits for them, writes the manifest.
 //!
 //! ```text
-//! CREATED ─► RUNNING ─► wait: fold what is open ─► wait: compact closed days where that pays
+//! CREATED ─► RUNNING ─► wait: flush unflushed data ─► wait: compact closed days where that pays
 //!                       ─► plan: pin segments, one export run per UTC day ─► wait: parts
 //!                                         a part ended badly ─► FAILED    │
 //!                                       manifest, written last ─► COMPLETED
 //! ```
-//! The fold is a barrier: whatever of the workspace was acknowledged before the export began is in a segment before
-//! segments are pinned. It need not name the project: a patch goes to where its trace run lies. From then on all attempts
-//! of all parts read the same rows.
+//! The flush is a barrier: everything that the workspace sent before the export began is in a segment before segments
+//! are pinned. It covers all projects, because a patch belongs to the project of its trace run. From then on, all
+//! attempts of all parts read the same rows.
 
 mod manifest;
 mod plan;
@@ -18,43 +18,37 @@ use std::ops::Range;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use towpath_domain::export::{Content, ExportStatus, Limits};
-use towpath_domain::job::{Ended, JobState, RetryPolicy};
+use towpath_domain::export::{ExportSpec, ExportStatus, Limits};
+use towpath_domain::job::{EndReason, JobState, RetryPolicy};
 use towpath_domain::{DestinationId, ExportId, ProjectId, Rejection, Shard, TenantId, Timestamp, failpoint};
-use towpath_durable::{Again, Child, Ctx, Failure, Lane, Outcome, Start, Verdict, Workflow};
+use towpath_durable::{Child, Ctx, Failure, IntoFailure, Lane, Outcome, RetryDecision, Start, Workflow};
 use towpath_store::exports::{self, Export, NewExport, runs};
-use towpath_store::{self as store, Tx, destinations, jobs, projects, quarantine, units};
+use towpath_store::{self as store, Tx, destinations, jobs, projects, quarantine, wal_segments};
 
-use crate::World;
+use crate::Services;
 use crate::clean_export::{self, CleanExport};
 use crate::compact_day::CompactDay;
 use crate::export_part::ExportPart;
-use crate::fold_units::{self, Barrier, FoldUnits};
+use crate::flush_wal::{self, Barrier, FlushWal};
 
-/// Runs one bulk export.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct RunExport {
-    /// Its workspace.
     pub tenant: TenantId,
-    /// The export.
     pub export: ExportId,
 }
 
-/// Which exports of a workspace are at work.
+/// The lane of a workspace's exports.
 #[must_use]
 pub fn lane(tenant: TenantId, limits: &Limits) -> Lane {
     Lane::new(format!("exports:{tenant}"), limits.per_workspace)
 }
 
 /// Records an export of `range` and its job.
-///
-/// # Errors
-/// No such destination or project; those of the database.
 pub async fn start(
     tx: &mut Tx<'_>,
     tenant: TenantId,
     limits: &Limits,
-    content: &Content,
+    content: &ExportSpec,
     range: Range<Timestamp>,
 ) -> store::Result<Export> {
     check(tx, tenant, content).await?;
@@ -70,20 +64,18 @@ fn missing(noun: &'static str) -> impl FnOnce(store::Error) -> store::Error {
     }
 }
 
-/// Keeps the destination of what was just recorded until that is committed: whoever deletes it sees that then, and ends it.
-/// Called behind the locks of jobs.
+/// Locks the destination of a new export or schedule until the commit, so that a concurrent deletion sees and ends it.
+/// Called after the locks of jobs.
 ///
-/// # Errors
-/// A rejection when the destination is gone; those of the database.
-pub(crate) async fn keep_destination(tx: &mut Tx<'_>, tenant: TenantId, content: &Content) -> store::Result<()> {
+/// A rejection if the destination does not exist.
+pub(crate) async fn keep_destination(tx: &mut Tx<'_>, tenant: TenantId, content: &ExportSpec) -> store::Result<()> {
     let held = destinations::hold(tx, tenant, content.destination).await;
     held.map_err(missing("destination"))
 }
 
-/// Whether there are such a destination and such a project.
+/// Checks that the destination and the project exist.
 ///
-/// # Errors
-/// A rejection that says which is missing; those of the database.
+/// A rejection that names the missing one.
 pub async fn check_references(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -99,20 +91,19 @@ pub async fn check_references(
         .map_err(missing("tracing project"))
 }
 
-/// As [`check_references`].
-pub(crate) async fn check(tx: &mut Tx<'_>, tenant: TenantId, content: &Content) -> store::Result<()> {
+/// Like [`check_references`].
+pub(crate) async fn check(tx: &mut Tx<'_>, tenant: TenantId, content: &ExportSpec) -> store::Result<()> {
     check_references(tx, tenant, content.destination, content.project).await
 }
 
 /// Records an export and its job; `source` is the schedule that spawns it.
 ///
-/// # Errors
-/// [`store::Error::Conflict`] when its source has spawned one of that start before; those of the database.
+/// [`store::Error::Conflict`] if its source has already spawned one with that start.
 pub(crate) async fn record(
     tx: &mut Tx<'_>,
     tenant: TenantId,
     limits: &Limits,
-    content: &Content,
+    content: &ExportSpec,
     range: Range<Timestamp>,
     source: Option<ExportId>,
 ) -> store::Result<Export> {
@@ -130,14 +121,14 @@ pub(crate) async fn record(
     exports::insert(tx, tenant, new).await
 }
 
-/// Cancels an export with everything it has under way. One that is cancelled already stays as it is.
+/// Cancels an export with its jobs. A cancelled export stays as it is.
 ///
-/// # Errors
-/// [`store::Error::NotFound`], and a rejection of `status` when the export is over in any other way.
+/// [`store::Error::NotFound`], and a rejection of `status` if the export has ended in another way.
 pub async fn cancel(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> store::Result<Export> {
     let export = exports::get(tx, tenant, id).await?;
     if !export.status.is_final() {
-        // First: it takes the locks. Jobs that run are told to stop and end by themselves; their rows say it now.
+        // First, because it takes the locks. Running jobs are signalled and end by themselves; their rows show the new
+        // status at once.
         towpath_durable::cancel(tx, export.job_id).await?;
         exports::finish(tx, tenant, id, ExportStatus::Cancelled, None).await?;
         runs::cancel_open(tx, tenant, &[id]).await?;
@@ -145,7 +136,11 @@ pub async fn cancel(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> store::R
     let export = exports::get(tx, tenant, id).await?;
     match export.status {
         ExportStatus::Cancelled => Ok(export),
-        other => Err(Rejection::rule("status", format!("the export is {} and stays so", other.as_str())).into()),
+        other => Err(Rejection::rule(
+            "status",
+            format!("the export is {} and cannot be cancelled", other.as_str()),
+        )
+        .into()),
     }
 }
 
@@ -153,11 +148,11 @@ impl Workflow for RunExport {
     const KIND: &'static str = "run_export";
     const POOL: &'static str = "exports";
     const RETRY: RetryPolicy = RetryPolicy::doubling(20, Duration::from_secs(1), Duration::from_secs(60));
-    // An export that backs off must not be overtaken by the next one: the workspace would have one more at work.
+    // The next export must not overtake one that backs off: the workspace would exceed its limit.
     const KEEP_PLACE: bool = true;
-    type World = World;
+    type World = Services;
 
-    async fn run(&self, ctx: &mut Ctx, world: &World) -> Outcome {
+    async fn run(&self, ctx: &mut Ctx, world: &Services) -> Outcome {
         let &Self { tenant, export: id } = self;
         let export = world
             .store
@@ -169,7 +164,7 @@ impl Workflow for RunExport {
             return Err(Failure::Cancelled);
         }
         let children = ctx.children().await?;
-        // A day that could not be compacted is exported as it is.
+        // A day whose compaction failed is exported as it is.
         let needed = |child: &&Child| child.kind != CompactDay::KIND;
         if let Some(ended_badly) = children
             .iter()
@@ -189,25 +184,25 @@ impl Workflow for RunExport {
             ctx.commit(async |tx| {
                 let missing = missing_operations(tx, &export).await?;
                 exports::running(tx, tenant, id, missing).await?;
-                // Counted from here, not from the request: waiting for a place is not the export's fault.
+                // From here, not from the request: waiting for a slot does not count.
                 let deadline = jobs::db_now(tx).await?.plus(world.exports.export);
                 jobs::set_deadline(tx, job, deadline).await
             })
             .await?;
             failpoint::hit("export.running");
         }
-        let folded = children.iter().any(|child| child.kind == FoldUnits::KIND);
+        let folded = children.iter().any(|child| child.kind == FlushWal::KIND);
         let open = world
             .store
-            .read(async |tx| units::last_open(tx, tenant).await)
+            .read(async |tx| wal_segments::last_open(tx, tenant).await)
             .await
             .retry()?;
         if let (false, Some(last_seq)) = (folded, open) {
             let barrier = Barrier { tenant, last_seq };
             let job = ctx.job();
             return ctx
-                .wait(&[fold_units::lane(Shard::of(tenant))], async |tx| {
-                    fold_units::start_for(tx, job, barrier).await
+                .wait(&[flush_wal::lane(Shard::of(tenant))], async |tx| {
+                    flush_wal::start_for(tx, job, barrier).await
                 })
                 .await;
         }
@@ -220,12 +215,12 @@ impl Workflow for RunExport {
         self.plan(ctx, world, &export).await
     }
 
-    async fn end(tx: &mut Tx<'_>, input: &Self, ended: Ended) -> store::Result<()> {
+    async fn end(tx: &mut Tx<'_>, input: &Self, ended: EndReason) -> store::Result<()> {
         Self::end_all(tx, std::slice::from_ref(input), &ended).await
     }
 
     /// All exports to a destination end together when it is deleted.
-    async fn end_all(tx: &mut Tx<'_>, inputs: &[Self], ended: &Ended) -> store::Result<()> {
+    async fn end_all(tx: &mut Tx<'_>, inputs: &[Self], ended: &EndReason) -> store::Result<()> {
         let mut tenants: BTreeMap<TenantId, Vec<ExportId>> = BTreeMap::new();
         for input in inputs {
             tenants.entry(input.tenant).or_default().push(input.export);
@@ -236,16 +231,16 @@ impl Workflow for RunExport {
         Ok(())
     }
 
-    fn again(&self) -> Again {
-        Again::Refused("the export is over, and has told so; create a new export of the same range")
+    fn retry_decision(&self) -> RetryDecision {
+        RetryDecision::Refused("the export has ended; create a new export of the same range")
     }
 }
 
-async fn end_exports(tx: &mut Tx<'_>, tenant: TenantId, ids: &[ExportId], ended: &Ended) -> store::Result<()> {
+async fn end_exports(tx: &mut Tx<'_>, tenant: TenantId, ids: &[ExportId], ended: &EndReason) -> store::Result<()> {
     let over = match ended {
-        Ended::Cancelled => None,
-        Ended::Failed(error) => Some((ExportStatus::Failed, error.as_str())),
-        Ended::TimedOut => Some((ExportStatus::TimedOut, "the export took longer than an export may")),
+        EndReason::Cancelled => None,
+        EndReason::Failed(error) => Some((ExportStatus::Failed, error.as_str())),
+        EndReason::TimedOut => Some((ExportStatus::TimedOut, "the export exceeded its time limit")),
     };
     match over {
         None => exports::cancel_all(tx, tenant, ids).await?,
@@ -256,7 +251,7 @@ async fn end_exports(tx: &mut Tx<'_>, tenant: TenantId, ids: &[ExportId], ended:
         }
     }
     runs::cancel_open(tx, tenant, ids).await?;
-    // A manifest says that an export is complete, and these may have been interrupted right behind it.
+    // A manifest marks an export as complete, and these may have been interrupted right after writing it.
     let written = exports::with_a_manifest(tx, tenant, ids).await?;
     let clean: Vec<_> = written
         .into_iter()
@@ -272,16 +267,16 @@ async fn missing_operations(tx: &mut Tx<'_>, export: &Export) -> store::Result<i
 }
 
 impl RunExport {
-    /// Fails at once, whatever its other parts are doing; finished files stay.
+    /// Fails at once, even if other parts are running; finished files stay.
     async fn fail(&self, ctx: &mut Ctx, child: &Child) -> Outcome {
         let &Self { tenant, export } = self;
         let error = child.error.as_deref().unwrap_or(child.state.as_str());
         let what = if child.kind == ExportPart::KIND {
             "an export run"
         } else {
-            "folding what came in before it"
+            "flushing the data sent before it"
         };
-        let error = format!("{what} ended badly: {error}");
+        let error = format!("{what} failed: {error}");
         ctx.settle(async |tx| {
             exports::finish(tx, tenant, export, ExportStatus::Failed, Some(&error)).await?;
             // Their jobs are cancelled with this one.

@@ -1,46 +1,36 @@
-//! Calls an address that wants to know where a task of the Agent2Agent protocol stands. Tried again until the address takes it, as
-//! [`send_webhook`].
+//! Sends a push notification about an Agent2Agent task. Retried until the address accepts it, like [`send_webhook`].
 //!
-//! The job names the row of the address and the state that the task came to. Both are read when the call is made: what convinces the
-//! receiver and what the task brought stand in no job, an address that was taken back is not called, and neither is one whose task has
-//! gone on. `x-a2a-notification-token` is the token that came with the address.
+//! The job names the row of the address and the state of the task. Both are read at the time of the call: credentials
+//! and results are not stored in jobs, and a removed address or an outdated state is not called.
+//! `x-a2a-notification-token` is the token of the address.
 
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
 use towpath_domain::agent::a2a::{Outcome as TaskOutcome, Task, TaskState, task_event};
-use towpath_domain::job::{Ended, RetryPolicy};
+use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_domain::{RunId, TenantId};
-use towpath_durable::{Ctx, Failure, Outcome, Start, Verdict, Workflow};
+use towpath_durable::{Ctx, Failure, IntoFailure, Outcome, Start, Workflow};
 use towpath_store::a2a_push_configs::{self, PushConfig};
-use towpath_store::a2a_tasks::{self, Detail};
+use towpath_store::a2a_tasks::{self, TaskDetail};
 use towpath_store::{self as store, Tx};
 use uuid::Uuid;
 
-use crate::agent::AgentWorld;
-use crate::send_webhook::{self, Rules};
+use crate::agent::AgentServices;
+use crate::send_webhook::{self, WebhookRules};
 
-const TOKEN: HeaderName = HeaderName::from_static("x-a2a-notification-token");
+const TOKEN_HEADER: HeaderName = HeaderName::from_static("x-a2a-notification-token");
 
-/// Calls one address of a task.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct SendPush {
-    /// Whose task it is.
     pub tenant: TenantId,
-    /// The row of the address.
     pub config: Uuid,
-    /// The run that began the task.
     pub task: RunId,
-    /// The run that brought it to its state.
+    /// The run that caused the state.
     pub run: RunId,
-    /// The state to tell of.
     pub state: TaskState,
 }
 
-/// Records a call.
-///
-/// # Errors
-/// As every statement.
 pub async fn start(tx: &mut Tx<'_>, call: &SendPush) -> store::Result<()> {
     towpath_durable::start(tx, call, Start::new(call.tenant))
         .await
@@ -51,45 +41,45 @@ impl Workflow for SendPush {
     const KIND: &'static str = "send_push";
     const POOL: &'static str = send_webhook::POOL;
     const RETRY: RetryPolicy = send_webhook::RETRY;
-    type World = AgentWorld;
+    type World = AgentServices;
 
-    async fn run(&self, ctx: &mut Ctx, world: &AgentWorld) -> Outcome {
+    async fn run(&self, ctx: &mut Ctx, world: &AgentServices) -> Outcome {
         let read = world.store.read(async |tx| {
             let config = a2a_push_configs::get(tx, self.tenant, self.config).await?;
-            let task = a2a_tasks::find(tx, self.tenant, self.task, Detail::ARTIFACT).await?;
+            let task = a2a_tasks::find(tx, self.tenant, self.task, TaskDetail::ARTIFACT).await?;
             Ok((config, task))
         });
         let (config, row) = match read.await {
-            // Taken back, or gone with its thread.
-            Err(store::Error::NotFound) => return ctx.done(),
+            // Removed, or deleted with its thread.
+            Err(store::Error::NotFound) => return ctx.complete(),
             read => read.retry()?,
         };
         if (row.run_id, row.state) != (self.run, self.state) {
-            return ctx.done();
+            return ctx.complete();
         }
-        let authored = world.settings.authored.current();
+        let authored = world.settings.author_settings.current();
         if authored.webhooks.off {
-            tracing::debug!("webhooks are turned off: none is sent");
-            return ctx.done();
+            tracing::debug!("webhooks are disabled; none is sent");
+            return ctx.complete();
         }
-        if let Some(refused) = authored.webhooks.refuse(&config.url) {
+        if let Some(refused) = authored.webhooks.check_address(&config.url) {
             return Err(Failure::fatal(refused));
         }
         let mut task = row.task().fatal()?;
-        narrow(&mut task, &authored.webhooks);
-        let body = task_event(config.dialect, task.write(config.dialect, None)).to_string();
-        send_webhook::post(ctx, world, &config.url, body, headers(&config)).await
+        apply_rules(&mut task, &authored.webhooks);
+        let body = task_event(config.dialect, task.to_json(config.dialect, None)).to_string();
+        send_webhook::post_webhook(ctx, world, &config.url, body, auth_headers(&config)).await
     }
 
-    /// Nothing depends on it.
-    async fn end(_: &mut Tx<'_>, _: &Self, _: Ended) -> store::Result<()> {
+    /// No business rows depend on it.
+    async fn end(_: &mut Tx<'_>, _: &Self, _: EndReason) -> store::Result<()> {
         Ok(())
     }
 }
 
-/// What a webhook may not say, a push notification does not say either: an answer and a question are parts of the state of the
-/// thread, which webhooks have as `values`; a failure they have as `error`. Id and state of the task are always sent.
-fn narrow(task: &mut Task, rules: &Rules) {
+/// Applies the webhook rules to a push notification: an answer and a question are parts of the thread's state, which
+/// webhooks have as `values`; a failure is `error`. Id and state of the task are always sent.
+fn apply_rules(task: &mut Task, rules: &WebhookRules) {
     let Some(allowed) = &rules.fields else { return };
     let field = match &task.outcome {
         Some(TaskOutcome::Answer(_) | TaskOutcome::Question(_)) => "values",
@@ -101,8 +91,8 @@ fn narrow(task: &mut Task, rules: &Rules) {
     }
 }
 
-/// What convinces the receiver.
-fn headers(config: &PushConfig) -> HeaderMap {
+/// The credentials for the receiver.
+fn auth_headers(config: &PushConfig) -> HeaderMap {
     let mut headers = HeaderMap::new();
     let mut tell = |name: HeaderName, text: &str| {
         if let Ok(mut value) = HeaderValue::from_str(text) {
@@ -111,7 +101,7 @@ fn headers(config: &PushConfig) -> HeaderMap {
         }
     };
     if let Some(token) = config.token() {
-        tell(TOKEN, token.reveal());
+        tell(TOKEN_HEADER, token.reveal());
     }
     if let (Some(scheme), Some(credentials)) = (&config.scheme, config.credentials()) {
         tell(AUTHORIZATION, &format!("{scheme} {}", credentials.reveal()));
@@ -129,13 +119,13 @@ mod tests {
 
     #[test]
     fn what_webhooks_may_not_say_is_not_sent() {
-        let rules = |fields: Option<&[&str]>| Rules {
+        let rules = |fields: Option<&[&str]>| WebhookRules {
             fields: fields.map(|fields| fields.iter().map(|field| (*field).to_owned()).collect()),
-            ..Rules::default()
+            ..WebhookRules::default()
         };
-        let answer = || TaskOutcome::answer(&json!({"log": ["secret"]}));
-        let question = || TaskOutcome::question(&json!({"task": [{"id": "i", "value": "secret"}]}));
-        let failure = || TaskOutcome::failure(&json!({"error": "ValueError", "message": "secret"}));
+        let answer = || TaskOutcome::from_values(&json!({"log": ["secret"]}));
+        let question = || TaskOutcome::from_interrupts(&json!({"task": [{"id": "i", "value": "secret"}]}));
+        let failure = || TaskOutcome::from_error(&json!({"error": "ValueError", "message": "secret"}));
         for (outcome, state, fields, is_sent) in [
             (answer(), TaskState::Completed, None, true),
             (answer(), TaskState::Completed, Some(&["values"][..]), true),
@@ -152,11 +142,11 @@ mod tests {
                 id,
                 run: id.run,
                 state,
-                at: Timestamp::from_micros(0),
+                updated_at: Timestamp::from_micros(0),
                 outcome: Some(outcome),
             };
-            narrow(&mut task, &rules(fields));
-            let sent = task.write(Dialect::V10, None);
+            apply_rules(&mut task, &rules(fields));
+            let sent = task.to_json(Dialect::V10, None);
             assert_eq!(sent.to_string().contains("secret"), is_sent, "{state:?} {fields:?}");
             assert_eq!(sent["id"], id.to_string());
         }

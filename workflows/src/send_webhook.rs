@@ -1,4 +1,4 @@
-//! Calls the address a run named, once the run is over. Tried again until the address takes it.
+//! Calls the address of a run after its end. Retried until the address accepts it.
 //!
 //! The body is the run as the API shows it, with `status`, `run_started_at`, `run_ended_at`, `webhook_sent_at`, `values`
 //! and `error`. With a secret configured, `x-towpath-signature: sha256=<hex>` is the HMAC-SHA256 of the body under it.
@@ -16,39 +16,32 @@ use serde_json::Value;
 use serde_json::value::{RawValue, to_raw_value};
 use sha2::Sha256;
 use towpath_domain::agent::{MultitaskStrategy, RunStatus};
-use towpath_domain::job::{Ended, RetryPolicy};
+use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_domain::{AssistantId, RunId, TenantId, ThreadId, Timestamp};
-use towpath_durable::{Ctx, Failure, Outcome, Start, Verdict, Workflow};
+use towpath_durable::{Ctx, Failure, IntoFailure, Outcome, Start, Workflow};
 use towpath_outbound::{Call, CallError};
 use towpath_store::runs::Run;
 use towpath_store::{self as store, Tx};
 
-use crate::agent::AgentWorld;
+use crate::agent::AgentServices;
 use crate::run_agent::rfc3339;
 
-pub use rules::Rules;
+pub use rules::WebhookRules;
 
-/// The pool of calls.
 pub(crate) const POOL: &str = "webhooks";
-/// Some 24 hours in all.
+/// About 24 hours in all.
 pub(crate) const RETRY: RetryPolicy = RetryPolicy::doubling(32, Duration::from_secs(2), Duration::from_secs(3600));
-/// How long one call may take.
+/// Time limit of one call.
 const LIMIT: Duration = Duration::from_secs(15);
 
-/// Calls one address.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct SendWebhook {
-    /// The address.
     pub url: String,
-    /// What it is told: a JSON object, kept as its text. A run's input and state may be as deep as JSON is read, and lie
+    /// A JSON object, kept as text: a run's input and state may already have the maximum depth of JSON, and are nested
     /// deeper here.
     pub body: Box<RawValue>,
 }
 
-/// Records a call.
-///
-/// # Errors
-/// As every statement.
 pub async fn start(tx: &mut Tx<'_>, tenant: TenantId, url: &str, body: Box<RawValue>) -> store::Result<()> {
     let call = SendWebhook {
         url: url.to_owned(),
@@ -57,9 +50,9 @@ pub async fn start(tx: &mut Tx<'_>, tenant: TenantId, url: &str, body: Box<RawVa
     towpath_durable::start(tx, &call, Start::new(tenant)).await.map(drop)
 }
 
-/// A run, as it is told.
+/// A run in the format of the body.
 #[derive(Serialize)]
-struct Told<'a> {
+struct RunPayload<'a> {
     run_id: RunId,
     thread_id: ThreadId,
     assistant_id: AssistantId,
@@ -76,10 +69,7 @@ struct Told<'a> {
     error: Option<&'a Value>,
 }
 
-/// What is told about a run that ended at `now`.
-///
-/// # Panics
-/// Never: the keys of what is told are texts.
+/// The body for a run that ended at `now`.
 #[must_use]
 pub fn body(
     run: &Run,
@@ -88,7 +78,7 @@ pub fn body(
     values: Option<&RawValue>,
     error: Option<&Value>,
 ) -> Box<RawValue> {
-    let told = Told {
+    let told = RunPayload {
         run_id: run.id,
         thread_id: run.thread_id,
         assistant_id: run.assistant_id,
@@ -108,45 +98,48 @@ pub fn body(
 
 /// The fields of a body, each as its text.
 fn fields(body: &RawValue) -> Result<BTreeMap<String, Box<RawValue>>, Failure> {
-    serde_json::from_str(body.get()).map_err(|error| Failure::fatal(format!("the body is no JSON object: {error}")))
+    serde_json::from_str(body.get()).map_err(|error| Failure::fatal(format!("the body is not a JSON object: {error}")))
 }
 
 impl Workflow for SendWebhook {
     const KIND: &'static str = "send_webhook";
     const POOL: &'static str = POOL;
     const RETRY: RetryPolicy = RETRY;
-    type World = AgentWorld;
+    type World = AgentServices;
 
-    async fn run(&self, ctx: &mut Ctx, world: &AgentWorld) -> Outcome {
+    async fn run(&self, ctx: &mut Ctx, world: &AgentServices) -> Outcome {
         let mut body = fields(&self.body)?;
         let sent_at = to_raw_value(&rfc3339(world.store.clock().now())).fatal()?;
         body.insert("webhook_sent_at".to_owned(), sent_at);
-        let authored = world.settings.authored.current();
+        let authored = world.settings.author_settings.current();
         let rules = &authored.webhooks;
         if rules.off {
-            tracing::debug!("webhooks are turned off: none is sent");
-            return ctx.done();
+            tracing::debug!("webhooks are disabled; none is sent");
+            return ctx.complete();
         }
-        if let Some(refused) = rules.refuse(&self.url) {
+        if let Some(refused) = rules.check_address(&self.url) {
             return Err(Failure::fatal(refused));
         }
-        rules.narrow(&mut body);
+        rules.keep_allowed_fields(&mut body);
         let body = serde_json::to_string(&body).fatal()?;
-        post(ctx, world, &self.url, body, HeaderMap::new()).await
+        post_webhook(ctx, world, &self.url, body, HeaderMap::new()).await
     }
 
-    /// Nothing depends on it.
-    async fn end(_: &mut Tx<'_>, _: &Self, _: Ended) -> store::Result<()> {
+    /// No business rows depend on it.
+    async fn end(_: &mut Tx<'_>, _: &Self, _: EndReason) -> store::Result<()> {
         Ok(())
     }
 }
 
-/// Calls an address with a body: with the headers that the graphs' author gives to every call, signed, and with `own` beside them.
-///
-/// # Errors
-/// It does not take the body, is away, or must not be called.
-pub(crate) async fn post(ctx: &mut Ctx, world: &AgentWorld, url: &str, body: String, own: HeaderMap) -> Outcome {
-    let authored = world.settings.authored.current();
+/// Posts a body to an address: with the author's headers for every call, a signature, and the headers in `own`.
+pub(crate) async fn post_webhook(
+    ctx: &mut Ctx,
+    world: &AgentServices,
+    url: &str,
+    body: String,
+    own: HeaderMap,
+) -> Outcome {
+    let authored = world.settings.author_settings.current();
     let mut headers = HeaderMap::new();
     for (name, value) in &authored.webhooks.headers {
         if let (Ok(name), Ok(value)) = (name.parse::<HeaderName>(), value.reveal().parse::<HeaderValue>()) {
@@ -174,11 +167,11 @@ pub(crate) async fn post(ctx: &mut Ctx, world: &AgentWorld, url: &str, body: Str
         limit: LIMIT,
     };
     match world.guard.call(call).await {
-        Ok(reply) if reply.status().is_success() => ctx.done(),
+        Ok(reply) if reply.status().is_success() => ctx.complete(),
         Ok(reply) => {
             let status = reply.status();
             let text = format!("the webhook was answered with {status}");
-            // It will not like the same body better later, unless it was too busy or not up.
+            // A retry does not help, unless the receiver was overloaded or not ready.
             if status.is_server_error() || matches!(status.as_u16(), 404 | 408 | 425 | 429) {
                 Err(Failure::retry(text))
             } else {

@@ -1,40 +1,32 @@
-//! Starts the export of one interval of a scheduled export, and records the spawn of the next: a chain, each link of
-//! which is recorded in the transaction that starts the export of the one before. So every interval is exported once,
-//! whatever happens to workers; those that passed while nothing ran are all made up for, one after another.
+//! Starts the export of one interval of a scheduled export, and records the next spawn in the same transaction. So
+//! every interval is exported once, even if workers fail; missed intervals are all exported, one after another.
 
 use std::ops::Range;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use towpath_domain::export::{Content, ExportStatus, Limits, SPAWN_DELAY};
-use towpath_domain::job::{Ended, RetryPolicy};
+use towpath_domain::export::{ExportSpec, ExportStatus, Limits, SPAWN_DELAY};
+use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_domain::{ExportId, ScheduleId, TenantId, Timestamp, failpoint};
-use towpath_durable::{Ctx, Outcome, Start, Verdict, Workflow};
+use towpath_durable::{Ctx, IntoFailure, Outcome, Start, Workflow};
 use towpath_store::exports::scheduled::{self, NewScheduled};
 use towpath_store::{self as store, Tx, schedules};
 
-use crate::World;
+use crate::Services;
 use crate::run_export;
 
-/// Spawns the export of the interval that the schedule stands at.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SpawnExport {
-    /// Its workspace.
     pub tenant: TenantId,
-    /// The scheduled export.
     pub export: ExportId,
-    /// The chain.
     pub schedule: ScheduleId,
 }
 
 /// Records a scheduled export and its first spawn.
-///
-/// # Errors
-/// No such destination or project; those of the database.
 pub async fn create(
     tx: &mut Tx<'_>,
     tenant: TenantId,
-    content: &Content,
+    content: &ExportSpec,
     start_time: Timestamp,
     hours: u32,
 ) -> store::Result<ExportId> {
@@ -44,7 +36,7 @@ pub async fn create(
         export: ExportId::new(),
         schedule: ScheduleId::new(),
     };
-    let at = start_time.plus(span(hours)).plus(SPAWN_DELAY);
+    let at = start_time.plus(interval_length(hours)).plus(SPAWN_DELAY);
     let job = towpath_durable::start(tx, &spawn, Start::new(tenant).at(at)).await?;
     let input =
         serde_json::to_string(&spawn).map_err(|_| store::Error::corrupt("scheduled_export", "id", spawn.export))?;
@@ -73,18 +65,15 @@ pub async fn create(
     Ok(spawn.export)
 }
 
-/// Cancels a scheduled export; what it has spawned goes on. `why` is shown, unless somebody asked for it. False when there is
-/// no such schedule. One that is cancelled already stays as it is.
-///
-/// # Errors
-/// Those of the database.
+/// Cancels a scheduled export; exports that it spawned continue. `why` is shown unless a client requested it. False if
+/// there is no such schedule. A cancelled one stays as it is.
 pub async fn cancel(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId, why: Option<&str>) -> store::Result<bool> {
     let Some(row) = scheduled::find(tx, tenant, id).await? else {
         return Ok(false);
     };
     if row.status == ExportStatus::Running {
-        // Jobs are locked before business rows. A spawn that gets in between has recorded one more job of the chain,
-        // which does nothing when it is due.
+        // Jobs are locked before business rows. A spawn in between has recorded another job of the chain, which does
+        // nothing when it is due.
         let chain = schedules::get(tx, row.schedule_id).await?;
         if let Some(job) = chain.and_then(|chain| chain.spawn_job) {
             towpath_durable::cancel(tx, job).await?;
@@ -95,23 +84,23 @@ pub async fn cancel(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId, why: Option
     Ok(true)
 }
 
-const fn span(hours: u32) -> Duration {
+const fn interval_length(hours: u32) -> Duration {
     Duration::from_secs(hours as u64 * 3600)
 }
 
 /// The interval whose spawn is due at `at`.
 fn interval(at: Timestamp, hours: u32) -> Range<Timestamp> {
     let end = at.minus(SPAWN_DELAY);
-    end.minus(span(hours))..end
+    end.minus(interval_length(hours))..end
 }
 
 impl Workflow for SpawnExport {
     const KIND: &'static str = "spawn_export";
     const POOL: &'static str = "exports";
     const RETRY: RetryPolicy = RetryPolicy::doubling(20, Duration::from_secs(1), Duration::from_secs(60));
-    type World = World;
+    type World = Services;
 
-    async fn run(&self, ctx: &mut Ctx, world: &World) -> Outcome {
+    async fn run(&self, ctx: &mut Ctx, world: &Services) -> Outcome {
         let &Self {
             tenant,
             export,
@@ -123,8 +112,8 @@ impl Workflow for SpawnExport {
         };
         let (chain, row) = world.store.read(read).await.retry()?;
         let Some(chain) = chain.filter(|chain| chain.ended_at.is_none() && chain.spawn_job == Some(ctx.job())) else {
-            // Somebody else stands for this interval.
-            return ctx.done();
+            // Another job handles this interval.
+            return ctx.complete();
         };
         let Some(row) = row.filter(|row| row.status == ExportStatus::Running) else {
             return ctx.settle(async |tx| schedules::end(tx, schedule).await).await;
@@ -132,18 +121,18 @@ impl Workflow for SpawnExport {
         let hours = u32::try_from(row.interval_hours).fatal()?;
         let content = row.content().fatal()?;
         let range = interval(chain.next_at, hours);
-        // The workspace's lane is locked before this job, as everywhere. Neither destination nor project is asked for:
-        // the export fails and says which is gone.
+        // The workspace's lane is locked before this job, as everywhere. Destination and project are not checked: the
+        // export fails and names the missing one.
         let limits: Limits = world.exports;
         failpoint::hit("spawn.before_record");
         let lane = [run_export::lane(tenant, &limits)];
         let spawned = ctx.settle_with(&lane, async |tx| {
             let spawned = run_export::record(tx, tenant, &limits, &content, range, Some(export)).await?;
             failpoint::hit("spawn.half_recorded");
-            let next = chain.next_at.plus(span(hours));
+            let next = chain.next_at.plus(interval_length(hours));
             let job = towpath_durable::start(tx, self, Start::new(tenant).at(next)).await?;
             if !schedules::advance(tx, schedule, chain.next_at, next, Some(job)).await? {
-                // Somebody else moved it on, or it was cancelled: nothing of this spawn may be kept.
+                // It was advanced by another job, or cancelled: nothing of this spawn may be committed.
                 return Err(store::Error::Stale);
             }
             tracing::info!(export.id = %spawned.id, export.source = %export, "spawned the export of an interval");
@@ -154,8 +143,8 @@ impl Workflow for SpawnExport {
         Ok(spawned)
     }
 
-    /// A chain whose spawn ended badly is taken up again by the scheduler, which finds it without a job.
-    async fn end(_: &mut Tx<'_>, _: &Self, _: Ended) -> store::Result<()> {
+    /// The scheduler finds a chain without a job and continues it.
+    async fn end(_: &mut Tx<'_>, _: &Self, _: EndReason) -> store::Result<()> {
         Ok(())
     }
 }

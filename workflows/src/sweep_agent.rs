@@ -1,6 +1,6 @@
-//! Tidies up an agent server, again and again: items, threads and kept events whose time is over, and checkpoints
-//! beyond what is kept. A chain like a cron's, so one sweep goes on at a time. Each chore goes on until it has caught up or its
-//! time is up; while one is behind, the next sweep comes at once.
+//! Periodic cleanup of an agent server: expired items, threads and kept events, and surplus checkpoints. It is a chain
+//! like a cron's, so one sweep runs at a time. Each task runs until it has caught up or its time budget is used; while
+//! one is behind, the next sweep follows at once.
 
 mod orphans;
 
@@ -8,65 +8,60 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use towpath_domain::agent::{ThreadStatus, TtlStrategy};
-use towpath_domain::job::{Ended, RetryPolicy};
+use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_domain::{ScheduleId, TenantId, ThreadId, Timestamp};
-use towpath_durable::{Ctx, Failure, Outcome, Start, Verdict, Workflow};
+use towpath_durable::{Ctx, Failure, IntoFailure, Outcome, Start, Workflow};
 use towpath_runtime::first_checkpoint_at;
-use towpath_store::checkpoints::{self, Cut};
+use towpath_store::checkpoints::{self, Retention};
 use towpath_store::schedules::{self, Schedule};
 use towpath_store::{self as store, Store, Tx, items, jobs, run_events, threads};
 
-use crate::agent::AgentWorld;
+use crate::agent::AgentServices;
 use crate::run_agent;
 use crate::sweep_traces::SOON;
-use crate::sweep_traces::chore::Chore;
+use crate::sweep_traces::sweep_task::SweepTask;
 
-/// Between the end of one sweep and the beginning of the next, unless something is behind.
+/// Pause between two sweeps, unless something is behind.
 const EVERY: Duration = Duration::from_secs(60);
-/// Rows of one statement, threads of one look.
+/// Rows per statement, or threads per read.
 const BATCH: i64 = 500;
 
-/// Sweeps once.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct SweepAgent {
-    /// The workspace.
     pub tenant: TenantId,
-    /// How far the sweep before has come where its time was up.
+    /// Position of the previous sweep, if its time budget was used.
     #[serde(default)]
-    behind: Behind,
+    behind: SweepBacklog,
 }
 
-/// Where a walk through threads has come to, in the order in which they changed.
+/// Position of a walk through threads, in the order of their changes.
 type Position = (Timestamp, ThreadId);
 
-/// Walks through threads that are to go on: those that changed lately, and those that have rested for long.
+/// Positions of the walks through recently changed threads, and through idle ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct Behind {
+struct SweepBacklog {
     #[serde(default)]
     changed: Option<Position>,
     #[serde(default)]
     rested: Option<Position>,
 }
 
-impl Behind {
-    const fn is_anything(self) -> bool {
+impl SweepBacklog {
+    const fn is_pending(self) -> bool {
         self.changed.is_some() || self.rested.is_some()
     }
 }
 
-/// The chain of a workspace. Its id is the workspace's, so that processes which start together make one.
+/// The chain of a workspace. Its id is the workspace's, so that concurrent processes create one only.
 const fn chain(tenant: TenantId) -> ScheduleId {
     ScheduleId(tenant.0)
 }
 
-/// Makes sure that a workspace is swept. Any number of processes may call it at every start.
-///
-/// # Errors
-/// Those of the database.
+/// Ensures that a workspace is swept. Every process may call it at its start.
 pub async fn ensure(store: &Store, tenant: TenantId) -> store::Result<()> {
     let sweep = SweepAgent {
         tenant,
-        behind: Behind::default(),
+        behind: SweepBacklog::default(),
     };
     let made = store
         .write(async |tx| {
@@ -102,17 +97,17 @@ impl Workflow for SweepAgent {
     const KIND: &'static str = "sweep_agent";
     const POOL: &'static str = "sweeps";
     const RETRY: RetryPolicy = RetryPolicy::doubling(10, Duration::from_secs(1), Duration::from_secs(60));
-    type World = AgentWorld;
+    type World = AgentServices;
 
-    async fn run(&self, ctx: &mut Ctx, world: &AgentWorld) -> Outcome {
+    async fn run(&self, ctx: &mut Ctx, world: &AgentServices) -> Outcome {
         let &Self { tenant, behind } = self;
         let read = world
             .store
             .read(async |tx| schedules::get(tx, chain(tenant)).await)
             .await;
         let Some(schedule) = read.retry()?.filter(|schedule| schedule.spawn_job == Some(ctx.job())) else {
-            // Somebody else sweeps.
-            return ctx.done();
+            // Another job sweeps.
+            return ctx.complete();
         };
         let (expired, left_items) = rounds(ctx, "expired items", async |tx| items::sweep(tx, BATCH).await).await?;
         let (forgotten, left_events) =
@@ -120,7 +115,7 @@ impl Workflow for SweepAgent {
         let (over, left_threads) = end_threads(ctx, world, tenant).await?;
         let (cut, behind) = cut_histories(ctx, world, tenant, schedule.next_at, behind).await?;
         let orphans = orphans::end_orphans(ctx, world, tenant).await?;
-        let is_behind = left_items || left_events || left_threads || behind.is_anything();
+        let is_behind = left_items || left_events || left_threads || behind.is_pending();
         if expired + forgotten + over + cut + orphans > 0 {
             tracing::info!(
                 sweep.items = expired,
@@ -145,19 +140,20 @@ impl Workflow for SweepAgent {
         .await
     }
 
-    /// The scheduler takes the chain up again.
-    async fn end(_: &mut Tx<'_>, _: &Self, _: Ended) -> store::Result<()> {
+    /// The scheduler continues the chain.
+    async fn end(_: &mut Tx<'_>, _: &Self, _: EndReason) -> store::Result<()> {
         Ok(())
     }
 }
 
-/// Repeats a statement until nothing is left to do, or its time is up. Answers how many rows that were, and whether some are left.
+/// Repeats a statement until nothing is left or the time budget is used. Returns the number of rows, and whether some
+/// are left.
 async fn rounds(
     ctx: &mut Ctx,
     name: &'static str,
     mut sweep: impl AsyncFnMut(&mut Tx<'_>) -> store::Result<u64>,
 ) -> Result<(u64, bool), Failure> {
-    let chore = Chore::begin(name);
+    let chore = SweepTask::begin(name);
     let mut gone = 0;
     loop {
         let batch = ctx.commit(async |tx| sweep(tx).await).await?;
@@ -176,9 +172,9 @@ fn batch_size() -> usize {
     usize::try_from(BATCH).unwrap_or(usize::MAX)
 }
 
-/// Deletes threads whose time is over, or cuts them down to their latest state. Answers how many, and whether some are left.
-async fn end_threads(ctx: &mut Ctx, world: &AgentWorld, tenant: TenantId) -> Result<(u64, bool), Failure> {
-    let chore = Chore::begin("expired threads");
+/// Deletes expired threads, or prunes them to their latest state. Returns their number, and whether some are left.
+async fn end_threads(ctx: &mut Ctx, world: &AgentServices, tenant: TenantId) -> Result<(u64, bool), Failure> {
+    let chore = SweepTask::begin("expired threads");
     let mut over = 0;
     loop {
         let found = world
@@ -199,14 +195,14 @@ async fn end_threads(ctx: &mut Ctx, world: &AgentWorld, tenant: TenantId) -> Res
             );
         }
         over += ended;
-        // Where none ended, others have been at them, and are found as they are the next time.
+        // If none ended, other transactions have them locked; the next sweep finds them.
         if left > 0 || is_last || ended == 0 {
             return Ok((over, chore.end(left)));
         }
     }
 }
 
-/// Looks again under the thread's lock: a run may have begun meanwhile, and has moved the end on.
+/// Checks again under the thread's lock: a run may have started meanwhile and extended the time.
 async fn end_thread(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, strategy: TtlStrategy) -> store::Result<bool> {
     let row = match threads::lock(tx, tenant, thread).await {
         Err(store::Error::NotFound) => return Ok(false),
@@ -219,47 +215,47 @@ async fn end_thread(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, strateg
     match strategy {
         TtlStrategy::Delete => {
             threads::delete(tx, tenant, thread).await?;
-            run_agent::tell_gone(tx, thread);
+            run_agent::notify_deleted(tx, thread);
         }
         TtlStrategy::KeepLatest => {
             checkpoints::keep_latest(tx, thread).await?;
-            threads::rest(tx, tenant, thread).await?;
+            threads::clear_expiry(tx, tenant, thread).await?;
         }
     }
     Ok(true)
 }
 
-/// Cuts the history of threads that have more than is kept: those that changed lately, and those whose checkpoints have
-/// lately grown too old, the thread resting. Lately is since the sweep before this one, which was due at `due`, and a
-/// little more: one that failed leaves nothing uncut. Where the time of the sweep before was up, it goes on from there. Answers how
-/// many checkpoints went, and where the next sweep goes on.
+/// Prunes the history of threads with surplus checkpoints: recently changed ones, and idle ones whose checkpoints have
+/// expired recently. "Recently" is since the previous sweep, which was due at `due`, plus a margin in case one failed.
+/// If the previous sweep used its time budget, this continues there. Returns the number of deleted checkpoints and the
+/// position of the next sweep.
 async fn cut_histories(
     ctx: &mut Ctx,
-    world: &AgentWorld,
+    world: &AgentServices,
     tenant: TenantId,
     due: Timestamp,
-    behind: Behind,
-) -> Result<(u64, Behind), Failure> {
+    behind: SweepBacklog,
+) -> Result<(u64, SweepBacklog), Failure> {
     let now = world.store.clock().now();
     let since = due.min(now).minus(EVERY * 3);
     let count = Some(i64::from(world.settings.keep_checkpoints)).filter(|&count| count > 0);
-    let age = Some(world.settings.checkpoints_kept).filter(|age| !age.is_zero());
-    let cut = Cut {
+    let age = Some(world.settings.checkpoint_retention).filter(|age| !age.is_zero());
+    let cut = Retention {
         count,
         from: age.map(|age| first_checkpoint_at(now.minus(age))),
     };
-    let mut left = Behind::default();
+    let mut left = SweepBacklog::default();
     if count.is_none() && age.is_none() {
         return Ok((0, left));
     }
     let begin = |at: Timestamp| (at, ThreadId::nil());
-    let chore = Chore::begin("changed threads");
+    let chore = SweepTask::begin("changed threads");
     let from = behind.changed.unwrap_or(begin(since));
     let (mut gone, stopped) = cut_threads(ctx, world, tenant, (from, now), &cut, &chore).await?;
     left.changed = stopped;
     chore.end(usize::from(stopped.is_some()));
     if let Some(age) = age {
-        let chore = Chore::begin("resting threads");
+        let chore = SweepTask::begin("resting threads");
         let from = behind.rested.unwrap_or(begin(since.minus(age)));
         let (more, stopped) = cut_threads(ctx, world, tenant, (from, now.minus(age)), &cut, &chore).await?;
         gone += more;
@@ -269,15 +265,15 @@ async fn cut_histories(
     Ok((gone, left))
 }
 
-/// Cuts the histories of threads behind a position that changed last at this time at the latest. Answers how many checkpoints went,
-/// and where it stopped if its time was up before the end.
+/// Prunes the histories of threads after a position, up to this time of change. Returns the number of deleted
+/// checkpoints, and the position if the time budget was used.
 async fn cut_threads(
     ctx: &mut Ctx,
-    world: &AgentWorld,
+    world: &AgentServices,
     tenant: TenantId,
     (mut seen, until): (Position, Timestamp),
-    cut: &Cut,
-    chore: &Chore,
+    cut: &Retention,
+    chore: &SweepTask,
 ) -> Result<(u64, Option<Position>), Failure> {
     let mut gone = 0;
     loop {
@@ -300,7 +296,7 @@ async fn cut_threads(
             .collect();
         let long = world
             .store
-            .read(async |tx| checkpoints::overgrown(tx, &found, cut).await)
+            .read(async |tx| checkpoints::threads_over_limit(tx, &found, cut).await)
             .await;
         for thread in long.retry()? {
             gone += ctx

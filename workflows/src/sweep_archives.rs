@@ -1,36 +1,33 @@
-//! Removes source archives that no revision needs.
+//! Removes unneeded source archives.
 //!
-//! Needed are those of revisions that are not over, and of those whose artifact is kept: what was built from an archive can
-//! be built from it again as long as it can be deployed. The others go a day after they came. One is released first, so
-//! that nobody asks for it any more, and looked at again before it goes: a revision may have been made with it in that
-//! moment.
+//! Archives of open revisions are needed, and so are those of revisions whose artifact is kept, because it can be built
+//! again as long as it can be deployed. The others are removed a day after their upload. An archive is first released,
+//! so that no revision can use it, and checked again before its removal, because a revision may have been created at
+//! the same time.
 
 use std::collections::HashSet;
 use std::time::Duration;
 
 use object_store::path::Path;
 use towpath_domain::UploadId;
-use towpath_durable::{Failure, Verdict as _};
-use towpath_store::source_uploads::{self, Archive};
+use towpath_durable::{Failure, IntoFailure as _};
+use towpath_store::source_uploads::{self, UploadedArchive};
 use towpath_store::{Store, artifacts};
 
-use crate::World;
+use crate::Services;
 
-/// Between sending an archive and making a revision of it.
-const STAYS: Duration = Duration::from_secs(86_400);
+/// Time between the upload of an archive and the creation of its revision.
+const UNUSED_RETENTION: Duration = Duration::from_secs(86_400);
 /// Longer than any transaction that began before an archive was released.
-const SETTLES: Duration = Duration::from_secs(60);
-/// Archives of one statement.
+const RELEASE_DELAY: Duration = Duration::from_secs(60);
+/// Archives per statement.
 const PAGE: i64 = 500;
 
-/// Releases archives that are not needed, and removes those that were released before. `each`: artifacts that are kept of
-/// a deployment. Answers how many are gone.
-///
-/// # Errors
-/// Those of the database and of the object store.
-pub async fn run(world: &World, each: i64) -> Result<usize, Failure> {
+/// Releases unneeded archives, and removes those that were released before. `each` is the number of artifacts kept per
+/// deployment. Returns the number of removed archives.
+pub async fn run(world: &Services, each: i64) -> Result<usize, Failure> {
     release(&world.store, each).await?;
-    let before = world.store.clock().now().minus(SETTLES);
+    let before = world.store.clock().now().minus(RELEASE_DELAY);
     let mut removed = 0;
     loop {
         let read = world.store.read(async |tx| {
@@ -51,7 +48,7 @@ pub async fn run(world: &World, each: i64) -> Result<usize, Failure> {
                 if is_needed {
                     return source_uploads::release(tx, &archive, false).await;
                 }
-                source_uploads::forget_released(tx, &archive).await
+                source_uploads::delete_released(tx, &archive).await
             });
             written.await.retry()?;
         }
@@ -62,12 +59,12 @@ pub async fn run(world: &World, each: i64) -> Result<usize, Failure> {
 }
 
 async fn release(store: &Store, each: i64) -> Result<(), Failure> {
-    let before = store.clock().now().minus(STAYS);
+    let before = store.clock().now().minus(UNUSED_RETENTION);
     let mut after = UploadId::nil();
-    // Asked once for all pages. Those that are needed since are looked at again before they are removed.
+    // Read once for all pages. Archives that become needed later are checked before their removal.
     let mut needed_now = None;
     loop {
-        let read = store.read(async |tx| source_uploads::arrived_before(tx, before, after, PAGE).await);
+        let read = store.read(async |tx| source_uploads::uploaded_before(tx, before, after, PAGE).await);
         let found = read.await.retry()?;
         let needed = match &mut needed_now {
             Some(needed) => needed,
@@ -76,7 +73,7 @@ async fn release(store: &Store, each: i64) -> Result<(), Failure> {
                 needed_now.insert(read.await.retry()?)
             }
         };
-        let unneeded: Vec<&Archive> = found.iter().filter(|one| !needed.contains(&one.path)).collect();
+        let unneeded: Vec<&UploadedArchive> = found.iter().filter(|one| !needed.contains(&one.path)).collect();
         if !unneeded.is_empty() {
             let written = store.write(async |tx| {
                 for archive in &unneeded {
@@ -93,11 +90,11 @@ async fn release(store: &Store, each: i64) -> Result<(), Failure> {
     }
 }
 
-/// Without archives nothing is asked.
+/// Skips the query if there are no archives.
 async fn needed(
     tx: &mut towpath_store::Tx<'_>,
     each: i64,
-    archives: &[Archive],
+    archives: &[UploadedArchive],
 ) -> towpath_store::Result<HashSet<String>> {
     if archives.is_empty() {
         return Ok(HashSet::new());

@@ -1,85 +1,70 @@
-//! Tidies up trace data, again and again: rows of deleted projects and of days past their time go out of sight, days
-//! worth it are compacted, segments that nobody else has brought into the index of trace runs are, objects that nobody
-//! reads any more are removed, the quarantine is kept in order. A chain, so one sweep goes on at a time. Each chore goes on until
-//! it has caught up or its time is up; while one is behind, the next sweep comes at once.
+//! Periodic cleanup of trace data: hides rows of deleted projects and expired days, compacts days, indexes remaining
+//! segments, removes unread objects, and maintains the quarantine. It is a chain, so one sweep runs at a time. Each
+//! task runs until it has caught up or its time budget is used; while one is behind, the next sweep follows soon.
 
 mod attachments;
-mod beside;
-pub(crate) mod chore;
+mod compaction;
 pub(crate) mod pending;
 mod quarantine;
+mod related_data;
+pub(crate) mod sweep_task;
 
-use std::cmp::Reverse;
 use std::time::{Duration, Instant};
 
 use chrono::NaiveDate;
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
-use towpath_domain::job::{Ended, RetryPolicy};
+use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_domain::{ScheduleId, TenantId, Timestamp, failpoint};
-use towpath_durable::{Cause, Ctx, Failure, Outcome, Start, Verdict, Workflow};
+use towpath_durable::{Cause, Ctx, Failure, IntoFailure, Outcome, Start, Workflow};
 use towpath_store::schedules::{self, Schedule};
 use towpath_store::segments::Segment;
-use towpath_store::segments::replace::{self, Candidate, Worth};
+use towpath_store::segments::replace::{self, CompactionCandidate};
 use towpath_store::segments::waste;
-use towpath_store::{self as store, Store, Tx, jobs, lanes, run_index, segments};
+use towpath_store::{self as store, Store, Tx, jobs, run_index, segments};
 
-use self::chore::Chore;
-use crate::World;
-use crate::compact_day::CompactDay;
+use self::sweep_task::SweepTask;
+use crate::Services;
 use crate::index_runs;
 use crate::metric;
 
-/// Between the end of one sweep and the beginning of the next…
+/// Pause between two sweeps,
 const EVERY: Duration = Duration::from_secs(60);
-/// … and while something is behind.
+/// and while something is behind.
 pub(crate) const SOON: Duration = Duration::from_secs(1);
-/// Rows of one statement…
+/// Rows per statement,
 const BATCH: i64 = 200;
-/// … and objects of which the rows are read at once.
+/// and objects whose rows are read at once.
 const OBJECTS: i64 = 2000;
-/// Row groups looked at in one statement for days worth compacting…
-const PARTS: i64 = 20_000;
-/// … and how long one sweep goes on with it.
-const LOOKING_TAKES: Duration = Duration::from_secs(10);
-/// Workspaces of which one sweep has segments indexed.
+/// Workspaces whose segments one sweep indexes.
 const WORKSPACES: i64 = 100;
-/// So many scattered rows of a closed day, or segments of it, are worth a compaction…
-const CLOSED_ROWS: i64 = 20_000;
-const CLOSED_SEGMENTS: i64 = 4;
-/// … and so many segments of a day that is still open.
-const OPEN_SEGMENTS: i64 = 8;
-/// No writer takes this long: what it intended and did not finish was left by a process that died.
+/// Older than any write in progress: a process that died left the intent.
 const ABANDONED: Duration = Duration::from_secs(60 * 60);
-/// Before an object that cannot be removed is tried again; each further time it is twice as long…
+/// First delay before a failed removal is retried; it doubles each time,
 const REMOVE_AGAIN: Duration = Duration::from_secs(60);
-/// … up to this.
+/// up to this.
 const REMOVE_AGAIN_AT_MOST: Duration = Duration::from_secs(24 * 60 * 60);
-/// How long one sweep goes on removing objects of a kind…
-const REMOVING_TAKES: Duration = Duration::from_secs(120);
-/// … and what removals that fail may take of that: a store that does not answer must not keep all else waiting.
-const FAILURES_TAKE: Duration = Duration::from_secs(60);
-/// A patch waits so long for the trace run it belongs to, and so does a file.
-const RUN_COMES: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+/// Time budget for removing objects of a kind,
+const REMOVAL_BUDGET: Duration = Duration::from_secs(120);
+/// and the part of it that failed removals may use: an unavailable store must not block everything else.
+const FAILURE_BUDGET: Duration = Duration::from_secs(60);
+/// How long a patch or a file waits for its trace run.
+const PENDING_RETENTION: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
-/// The chain there is. It belongs to no workspace.
+/// The single chain, which belongs to no workspace.
 const CHAIN: ScheduleId = ScheduleId::nil();
 
-/// Sweeps once.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct SweepTraces {
-    /// How far the sweeps before have looked for objects that are missing.
+    /// Position of the checks for missing objects.
     #[serde(default)]
-    look: quarantine::Look,
-    /// How far they have looked for days worth compacting, where there are more than one sweep looks at.
+    look: quarantine::ScanPosition,
+    /// Position of the search for days to compact, if one sweep does not cover all.
     #[serde(default)]
-    days: Option<Candidate>,
+    days: Option<CompactionCandidate>,
 }
 
-/// Makes sure that trace data is swept. Any number of processes may call it at every start.
-///
-/// # Errors
-/// Those of the database.
+/// Ensures that trace data is swept. Every process may call it at its start.
 pub async fn ensure(store: &Store) -> store::Result<()> {
     let made = store
         .write(async |tx| {
@@ -114,13 +99,13 @@ impl Workflow for SweepTraces {
     const KIND: &'static str = "sweep_traces";
     const POOL: &'static str = "sweeps";
     const RETRY: RetryPolicy = RetryPolicy::doubling(10, Duration::from_secs(1), Duration::from_secs(60));
-    type World = World;
+    type World = Services;
 
-    async fn run(&self, ctx: &mut Ctx, world: &World) -> Outcome {
+    async fn run(&self, ctx: &mut Ctx, world: &Services) -> Outcome {
         let read = world.store.read(async |tx| schedules::get(tx, CHAIN).await).await;
         let Some(schedule) = read.retry()?.filter(|schedule| schedule.spawn_job == Some(ctx.job())) else {
-            // Somebody else sweeps.
-            return ctx.done();
+            // Another job sweeps.
+            return ctx.complete();
         };
         let (next_sweep, is_behind) = sweep(ctx, world, self).await?;
         let rest = if is_behind { SOON } else { EVERY };
@@ -136,27 +121,27 @@ impl Workflow for SweepTraces {
         .await
     }
 
-    /// The scheduler takes the chain up again.
-    async fn end(_: &mut Tx<'_>, _: &Self, _: Ended) -> store::Result<()> {
+    /// The scheduler continues the chain.
+    async fn end(_: &mut Tx<'_>, _: &Self, _: EndReason) -> store::Result<()> {
         Ok(())
     }
 }
 
-/// Sweeps, and says where the next sweep goes on, and whether anything is left for it.
-async fn sweep(ctx: &mut Ctx, world: &World, from: &SweepTraces) -> Result<(SweepTraces, bool), Failure> {
-    // The earlier of two clocks: on a host whose clock is ahead, what is being written at this moment would look old.
+/// Sweeps. Returns the position of the next sweep, and whether anything is left for it.
+async fn sweep(ctx: &mut Ctx, world: &Services, from: &SweepTraces) -> Result<(SweepTraces, bool), Failure> {
+    // The earlier of two clocks: on a host whose clock is ahead, current writes would look old.
     let now = world.store.read(async |tx| jobs::db_now(tx).await).await;
     let now = now.retry()?.min(world.store.clock().now());
-    let keep_from = world.keeping.first_day(now);
+    let keep_from = world.retention.first_day(now);
     let mut is_behind = rounds(ctx, "deleted trace rows", async move |tx| {
         replace::retire_dead(tx, keep_from, BATCH).await
     })
     .await?;
     failpoint::hit("sweep.retired");
-    let (days, left) = compact(ctx, world, now, from.days).await?;
+    let (days, left) = compaction::start_compactions(ctx, world, now, from.days).await?;
     is_behind |= left;
     index(ctx, world, now).await?;
-    let replaced = now.minus(world.keeping.replaced);
+    let replaced = now.minus(world.retention.replaced_segments);
     is_behind |= rounds(ctx, "replaced segments", async move |tx| {
         waste::collect(tx, replaced, BATCH)
             .await
@@ -181,70 +166,17 @@ async fn sweep(ctx: &mut Ctx, world: &World, from: &SweepTraces) -> Result<(Swee
     failpoint::hit("sweep.collected");
     is_behind |= remove(ctx, world, abandoned, keep_from).await?;
     is_behind |= remove_index_files(ctx, world, abandoned).await?;
-    is_behind |= pending::expire(ctx, world, now.minus(RUN_COMES)).await?;
+    is_behind |= pending::expire(ctx, world, now.minus(PENDING_RETENTION)).await?;
     is_behind |= pending::trim(ctx, world).await?;
-    is_behind |= attachments::forget_orphans(ctx, world, now.minus(RUN_COMES)).await?;
+    is_behind |= attachments::forget_orphans(ctx, world, now.minus(PENDING_RETENTION)).await?;
     is_behind |= attachments::remove_waste(ctx, world, replaced).await?;
     let look = quarantine::sweep(ctx, world, from.look, now).await?;
     Ok((SweepTraces { look, days }, is_behind))
 }
 
-/// Starts a compaction of the days most worth it, unless one waits already. Answers where the next sweep goes on looking, and whether
-/// days are left that were found.
-async fn compact(
-    ctx: &mut Ctx,
-    world: &World,
-    now: Timestamp,
-    from: Option<Candidate>,
-) -> Result<(Option<Candidate>, bool), Failure> {
-    let worth = Worth {
-        open_from: now.day(),
-        closed_rows: CLOSED_ROWS,
-        closed_segments: CLOSED_SEGMENTS,
-        open_segments: OPEN_SEGMENTS,
-    };
-    let until = Instant::now() + LOOKING_TAKES;
-    let (mut found, mut from) = (Vec::new(), from);
-    loop {
-        let behind = from;
-        let seen = world
-            .store
-            .read(async |tx| replace::candidates(tx, worth, behind, PARTS).await)
-            .await
-            .retry()?;
-        found.extend(seen.worth_it);
-        from = seen.last;
-        if from.is_none() || Instant::now() >= until {
-            break;
-        }
-    }
-    found.sort_by_key(|(segments, _)| Reverse(*segments));
-    let chore = Chore::begin("days to compact");
-    let mut left = found.len();
-    for (_, day) in found {
-        if chore.is_spent() {
-            break;
-        }
-        let compact = CompactDay::new(day.tenant_id, day.project_id, day.day);
-        let lane = compact.lane();
-        ctx.commit_in(std::slice::from_ref(&lane), async |tx| {
-            lanes::lock(tx, lane.key(), 1).await?;
-            if jobs::lane_has_queued(tx, lane.key()).await? {
-                return Ok(());
-            }
-            let how = Start::new(compact.tenant).lane(lane.clone());
-            towpath_durable::start(tx, &compact, how).await.map(drop)
-        })
-        .await?;
-        failpoint::hit("sweep.compaction_started");
-        left -= 1;
-    }
-    Ok((from, chore.end(left)))
-}
-
-/// Has segments indexed that wait for it: whoever published them may have died before it could say so, or they are too
-/// few and have waited long enough.
-async fn index(ctx: &mut Ctx, world: &World, now: Timestamp) -> Result<(), Failure> {
+/// Indexes waiting segments: their writer may have died before it recorded the job, or they are too few and have waited
+/// long enough.
+async fn index(ctx: &mut Ctx, world: &Services, now: Timestamp) -> Result<(), Failure> {
     let (least, overdue) = (world.sizes.index_segments, index_runs::overdue(now));
     let due = world
         .store
@@ -257,16 +189,15 @@ async fn index(ctx: &mut Ctx, world: &World, now: Timestamp) -> Result<(), Failu
     Ok(())
 }
 
-/// Removes the objects of segments that are on their way out. One that cannot be removed keeps no other: it is tried again
-/// later.
+/// Removes the objects of segments to be deleted. A failed removal does not stop the others, and is retried later.
 async fn remove(
     ctx: &mut Ctx,
-    world: &World,
+    world: &Services,
     abandoned: Timestamp,
     keep_from: Option<NaiveDate>,
 ) -> Result<bool, Failure> {
-    let chore = Chore::lasting("objects of segments", REMOVING_TAKES);
-    let mut failing = Failing::default();
+    let chore = SweepTask::with_budget("objects of segments", REMOVAL_BUDGET);
+    let mut failing = RemovalFailures::default();
     let left = loop {
         let deleting = world
             .store
@@ -284,9 +215,9 @@ async fn remove(
                 Ok(()) => metrics::counter!(metric::SEGMENTS_REMOVED).increment(1),
                 Err(Failure::Retry(why) | Failure::Fatal(why)) => {
                     metrics::counter!(metric::REMOVALS_FAILED).increment(1);
-                    // Later failures are in the metric alone.
+                    // Later failures only count in the metric.
                     if old.removal_failures == 0 {
-                        failing.note(&old.path, &why);
+                        failing.record(&old.path, &why);
                     }
                     let again = world.store.clock().now().plus(pause(old.removal_failures));
                     ctx.commit(async |tx| segments::put_off_removal(tx, old.tenant_id, old.id, again).await)
@@ -301,15 +232,15 @@ async fn remove(
             break left;
         }
     };
-    failing.tell("segments cannot be removed; they are tried again later");
-    // A store that does not answer is not asked again at once.
+    failing.report("segments cannot be removed; retrying later");
+    // An unavailable store is not called again at once.
     Ok(chore.end(left) && !failing.is_too_much())
 }
 
-/// As [`remove`], of index files. Those that cannot be removed are tried again by the next sweep.
-async fn remove_index_files(ctx: &mut Ctx, world: &World, abandoned: Timestamp) -> Result<bool, Failure> {
-    let chore = Chore::lasting("objects of index files", REMOVING_TAKES);
-    let mut failing = Failing::default();
+/// Like [`remove`], for index files. Failed removals are retried by the next sweep.
+async fn remove_index_files(ctx: &mut Ctx, world: &Services, abandoned: Timestamp) -> Result<bool, Failure> {
+    let chore = SweepTask::with_budget("objects of index files", REMOVAL_BUDGET);
+    let mut failing = RemovalFailures::default();
     let mut after = run_index::FIRST;
     let left = loop {
         let deleting = world
@@ -327,7 +258,7 @@ async fn remove_index_files(ctx: &mut Ctx, world: &World, abandoned: Timestamp) 
             left -= 1;
             let began = Instant::now();
             if let Err(error) = world.objects.delete(&Path::from(old.path.as_str())).await {
-                failing.note(&old.path, &Cause::of(&error));
+                failing.record(&old.path, &Cause::of(&error));
                 failing.took += began.elapsed();
                 continue;
             }
@@ -338,19 +269,24 @@ async fn remove_index_files(ctx: &mut Ctx, world: &World, abandoned: Timestamp) 
             break left;
         }
     };
-    failing.tell("index files cannot be removed; the next sweep tries again");
+    failing.report("index files cannot be removed; the next sweep retries");
     let is_behind = chore.end(left + failing.objects);
     Ok(is_behind && failing.objects == 0)
 }
 
-/// Whether there is no other page of objects behind this one.
+/// Whether no other page of objects follows this one.
 fn is_short<T>(page: &[T]) -> bool {
     i64::try_from(page.len()).is_ok_and(|found| found < OBJECTS)
 }
 
-/// Removes what lies beside a segment's rows, its object, then its row: a crash in between is made up for.
-async fn remove_one(ctx: &mut Ctx, world: &World, old: &Segment, keep_from: Option<NaiveDate>) -> Result<(), Failure> {
-    beside::remove(ctx, world, old, keep_from).await?;
+/// Removes related data of a segment, its object, then its row; idempotent, so that it can be repeated after a crash.
+async fn remove_one(
+    ctx: &mut Ctx,
+    world: &Services,
+    old: &Segment,
+    keep_from: Option<NaiveDate>,
+) -> Result<(), Failure> {
+    related_data::remove(ctx, world, old, keep_from).await?;
     world.objects.delete(&Path::from(old.path.as_str())).await.retry()?;
     failpoint::hit("sweep.object_removed");
     ctx.commit(async |tx| segments::forget(tx, old.tenant_id, old.id).await)
@@ -359,7 +295,7 @@ async fn remove_one(ctx: &mut Ctx, world: &World, old: &Segment, keep_from: Opti
     Ok(())
 }
 
-/// Before a segment is tried again that could not be removed so many times before.
+/// Delay before a removal that failed this many times is retried.
 fn pause(failures: i64) -> Duration {
     let doubled = u32::try_from(failures).ok().and_then(|times| 2_u32.checked_pow(times));
     doubled.map_or(REMOVE_AGAIN_AT_MOST, |times| {
@@ -367,40 +303,40 @@ fn pause(failures: i64) -> Duration {
     })
 }
 
-/// Removals of one sweep that failed.
+/// Failed removals of one sweep.
 #[derive(Default)]
-struct Failing {
+struct RemovalFailures {
     took: Duration,
-    /// Objects that are told of.
+    /// Number of objects to report.
     objects: usize,
-    /// One of those, and why.
+    /// One of them, with its error.
     example: Option<(String, Cause)>,
 }
 
-impl Failing {
-    fn note(&mut self, path: &str, why: &Cause) {
+impl RemovalFailures {
+    fn record(&mut self, path: &str, why: &Cause) {
         self.objects += 1;
         self.example.get_or_insert_with(|| (path.to_owned(), why.clone()));
     }
 
     fn is_too_much(&self) -> bool {
-        self.took > FAILURES_TAKE
+        self.took > FAILURE_BUDGET
     }
 
-    fn tell(&self, what: &str) {
+    fn report(&self, what: &str) {
         if let Some((path, why)) = &self.example {
             tracing::warn!(objects = self.objects, object.path = path, error = %why, "{what}");
         }
     }
 }
 
-/// Repeats a statement until nothing is left to do, or its time is up. Whether something may be left.
+/// Repeats a statement until nothing is left or the time budget is used. Returns whether something may be left.
 async fn rounds(
     ctx: &mut Ctx,
     name: &'static str,
     mut sweep: impl AsyncFnMut(&mut Tx<'_>) -> store::Result<u64>,
 ) -> Result<bool, Failure> {
-    let chore = Chore::begin(name);
+    let chore = SweepTask::begin(name);
     loop {
         let done = ctx.commit(async |tx| sweep(tx).await).await?;
         if done == 0 || chore.is_spent() {

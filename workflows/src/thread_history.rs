@@ -1,4 +1,4 @@
-//! The history of a thread outside of its runs: copied to another thread, and cut to the latest state.
+//! The history of a thread outside of its runs: copying it, and pruning it to the latest state.
 
 use towpath_domain::{TenantId, ThreadId};
 use towpath_store::threads::{self, Thread};
@@ -6,33 +6,27 @@ use towpath_store::{self as store, Tx, checkpoints, lanes, runs};
 
 use crate::run_agent::lane;
 
-/// Copies a thread with its state and its history, without its runs. Takes locks, so call it before the transaction's other
-/// writes.
-///
-/// # Errors
-/// [`store::Error::NotFound`], and those of the database.
+/// Copies a thread with its state and its history, without its runs. It takes locks, so call it before the
+/// transaction's other writes.
 pub async fn copy(tx: &mut Tx<'_>, tenant: TenantId, from: ThreadId, to: ThreadId) -> store::Result<Thread> {
-    hold(tx, tenant, from).await?;
+    lock_thread(tx, tenant, from).await?;
     threads::copy(tx, tenant, from, to).await
 }
 
-/// Cuts a thread down to its latest state, unless a run of it is open. Takes locks, so call it before the transaction's other
-/// writes.
-///
-/// # Errors
-/// [`store::Error::NotFound`], and those of the database.
+/// Prunes a thread to its latest state, unless it has an open run. It takes locks, so call it before the transaction's
+/// other writes.
 pub async fn keep_latest(tx: &mut Tx<'_>, tenant: TenantId, id: ThreadId) -> store::Result<()> {
-    hold(tx, tenant, id).await?;
-    // It may begin at an older checkpoint.
+    lock_thread(tx, tenant, id).await?;
+    // The run may start from an older checkpoint.
     if runs::any_open(tx, tenant, id).await? {
         return Ok(());
     }
     checkpoints::keep_latest(tx, id).await.map(drop)
 }
 
-/// Locks a thread with its lane: meanwhile no run of it is recorded, writes or ends, and no sweep cuts it.
-async fn hold(tx: &mut Tx<'_>, tenant: TenantId, id: ThreadId) -> store::Result<()> {
-    // No lane is made for a thread that is not there.
+/// Locks a thread with its lane: no run of it is recorded, writes or ends, and no sweep prunes it.
+async fn lock_thread(tx: &mut Tx<'_>, tenant: TenantId, id: ThreadId) -> store::Result<()> {
+    // Avoids creating a lane for a missing thread.
     threads::get(tx, tenant, id).await?;
     lanes::lock(tx, lane(id).key(), 1).await?;
     threads::lock(tx, tenant, id).await.map(drop)

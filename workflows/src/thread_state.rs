@@ -1,4 +1,4 @@
-//! The state of a thread outside of its runs: read as its graph reads it, and updated by whoever may.
+//! The state of a thread outside of its runs: reading it through its graph, and updating it.
 
 use std::time::Duration;
 
@@ -9,69 +9,68 @@ use towpath_domain::agent::frame::Frame;
 use towpath_domain::agent::{EventId, ThreadStatus};
 use towpath_domain::{Rejection, TenantId, ThreadId, Timestamp};
 use towpath_runtime::{
-    At, CheckpointRef, Chunk, Graph, GraphError, HistoryQuery, Host, HostError, ItemCall, Put, PutWrites, Save, Saved,
-    StateSnapshot, TypedSaved, Update,
+    CheckpointRef, Chunk, Graph, GraphError, HistoryQuery, Host, HostError, ItemCall, Put, PutWrites, Save,
+    SavedCheckpoint, SavedTypedCheckpoint, StateRef, StateSnapshot, Update,
 };
-use towpath_store::checkpoints::{self, Place};
+use towpath_store::checkpoints::{self, ThreadNamespace};
 use towpath_store::threads::{self, Thread};
 use towpath_store::{self as store, Store, Tx, lanes, run_events, runs};
 
 use crate::run_agent::lane;
 use crate::run_agent::saver::{Saver, without_nul, write_all};
 
-/// What a graph may ask for outside of a run: it reads checkpoints, and what it saves waits to be written.
+/// The host of a graph outside of a run: it reads checkpoints, and its saves are queued.
 pub struct StateHost(Saver);
 
 impl StateHost {
-    /// Over one thread.
     #[must_use]
     pub fn new(store: &Store, thread: ThreadId) -> Self {
         Self(Saver::new(store.clone(), thread, false))
     }
 
-    /// Lists end where they take so many bytes: for a history that is read part by part.
+    /// Limits the size of lists, for a history that is read in parts.
     #[must_use]
-    pub fn in_parts(self, bytes: u64) -> Self {
-        Self(self.0.in_parts(bytes))
+    pub fn with_part_bytes(self, bytes: u64) -> Self {
+        Self(self.0.with_part_bytes(bytes))
     }
 
-    /// Whether more than was listed last may be there.
+    /// Whether there may be more after the last list.
     #[must_use]
-    pub fn cut_short(&self) -> bool {
-        self.0.cut_short()
+    pub fn is_truncated(&self) -> bool {
+        self.0.is_truncated()
     }
 }
 
 #[async_trait]
 impl Host for StateHost {
-    async fn load(&self, ns: &str, id: Option<&str>) -> Result<Option<Saved>, HostError> {
+    async fn load(&self, ns: &str, id: Option<&str>) -> Result<Option<SavedCheckpoint>, HostError> {
         self.0.load(ns, id).await
     }
 
-    async fn list(&self, ns: &str, query: &HistoryQuery) -> Result<Vec<Saved>, HostError> {
+    async fn list(&self, ns: &str, query: &HistoryQuery) -> Result<Vec<SavedCheckpoint>, HostError> {
         self.0.list(ns, query).await
     }
 
-    async fn load_typed(&self, ns: &str, id: Option<&str>) -> Result<Option<TypedSaved>, HostError> {
+    async fn load_typed(&self, ns: &str, id: Option<&str>) -> Result<Option<SavedTypedCheckpoint>, HostError> {
         self.0.load_typed(ns, id).await
     }
 
-    async fn list_typed(&self, ns: &str, query: &HistoryQuery) -> Result<Vec<TypedSaved>, HostError> {
+    async fn list_typed(&self, ns: &str, query: &HistoryQuery) -> Result<Vec<SavedTypedCheckpoint>, HostError> {
         self.0.list_typed(ns, query).await
     }
 
     async fn save(&self, put: Put) -> Result<(), HostError> {
-        self.0.put(vec![Save::Checkpoint(put)]);
+        self.0.queue(vec![Save::Checkpoint(put)]);
         Ok(())
     }
 
     async fn save_writes(&self, put: PutWrites) -> Result<(), HostError> {
-        self.0.put(vec![Save::Writes(put)]);
+        self.0.queue(vec![Save::Writes(put)]);
         Ok(())
     }
 
     async fn save_all(&self, batch: Vec<Save>) -> Result<(), HostError> {
-        self.0.put(batch);
+        self.0.queue(batch);
         Ok(())
     }
 
@@ -86,7 +85,7 @@ impl Host for StateHost {
     async fn item(&self, _: ItemCall) -> Result<Value, HostError> {
         Err(HostError::Invalid {
             class: "RuntimeError".to_owned(),
-            message: "items are there for runs only".to_owned(),
+            message: "items are only available in runs".to_owned(),
         })
     }
 }
@@ -97,7 +96,7 @@ pub enum UpdateError {
     /// The graph refused it.
     #[error(transparent)]
     Graph(#[from] GraphError),
-    /// The thread is busy or gone, or the database away.
+    /// The thread is busy or missing, or the database is unavailable.
     #[error(transparent)]
     Store(#[from] store::Error),
 }
@@ -105,26 +104,23 @@ pub enum UpdateError {
 /// An update of a thread's state.
 #[derive(Clone, Debug)]
 pub struct StateUpdate<'a> {
-    /// The thread.
     pub thread: ThreadId,
-    /// From which checkpoint.
-    pub at: At,
+    /// The checkpoint to update.
+    pub at: StateRef,
     /// One checkpoint for each.
     pub supersteps: &'a [Vec<Update>],
-    /// Scalars that reach the checkpoints.
+    /// Scalars for the metadata of the checkpoints.
     pub metadata: Map<String, Value>,
-    /// How long the event that tells of it is kept.
+    /// How long the event about it is kept.
     pub events_kept: Duration,
 }
 
-/// Times an update is done anew because something came in between.
+/// Attempts, in case of concurrent changes.
 const ROUNDS: usize = 5;
 
-/// Updates the state of a thread that no run is at work on.
+/// Updates the state of a thread without a running run.
 ///
-/// # Errors
-/// A conflict while the thread is busy; [`store::Error::NotFound`] where there is no such thread; what the graph refuses;
-/// those of the database.
+/// A conflict while the thread is busy; [`store::Error::NotFound`] if there is no such thread; refusals of the graph.
 pub async fn update(
     store: &Store,
     tenant: TenantId,
@@ -134,21 +130,21 @@ pub async fn update(
     for _ in 0..ROUNDS {
         let base = store
             .read(async |tx| {
-                // The thread first: a run that is recorded after this look changes it.
+                // The thread first: a run that is recorded after this read changes it.
                 let thread = threads::get(tx, tenant, update.thread).await?;
-                Base::of(tx, &thread, &update.at).await
+                UpdateBase::of(tx, &thread, &update.at).await
             })
             .await?;
         let host = StateHost::new(store, update.thread);
         let made = graph
             .update_state(&update.at, update.supersteps, &update.metadata, &host)
             .await?;
-        let state = graph.state(&At::latest(update.thread.0), false, &host).await?;
+        let state = graph.state(&StateRef::latest(update.thread.0), false, &host).await?;
         let written = store
             .write(async |tx| record(tx, tenant, update, &host, &base, state.as_ref()).await)
             .await;
         match written {
-            // Something came in between: once more, on what that left.
+            // A concurrent change: repeated on its result.
             Err(store::Error::Stale) => {}
             written => return Ok(written.map(|()| made)?),
         }
@@ -156,11 +152,10 @@ pub async fn update(
     Err(store::Error::Stale.into())
 }
 
-/// What an update is made of. Whatever changes it in between makes the update stale.
+/// The inputs of an update. A concurrent change of any of them makes it stale.
 #[derive(Debug, PartialEq, Eq)]
-struct Base {
-    /// When the thread changed last: a run that was recorded since may have come to its end, and have taken back what it
-    /// wrote on a checkpoint.
+struct UpdateBase {
+    /// Last change of the thread: a run recorded since may have ended, and rolled back its writes to a checkpoint.
     changed_at: Timestamp,
     /// The latest checkpoint of the graph itself.
     latest: Option<String>,
@@ -168,19 +163,18 @@ struct Base {
     updated: Option<String>,
 }
 
-impl Base {
-    /// As it is now.
+impl UpdateBase {
+    /// The current values.
     ///
-    /// # Errors
     /// A conflict while a run of the thread is open.
-    async fn of(tx: &mut Tx<'_>, thread: &Thread, at: &At) -> store::Result<Self> {
+    async fn of(tx: &mut Tx<'_>, thread: &Thread, at: &StateRef) -> store::Result<Self> {
         let open = runs::open(tx, thread.tenant_id, Some(thread.id), None).await?;
         if !open.is_empty() {
             let open: Vec<String> = open.iter().map(|run| run.id.to_string()).collect();
             let text = format!("Thread {} has in-flight runs: {}", thread.id, open.join(", "));
             return Err(Rejection::conflict("", text).into());
         }
-        let place = |ns| Place { thread: thread.id, ns };
+        let place = |ns| ThreadNamespace { thread: thread.id, ns };
         let latest = checkpoints::latest(tx, place("")).await?;
         let updated = match &at.id {
             Some(id) => checkpoints::get(tx, place(&at.ns), id).await?,
@@ -199,17 +193,17 @@ async fn record(
     tenant: TenantId,
     update: &StateUpdate<'_>,
     host: &StateHost,
-    base: &Base,
+    base: &UpdateBase,
     state: Option<&StateSnapshot>,
 ) -> store::Result<()> {
     let thread = update.thread;
-    // No run begins or ends while the lane is locked, and nobody deletes or cuts the thread while its row is.
+    // While the lane is locked, no run begins or ends; while the row is locked, the thread is not deleted or pruned.
     lanes::lock(tx, lane(thread).key(), 1).await?;
     let row = threads::lock(tx, tenant, thread).await?;
-    if Base::of(tx, &row, &update.at).await? != *base {
+    if UpdateBase::of(tx, &row, &update.at).await? != *base {
         return Err(store::Error::Stale);
     }
-    write_all(tx, thread, None, &host.0.take()).await?;
+    write_all(tx, thread, None, &host.0.queued()).await?;
     let Some(state) = state else { return Ok(()) };
     let interrupts: Map<String, Value> = state
         .tasks
@@ -221,11 +215,16 @@ async fn record(
     let interrupts = without_nul(Value::Object(interrupts).to_string());
     let status = ThreadStatus::after(!state.next.is_empty());
     threads::set_state(tx, tenant, thread, status, &values, &interrupts).await?;
-    tell(tx, tenant, update, state).await
+    notify_readers(tx, tenant, update, state).await
 }
 
-/// Whoever reads the thread's stream hears of it.
-async fn tell(tx: &mut Tx<'_>, tenant: TenantId, update: &StateUpdate<'_>, state: &StateSnapshot) -> store::Result<()> {
+/// Notifies readers of the thread's stream.
+async fn notify_readers(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    update: &StateUpdate<'_>,
+    state: &StateSnapshot,
+) -> store::Result<()> {
     let thread = update.thread;
     let last = run_events::last_id(tx, tenant, thread).await?.unwrap_or_default();
     let id: EventId = last.next(tx.now().micros() / 1000);

@@ -1,9 +1,9 @@
-//! Traces of native runs, sent to a platform as its tracing clients would.
+//! Sends traces of native runs to a platform, like its tracing clients.
 //!
-//! Promises: a run never waits for its trace, and never fails because of it. What cannot be sent is dropped, and said
-//! once. Leaves to others: what a trace says (`run_agent`), graphs of users' own code, which trace themselves.
+//! A run never waits for its trace and never fails because of it. Traces that cannot be sent are dropped, with one
+//! warning. The contents of traces are defined in `run_agent`; users' own code traces itself.
 //!
-//! A run that asks for links by which its readers judge it ([`Tracer::feedback_links`]) waits for those a short while.
+//! A run that requests feedback links ([`Tracer::feedback_links`]) waits for them for a short time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,41 +18,37 @@ use towpath_domain::Secret;
 use towpath_outbound::{Call, Guard, Reply};
 use uuid::Uuid;
 
-/// Traces that wait to be sent; more are dropped.
-const WAITING: usize = 1000;
-/// Traces of one request.
-const TOGETHER: usize = 50;
-/// How long one request may take.
+/// Maximum number of waiting traces; more are dropped.
+const QUEUE_CAPACITY: usize = 1000;
+/// Traces per request.
+const BATCH_TRACES: usize = 50;
+/// Time limit of one request.
 const LIMIT: Duration = Duration::from_secs(10);
-/// How long a run waits for links.
+/// How long a run waits for feedback links.
 const LINKS_LIMIT: Duration = Duration::from_secs(5);
-/// The most bytes of an answer with links.
+/// Maximum size of a response with links.
 const LINKS_BYTES: usize = 256 * 1024;
 
-/// Where traces go.
+/// Destination of traces.
 #[derive(Clone, Debug)]
 pub struct Platform {
-    /// Its address.
     pub endpoint: String,
-    /// A key for it.
     pub key: Secret,
-    /// The workspace, where the key opens several.
+    /// The workspace, if the key opens several.
     pub workspace: Option<String>,
-    /// The project of runs that name none.
+    /// Project of runs that name none.
     pub project: String,
 }
 
-/// Sends traces in the background.
 #[derive(Clone, Debug)]
 pub struct Tracer {
     project: Arc<str>,
     sender: mpsc::Sender<Message>,
-    caller: Arc<Caller>,
+    client: Arc<PlatformClient>,
 }
 
-/// Calls a platform.
 #[derive(Debug)]
-struct Caller {
+struct PlatformClient {
     endpoint: String,
     headers: HeaderMap,
     guard: Guard,
@@ -60,56 +56,54 @@ struct Caller {
 
 #[derive(Debug)]
 enum Message {
-    /// A trace.
     Trace(Vec<Value>),
-    /// Somebody waits for what was given before to be sent.
+    /// Reports when all earlier traces are sent.
     Flush(oneshot::Sender<()>),
 }
 
 impl Tracer {
-    /// Sends to this platform from now on. `None`, and a warning, where its key cannot be sent.
+    /// Starts to send to this platform. `None`, with a warning, if its key cannot be sent.
     #[must_use]
     pub fn start(platform: &Platform, guard: Guard) -> Option<Self> {
-        let (sender, waiting) = mpsc::channel(WAITING);
+        let (sender, waiting) = mpsc::channel(QUEUE_CAPACITY);
         let project = platform.project.as_str().into();
-        let caller = Arc::new(Caller::new(platform, guard)?);
+        let caller = Arc::new(PlatformClient::new(platform, guard)?);
         tokio::spawn(send(caller.clone(), waiting));
         Some(Self {
             project,
             sender,
-            caller,
+            client: caller,
         })
     }
 
-    /// The project of runs that name none.
     #[must_use]
     pub fn project(&self) -> &str {
         &self.project
     }
 
-    /// Takes a trace: its trace runs, the root first, as the platform's ingest reads them.
-    pub fn take(&self, trace: Vec<Value>) {
+    /// Queues a trace: its trace runs, the root first, in the format of the platform's ingest.
+    pub fn enqueue(&self, trace: Vec<Value>) {
         static TOLD: AtomicBool = AtomicBool::new(false);
         if self.sender.try_send(Message::Trace(trace)).is_err() && !TOLD.swap(true, Ordering::Relaxed) {
-            tracing::warn!("traces are made faster than the platform takes them; some are dropped");
+            tracing::warn!("traces are created faster than the platform accepts them; some are dropped");
         }
     }
 
-    /// Addresses by which anybody may judge a trace, by the names under which that is done. None, and a warning, where
-    /// the platform does not hand them out.
+    /// Links with which anybody can give feedback on a trace, by key. None, with a warning, if the platform does not
+    /// issue them.
     pub async fn feedback_links(&self, trace: Uuid, keys: &[String]) -> Option<BTreeMap<String, String>> {
         #[derive(Deserialize)]
         struct Link {
             url: String,
         }
-        // What is said twice is judged once.
+        // Duplicate keys get one link.
         let mut keys: Vec<&String> = keys.iter().collect();
         keys.sort_unstable();
         keys.dedup();
         let wanted = keys.iter().map(|key| json!({"run_id": trace, "feedback_key": key}));
         let wanted = Value::Array(wanted.collect());
         let asked = async {
-            let reply = self.caller.post("/feedback/tokens", &wanted, LINKS_LIMIT).await?;
+            let reply = self.client.post("/feedback/tokens", &wanted, LINKS_LIMIT).await?;
             let body = reply.bytes(LINKS_BYTES).await.map_err(|error| error.to_string())?;
             let links: Vec<Link> = serde_json::from_slice(&body).map_err(|error| error.to_string())?;
             if links.len() != keys.len() {
@@ -118,7 +112,7 @@ impl Tracer {
             Ok(links)
         };
         match asked.await {
-            // In the order in which they were asked for.
+            // In the requested order.
             Ok(links) => Some(
                 keys.into_iter()
                     .cloned()
@@ -126,13 +120,13 @@ impl Tracer {
                     .collect(),
             ),
             Err(problem) => {
-                tracing::warn!(%problem, trace.id = %trace, "a run ends without the links for feedback that it asked for");
+                tracing::warn!(%problem, trace.id = %trace, "a run ends without the feedback links it requested");
                 None
             }
         }
     }
 
-    /// Waits until what was taken is sent, or `limit` is over.
+    /// Waits until all queued traces are sent, or for `limit`.
     pub async fn flush(&self, limit: Duration) {
         let flushed = async {
             let (done, sent) = oneshot::channel();
@@ -146,14 +140,14 @@ impl Tracer {
     }
 }
 
-impl Caller {
+impl PlatformClient {
     fn new(platform: &Platform, guard: Guard) -> Option<Self> {
         let mut headers = HeaderMap::new();
         headers.insert("content-type", HeaderValue::from_static("application/json"));
         let workspace = platform.workspace.as_deref().map(|id| ("x-tenant-id", id));
         for (name, value) in [("x-api-key", platform.key.reveal())].into_iter().chain(workspace) {
             let Ok(mut value) = value.parse::<HeaderValue>() else {
-                tracing::warn!("runs are not traced: the platform's {name} is no header");
+                tracing::warn!("runs are not traced: the platform's {name} is not a valid header value");
                 return None;
             };
             value.set_sensitive(true);
@@ -166,7 +160,7 @@ impl Caller {
         })
     }
 
-    /// The answer, if it is one of success; else why there is none.
+    /// The response if it is a success, else the error.
     async fn post(&self, path: &str, body: &Value, limit: Duration) -> Result<Reply, String> {
         let call = Call {
             method: Method::POST,
@@ -183,11 +177,11 @@ impl Caller {
     }
 }
 
-/// Ends when nobody can give it anything more.
-async fn send(caller: Arc<Caller>, mut waiting: mpsc::Receiver<Message>) {
+/// Ends when all senders are dropped.
+async fn send(caller: Arc<PlatformClient>, mut waiting: mpsc::Receiver<Message>) {
     let mut messages = Vec::new();
     let mut told = false;
-    while waiting.recv_many(&mut messages, TOGETHER).await > 0 {
+    while waiting.recv_many(&mut messages, BATCH_TRACES).await > 0 {
         let (mut post, mut flushed) = (Vec::new(), Vec::new());
         for message in messages.drain(..) {
             match message {
@@ -196,13 +190,13 @@ async fn send(caller: Arc<Caller>, mut waiting: mpsc::Receiver<Message>) {
             }
         }
         if post.is_empty() {
-            // Dropped, which tells those who wait.
+            // Dropping the sender tells the waiting callers.
             continue;
         }
         let traces = json!({"post": post, "patch": []});
         match caller.post("/runs/batch", &traces, LIMIT).await {
             Ok(_) => told = false,
-            // Once, until it works again.
+            // Logged once, until it works again.
             Err(problem) if !told => {
                 told = true;
                 tracing::warn!(%problem, "traces of runs cannot be sent");

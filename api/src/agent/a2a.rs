@@ -5,7 +5,7 @@
 //!   SendMessage  ─► Ready::record + a2a_task, one transaction ─► the run's end ─► the task
 //!   SendStreamingMessage, SubscribeToTask ─► live::Reader ─► events
 //! ```
-//! What a method does is judged as the same operation on threads is. The method's name decides the version of the answer.
+//! Each method is authorized like the same operation on threads. The method name decides the version of the response.
 
 pub(super) mod card;
 
@@ -27,14 +27,14 @@ use http::HeaderMap;
 use http::header::ACCEPT;
 use http::request::Parts;
 use serde_json::{Map, Value};
-use towpath_domain::agent::a2a::{Code, Refusal};
+use towpath_domain::agent::a2a::{A2aError, ErrorCode};
 use towpath_store::assistants::Assistant;
 
 use self::failure::Failure;
 use self::rpc::{Call, Method};
 use super::app::AgentApp;
 use super::errors::AgentError;
-use super::extract::{Path, bytes_of};
+use super::extract::{Path, read_bytes};
 use super::{assistants, sse};
 use crate::client::Client;
 use crate::routes::{Routes, routes};
@@ -43,7 +43,7 @@ pub(super) fn routes() -> Routes<AgentApp> {
     Routes::default().routes(routes!(call)).merge(card::routes())
 }
 
-/// The server, and what a request says beside its body.
+/// The server, and the request without its body.
 pub(crate) struct RequestContext {
     app: AgentApp,
     client: Client,
@@ -62,54 +62,54 @@ impl FromRequestParts<AgentApp> for RequestContext {
     }
 }
 
-/// A call of JSON-RPC 2.0.
+/// A JSON-RPC 2.0 request.
 #[derive(utoipa::ToSchema)]
 #[expect(dead_code, reason = "described here, read by its own reader")]
 pub(super) struct RpcRequest {
     /// `2.0`.
     jsonrpc: String,
-    /// A string or a number, which the answer repeats.
+    /// A string or a number; repeated in the response.
     id: Option<Value>,
     /// Such as `SendMessage` (version 1.0) or `message/send` (version 0.3).
     method: String,
-    /// As the protocol says.
+    /// See the protocol.
     params: Option<Map<String, Value>>,
 }
 
-/// An answer of JSON-RPC 2.0.
+/// A JSON-RPC 2.0 response.
 #[derive(utoipa::ToSchema)]
-#[expect(dead_code, reason = "described only")]
+#[expect(dead_code, reason = "only part of the API description")]
 pub(super) struct RpcAnswer {
     /// `2.0`.
     jsonrpc: String,
-    /// That of the call.
+    /// Id of the request.
     id: Option<Value>,
-    /// What the method gives.
+    /// Result of the method.
     result: Option<Value>,
     /// Code, message and details.
     error: Option<Map<String, Value>>,
 }
 
-/// Call an assistant by the Agent2Agent protocol. Errors of the protocol are answered with 200.
+/// Call an assistant with the Agent2Agent protocol. Protocol errors have status 200.
 #[utoipa::path(post, path = "/a2a/{assistant_id}", tag = "a2a", request_body = RpcRequest,
     params(("assistant_id" = String, Path, description = "The assistant, or the name of a graph"),
            ("A2A-Version" = Option<String>, Header, description = "0.3 or 1.0"),
            ("Last-Event-ID" = Option<String>, Header,
-            description = "For SubscribeToTask: the last event seen")),
-    responses((status = 200, description = "A result or an error; a stream of them for the methods that stream",
+            description = "For SubscribeToTask: id of the last received event")),
+    responses((status = 200, description = "A result or an error; a stream of them for streaming methods",
                content((RpcAnswer = "application/json"), (sse::Event = "text/event-stream"))),
-              (status = 404, description = "No such assistant, or no such protocol here"), AgentError))]
+              (status = 404, description = "No such assistant, or the protocol is disabled"), AgentError))]
 pub(crate) async fn call(context: RequestContext, Path(name): Path<String>, request: Request) -> Response {
     let RequestContext { app, headers, .. } = &context;
-    if !accepts(headers) {
+    if !accepts_response_type(headers) {
         let text = "Accept: expected application/json or text/event-stream";
         return AgentError::bad_request(text).into_response();
     }
-    let body = match bytes_of(request, app).await {
+    let body = match read_bytes(request, app).await {
         Ok(body) => body,
         Err(error) => return error.into_response(),
     };
-    let call = match rpc::read(headers, body) {
+    let call = match rpc::parse_call(headers, body) {
         Ok(call) => call,
         Err(refused) => return refused.respond(),
     };
@@ -120,7 +120,7 @@ pub(crate) async fn call(context: RequestContext, Path(name): Path<String>, requ
     match answered {
         Ok(response) => response,
         Err(Failure::Http(response)) => *response,
-        Err(Failure::Rpc(refusal)) => call.refuse(&refusal),
+        Err(Failure::Rpc(refusal)) => call.error_response(&refusal),
     }
 }
 
@@ -133,17 +133,17 @@ async fn perform(context: &RequestContext, assistant: &Assistant, call: &Call) -
         Method::Get => tasks::get(app, assistant, call).await,
         Method::Cancel => tasks::cancel(app, assistant, call).await,
         Method::List => listing::list(app, assistant, call).await,
-        Method::PutPush => push::put(app, assistant, call).await,
-        Method::GetPush => push::get(app, assistant, call).await,
-        Method::ListPush => push::list(app, assistant, call).await,
-        Method::DeletePush => push::delete(app, assistant, call).await,
-        Method::Card => Ok(call.answer(card::card(context, assistant))),
+        Method::SetPushConfig => push::put(app, assistant, call).await,
+        Method::GetPushConfig => push::get(app, assistant, call).await,
+        Method::ListPushConfigs => push::list(app, assistant, call).await,
+        Method::DeletePushConfig => push::delete(app, assistant, call).await,
+        Method::Card => Ok(call.success_response(card::agent_card(context, assistant))),
     }
 }
 
 async fn assistant(app: &AgentApp, name: &str) -> Result<Arc<Assistant>, Failure> {
-    let missing = || Refusal::new(Code::InvalidParams, format!("Assistant '{name}' not found"));
-    let id = assistants::named(app, name).map_err(|_| missing())?;
+    let missing = || A2aError::new(ErrorCode::InvalidParams, format!("Assistant '{name}' not found"));
+    let id = assistants::resolve_assistant(app, name).map_err(|_| missing())?;
     match app.assistants.get(id).await {
         Ok(assistant) => Ok(assistant),
         Err(towpath_store::Error::NotFound) => Err(missing().into()),
@@ -151,8 +151,8 @@ async fn assistant(app: &AgentApp, name: &str) -> Result<Arc<Assistant>, Failure
     }
 }
 
-/// Whether a caller takes what is answered. One who says nothing takes anything.
-fn accepts(headers: &HeaderMap) -> bool {
+/// Whether the caller accepts the content type of the response; without `Accept` it does.
+fn accepts_response_type(headers: &HeaderMap) -> bool {
     let mut named = headers.get_all(ACCEPT).iter().peekable();
     named.peek().is_none()
         || named
@@ -185,7 +185,7 @@ mod tests {
             if let Some(accept) = accept {
                 headers.insert(ACCEPT, accept.parse().unwrap());
             }
-            assert_eq!(accepts(&headers), expected, "{accept:?}");
+            assert_eq!(accepts_response_type(&headers), expected, "{accept:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Writing answers of the agent surface: JSON without NUL, pages with their headers, chosen fields.
+//! Responses of the agent API: JSON without NUL, pages with headers, selected fields.
 
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
@@ -12,7 +12,7 @@ use towpath_domain::Timestamp;
 
 use super::errors::AgentError;
 
-/// A JSON answer. It never holds U+0000: clients keep what they get in databases that refuse it.
+/// A JSON response. It never contains U+0000, which many databases of clients reject.
 #[derive(Clone, Debug)]
 pub(crate) struct Json<T>(pub T);
 
@@ -25,7 +25,7 @@ impl<T: Serialize> IntoResponse for Json<T> {
     }
 }
 
-/// Writes U+FFFD in place of every escaped U+0000 of a JSON text.
+/// Replaces every escaped U+0000 in a JSON text by U+FFFD.
 pub(crate) fn without_nul(json: impl Into<Bytes>) -> Bytes {
     const ESCAPED: &[u8] = b"\\u0000";
     let json = json.into();
@@ -37,7 +37,7 @@ pub(crate) fn without_nul(json: impl Into<Bytes>) -> Bytes {
     while let Some(at) = rest.iter().position(|byte| *byte == b'\\') {
         clean.extend_from_slice(&rest[..at]);
         rest = &rest[at..];
-        // An escape is read whole, so `\\u0000` (a backslash and five letters) stays.
+        // Each escape is read as a whole, so `\\u0000` (a backslash and five letters) is unchanged.
         let length = if rest.starts_with(ESCAPED) {
             clean.extend_from_slice("\u{FFFD}".as_bytes());
             ESCAPED.len()
@@ -52,7 +52,7 @@ pub(crate) fn without_nul(json: impl Into<Bytes>) -> Bytes {
     clean.into()
 }
 
-/// A point in time as these clients write it: microseconds, and `+00:00` in place of `Z`.
+/// A time in the format of the agent protocol: microseconds, and `+00:00` instead of `Z`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Time(pub Timestamp);
 
@@ -62,17 +62,17 @@ impl Serialize for Time {
     }
 }
 
-/// Which part of a list, as its request says.
+/// A page of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Page {
-    /// At most so many, 1 to 1000.
+    /// Maximum number of results, 1 to 1000.
     pub limit: i64,
-    /// After so many.
+    /// Number of results to skip.
     pub offset: i64,
 }
 
 impl Page {
-    /// Checks the two, 10 and 0 where they are not said.
+    /// Checks both; the defaults are 10 and 0.
     pub fn of(limit: Option<i64>, offset: Option<i64>) -> Result<Self, AgentError> {
         let (limit, offset) = (limit.unwrap_or(10), offset.unwrap_or(0));
         if !(1..=1000).contains(&limit) {
@@ -84,12 +84,12 @@ impl Page {
         Ok(Self { limit, offset })
     }
 
-    /// How many rows to ask the store for: one more than is answered tells whether more follow.
+    /// Number of rows to read: one more than requested shows whether more follow.
     pub const fn fetch(self) -> i64 {
         self.limit + 1
     }
 
-    /// Takes the extra row off and says in headers where the next page begins.
+    /// Removes the extra row and sets the headers of the next page.
     pub fn cut<T>(self, mut rows: Vec<T>) -> (HeaderMap, Vec<T>) {
         let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
         let more = rows.len() > limit;
@@ -98,7 +98,7 @@ impl Page {
         let next = self.offset.saturating_add(self.limit);
         let total = if more {
             headers.insert(HeaderName::from_static("x-pagination-next"), HeaderValue::from(next));
-            // Not the real total, which would cost a count: one more than is known to be there.
+            // Not the exact total, which would need a count: one more than the rows known so far.
             next + 1
         } else {
             self.offset + i64::try_from(rows.len()).unwrap_or(i64::MAX)
@@ -108,7 +108,7 @@ impl Page {
     }
 }
 
-/// Which way a list is sorted: anything but `asc` is descending.
+/// Sort direction: `asc`, or anything else for descending.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ascending(pub bool);
 
@@ -119,12 +119,12 @@ impl<'de> Deserialize<'de> for Ascending {
     }
 }
 
-/// The fields an answer is reduced to.
+/// Fields to return.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Select(Option<Vec<String>>);
 
 impl Select {
-    /// Checks the names against those there are.
+    /// Checks the names.
     pub fn of(wanted: Option<Vec<String>>, known: &[&str]) -> Result<Self, AgentError> {
         if let Some(unknown) = wanted.iter().flatten().find(|name| !known.contains(&name.as_str())) {
             return Err(AgentError::invalid(format!(
@@ -135,14 +135,14 @@ impl Select {
         Ok(Self(wanted.filter(|wanted| !wanted.is_empty())))
     }
 
-    /// Whether a field is answered.
+    /// Whether a field is returned.
     pub fn wants(&self, name: &str) -> bool {
         self.0
             .as_ref()
             .is_none_or(|wanted| wanted.iter().any(|one| one == name))
     }
 
-    /// Reduces one object.
+    /// Reduces an object to the selected fields.
     pub fn apply<T: Serialize>(&self, row: &T) -> Result<Value, AgentError> {
         let value = serde_json::to_value(row).map_err(|error| AgentError::internal(&error))?;
         match (&self.0, value) {
@@ -155,7 +155,7 @@ impl Select {
     }
 }
 
-/// Stored JSON as it goes out.
+/// Stored JSON as returned to clients.
 pub(crate) fn raw(json: &str) -> Result<Box<RawValue>, AgentError> {
     RawValue::from_string(json.to_owned()).map_err(|error| AgentError::internal(&error))
 }

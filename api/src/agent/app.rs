@@ -1,4 +1,4 @@
-//! What every handler of the agent surface shares.
+//! State that all handlers of the agent API share.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,116 +10,121 @@ use towpath_queue::Queue;
 use towpath_runtime::GraphSet;
 use towpath_store::Store;
 use towpath_store::threads::Ttl;
-use towpath_workflows::agent::{EVENTS_KEPT, Rules};
+use towpath_workflows::agent::{EVENT_RETENTION, WebhookRules};
 use towpath_workflows::run_agent::Recorder;
 
 use super::cors::Cors;
-use super::runs::assistants::Assistants;
-use crate::auth::Keys;
+use super::runs::assistants::AssistantLoader;
+use crate::auth::KeyCache;
 use crate::ops::Ops;
 
-/// The surface's state; clones share it. `cli` builds the [`Parts`].
+/// The state of the agent API; clones share it. The `cli` crate builds the [`Parts`].
 #[derive(Clone)]
-pub struct AgentApp(Arc<Inner>);
+pub struct AgentApp(Arc<AgentAppState>);
 
-/// What `cli` wires into the surface.
+/// What the `cli` crate provides.
 pub struct Parts {
-    /// The database of this server.
+    /// Database of this server.
     pub store: Store,
-    /// The engine of this process's workers, where it has some.
+    /// Engine of the workers in this process, if any.
     pub engine: Option<Engine>,
     /// Wakes, cancel signals and live events of runs.
     pub queue: Queue,
-    /// The graphs this server offers.
+    /// Graphs of this server.
     pub graphs: GraphSet,
-    /// Whose server it is: every row it reads or writes is this workspace's.
+    /// Workspace of this server: all rows it reads or writes belong to it.
     pub tenant: TenantId,
-    /// Where API keys are kept, where callers need one; without it everybody may call.
+    /// Store with API keys; without it callers need no key.
     pub keys: Option<Store>,
     /// The process's clock.
     pub clock: Clock,
-    /// Cancelled when the process begins to drain. Streams end then; their readers come back to another process.
+    /// Cancelled when the process starts to drain. Streams end; clients reconnect to another process.
     pub draining: CancellationToken,
     /// Health and metrics.
     pub ops: Ops,
-    /// Limits and defaults.
     pub settings: Settings,
 }
 
-/// The state behind an [`AgentApp`].
-pub struct Inner {
+pub struct AgentAppState {
     parts: Parts,
-    pub(crate) known: Keys,
-    pub(in crate::agent) remembered: super::auth::Remembered,
+    pub(crate) key_cache: KeyCache,
+    pub(in crate::agent) caller_cache: super::auth::CallerCache,
     pub(in crate::agent) recorder: Recorder,
-    pub(in crate::agent) assistants: Assistants,
-    pub(in crate::agent) looks: super::live::Looks,
-    pub(in crate::agent) tapes: super::protocol::Tapes,
+    pub(in crate::agent) assistants: AssistantLoader,
+    pub(in crate::agent) run_status: super::live::RunStatusCache,
+    pub(in crate::agent) event_buffers: super::event_streaming::EventBuffers,
 }
 
-/// Limits and defaults of the surface.
+/// Limits and defaults of the agent API.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Requests worked on at once; more are refused with 503. Streams count until their head is sent.
-    pub requests: usize,
-    /// Keys that open nothing which one address may send in a minute; more are answered 429. 0 is no limit.
+    /// Maximum number of concurrent requests; more get 503. A stream counts until its head is sent.
+    pub max_requests: usize,
+    /// Invalid keys per address and minute; more get 429. 0 disables the limit.
     pub failed_keys_per_minute: u32,
-    /// The most bytes a body may have.
+    /// Maximum size of a body.
     pub body_bytes: usize,
     /// Run slots of one worker process, for `/metrics`.
     pub slots: usize,
-    /// Whether to refuse what pages of elsewhere want done, and calls under names of elsewhere: for a server that asks
-    /// for no key because only this machine reaches it.
+    /// Reject requests from foreign pages and with foreign host names: for a server without keys that only this machine
+    /// reaches.
     pub this_machine_only: bool,
-    /// Web pages that may call, and how.
+    /// CORS settings.
     pub cors: Cors,
-    /// Where the surface stands below its address, such as `/agents/one`; empty for the top.
+    /// Path prefix of the API, such as `/agents/one`; empty for none.
     pub mount_prefix: String,
-    /// Chunks of every run are kept for resumption, not only of those that ask (`stream_resumable`).
+    /// Store the events of every run for resumption, not only with `stream_resumable`.
     pub always_resumable: bool,
-    /// How long events of a run are kept after its end, and those of a thread itself.
-    pub events_kept: Duration,
-    /// How long threads live that do not say.
+    /// How long events are kept after the end of a run, and events of a thread.
+    pub event_retention: Duration,
+    /// Default TTL of threads.
     pub thread_ttl: Option<Ttl>,
-    /// How long items of the store live that do not say, in minutes; nothing means for ever.
+    /// Default TTL of items in minutes; `None` means forever.
     pub item_ttl_minutes: Option<f64>,
-    /// Whether reading an item lets its time begin anew, where the request does not say.
+    /// Default for renewing the TTL of an item when it is read.
     pub refresh_on_read: bool,
-    /// Only a platform's gateway may call, which signs with this key; in hexadecimal digits.
+    /// Only the platform's gateway may call, which signs requests with this hexadecimal key.
     pub gateway_key: Option<Secret>,
     /// The auth of the graphs' author decides who may call.
     pub custom_auth: bool,
-    /// It also decides about the author's own routes, which are open otherwise.
-    pub own_routes_auth: bool,
-    /// How long its answers about callers are used again.
+    /// It also decides about custom routes, which are open otherwise.
+    pub custom_routes_auth: bool,
+    /// Caching of authenticated callers.
     pub auth_cache: Option<AuthCache>,
-    /// Groups of routes that are not offered: `assistants`, `threads`, `runs`, `store`, `a2a`, `event_streaming`, `meta`.
+    /// Disabled groups of routes: `assistants`, `threads`, `runs`, `store`, `meta`, `a2a`, `mcp`, `event_streaming`.
     pub disabled: Vec<String>,
-    /// Headers that reach a run's `configurable` beside the usual ones, with `*` for any part.
+    /// Headers that are copied to a run's `configurable` in addition to the defaults; `*` matches any part.
     pub headers_in: Vec<String>,
-    /// Headers that do not.
+    /// Headers that are not copied.
     pub headers_out: Vec<String>,
-    /// Which addresses webhooks may call.
-    pub webhooks: Rules,
-    /// A comment is sent on a stream, or a newline on a waiting answer, this often.
+    /// Addresses that webhooks may call.
+    pub webhooks: WebhookRules,
+    /// Interval of comments on a stream, or newlines on a waiting response.
     pub heartbeat: Duration,
 }
 
-/// How long answers about callers are used again.
+/// Caching of authenticated callers.
 #[derive(Clone, Debug)]
 pub struct AuthCache {
-    /// Headers that tell callers apart, in lower case.
+    /// Headers that identify a caller, in lower case.
     pub headers: Vec<String>,
     /// How long.
     pub ttl: Duration,
-    /// Answers kept.
-    pub most: usize,
+    /// Maximum number of cached callers.
+    pub max_entries: usize,
+}
+
+impl Settings {
+    /// Whether a group of routes is disabled.
+    pub(super) fn is_off(&self, group: &str) -> bool {
+        self.disabled.iter().any(|disabled| disabled == group)
+    }
 }
 
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            requests: 1024,
+            max_requests: 1024,
             failed_keys_per_minute: 60,
             body_bytes: 300 << 20,
             slots: 10,
@@ -127,48 +132,47 @@ impl Default for Settings {
             cors: Cors::default(),
             mount_prefix: String::new(),
             always_resumable: false,
-            events_kept: EVENTS_KEPT,
+            event_retention: EVENT_RETENTION,
             thread_ttl: None,
             item_ttl_minutes: None,
             refresh_on_read: true,
             gateway_key: None,
             custom_auth: false,
-            own_routes_auth: false,
+            custom_routes_auth: false,
             auth_cache: None,
             disabled: Vec::new(),
             headers_in: Vec::new(),
             headers_out: Vec::new(),
-            webhooks: Rules::default(),
+            webhooks: WebhookRules::default(),
             heartbeat: Duration::from_secs(5),
         }
     }
 }
 
 impl AgentApp {
-    /// Wires the surface.
     #[must_use]
     pub fn new(parts: Parts) -> Self {
-        Self(Arc::new(Inner {
+        Self(Arc::new(AgentAppState {
             recorder: Recorder::new(parts.store.clone(), parts.engine.clone()),
-            assistants: Assistants::new(parts.store.clone(), parts.tenant),
-            looks: super::live::Looks::default(),
-            tapes: super::protocol::Tapes::default(),
-            known: Keys::new(parts.settings.failed_keys_per_minute),
+            assistants: AssistantLoader::new(parts.store.clone(), parts.tenant),
+            run_status: super::live::RunStatusCache::default(),
+            event_buffers: super::event_streaming::EventBuffers::default(),
+            key_cache: KeyCache::new(parts.settings.failed_keys_per_minute),
             parts,
-            remembered: super::auth::Remembered::default(),
+            caller_cache: super::auth::CallerCache::default(),
         }))
     }
 }
 
 impl std::ops::Deref for AgentApp {
-    type Target = Inner;
+    type Target = AgentAppState;
 
-    fn deref(&self) -> &Inner {
+    fn deref(&self) -> &AgentAppState {
         &self.0
     }
 }
 
-impl std::ops::Deref for Inner {
+impl std::ops::Deref for AgentAppState {
     type Target = Parts;
 
     fn deref(&self) -> &Parts {

@@ -1,4 +1,4 @@
-//! Assistants: graphs with their settings, and the versions of those.
+//! Assistants: graphs with settings, and their versions.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use towpath_domain::agent::CancelAction;
 use towpath_domain::agent::merge::drop_reserved_configurable;
 use towpath_domain::agent::request::check_config;
 use towpath_runtime::{Graph, Schemas, Xray};
-use towpath_store::assistants::{self as rows, Content, Order, Which};
+use towpath_store::assistants::{self as rows, AssistantContent, Filter, Order};
 use towpath_workflows::run_agent;
 use uuid::Uuid;
 
@@ -92,7 +92,7 @@ impl TryFrom<rows::Assistant> for Assistant {
     }
 }
 
-/// An assistant to be made.
+/// An assistant to create.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 pub(crate) struct NewAssistant {
     graph_id: String,
@@ -106,18 +106,18 @@ pub(crate) struct NewAssistant {
     description: Option<String>,
 }
 
-/// What happens when it is there already.
+/// What to do if it exists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum IfExists {
-    /// 409.
+    /// Respond with 409.
     #[default]
     Raise,
-    /// The one that is there is answered.
+    /// Return the existing one.
     DoNothing,
 }
 
-/// What is to change. Absent and null leave a field as it is.
+/// Changes of an assistant. Absent and null fields stay unchanged.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 pub(crate) struct AssistantChange {
     graph_id: Option<String>,
@@ -129,15 +129,15 @@ pub(crate) struct AssistantChange {
     description: Option<String>,
 }
 
-/// Which assistants.
+/// Filters and page of the list.
 #[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
 pub(crate) struct AssistantSearch {
-    /// Contained in the assistant's.
+    /// Must be contained in the metadata of the assistant.
     metadata: Option<Map<String, Value>>,
     graph_id: Option<String>,
-    /// Part of the name, whatever its case.
+    /// Part of the name, in any case.
     name: Option<String>,
-    /// 1 to 1000, 10 unless said.
+    /// 1 to 1000; default 10.
     #[serde(default, deserialize_with = "whole")]
     #[schema(minimum = 1, maximum = 1000)]
     limit: Option<i64>,
@@ -151,7 +151,7 @@ pub(crate) struct AssistantSearch {
     select: Option<Vec<String>>,
 }
 
-/// What a list is sorted by.
+/// Sort order of a list.
 #[derive(Clone, Copy, Debug, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = AssistantSortBy)]
@@ -163,7 +163,7 @@ pub(crate) enum SortBy {
     GraphId,
 }
 
-/// Which versions.
+/// Filters and page of versions.
 #[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
 pub(crate) struct VersionSearch {
     metadata: Option<Map<String, Value>>,
@@ -175,24 +175,24 @@ pub(crate) struct VersionSearch {
     offset: Option<i64>,
 }
 
-/// Which version shall be the current one.
+/// The version to make current.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
-pub(crate) struct Latest {
+pub(crate) struct SetLatestVersion {
     #[serde(deserialize_with = "whole_number")]
     version: i64,
 }
 
-/// Make an assistant.
+/// Create an assistant.
 #[utoipa::path(post, path = "/assistants", tag = "assistants", request_body = NewAssistant,
-    responses((status = 200, description = "Made, or the one that is there", body = Assistant),
-              (status = 404, description = "No such graph"), (status = 409, description = "It exists"), AgentError))]
+    responses((status = 200, description = "Created, or the existing one", body = Assistant),
+              (status = 404, description = "No such graph"), (status = 409, description = "It already exists"), AgentError))]
 pub(crate) async fn create(
     State(app): State<AgentApp>,
     Body(new): Body<NewAssistant>,
 ) -> Result<Json<Assistant>, AgentError> {
     known_graph(&app, &new.graph_id)?;
     let (config, context) = settings(new.config.unwrap_or_default(), new.context.unwrap_or_default())?;
-    let content = Content {
+    let content = AssistantContent {
         graph_id: new.graph_id,
         name: new.name.unwrap_or_else(|| "Untitled".to_owned()),
         description: new.description,
@@ -217,9 +217,9 @@ pub(crate) async fn create(
     Ok(Json(made.try_into()?))
 }
 
-/// Assistants, newest first unless said otherwise.
+/// List assistants, newest first by default.
 #[utoipa::path(post, path = "/assistants/search", tag = "assistants", request_body = AssistantSearch,
-    responses((status = 200, description = "A page; `X-Pagination-Next` says where the next begins", body = Vec<Assistant>),
+    responses((status = 200, description = "A page; `X-Pagination-Next` is the offset of the next page", body = Vec<Assistant>),
               (status = 404, description = "No such graph"), AgentError))]
 pub(crate) async fn search(
     State(app): State<AgentApp>,
@@ -227,7 +227,7 @@ pub(crate) async fn search(
 ) -> Result<Response, AgentError> {
     let page = Page::of(search.limit, search.offset)?;
     let select = Select::of(search.select, &FIELDS)?;
-    let which = which(&app, search.metadata, search.graph_id, search.name)?;
+    let which = assistant_filter(&app, search.metadata, search.graph_id, search.name)?;
     let order = match search.sort_by {
         Some(SortBy::AssistantId) => Order::Id,
         Some(SortBy::UpdatedAt) => Order::Updated,
@@ -248,18 +248,18 @@ pub(crate) async fn search(
     Ok((headers, Json(found)).into_response())
 }
 
-/// How many assistants match.
+/// Count matching assistants.
 #[utoipa::path(post, path = "/assistants/count", tag = "assistants", request_body = AssistantSearch,
-    responses((status = 200, description = "How many", body = i64, content_type = "application/json"),
+    responses((status = 200, description = "Number of matches", body = i64, content_type = "application/json"),
               (status = 404, description = "No such graph"), AgentError))]
 pub(crate) async fn count(
     State(app): State<AgentApp>,
     Body(search): Body<AssistantSearch>,
 ) -> Result<Json<i64>, AgentError> {
-    // It counts what a search would find, and refuses what a search would.
+    // Rejects what a search would reject.
     Page::of(search.limit, search.offset)?;
     Select::of(search.select, &FIELDS)?;
-    let which = which(&app, search.metadata, search.graph_id, search.name)?;
+    let which = assistant_filter(&app, search.metadata, search.graph_id, search.name)?;
     let count = app
         .store
         .read(async |tx| rows::count(tx, app.tenant, &which).await)
@@ -267,7 +267,7 @@ pub(crate) async fn count(
     Ok(Json(count))
 }
 
-/// One assistant.
+/// Get one assistant.
 #[utoipa::path(get, path = "/assistants/{assistant_id}", tag = "assistants",
     params(("assistant_id" = Uuid, Path, description = "The assistant")),
     responses((status = 200, description = "The assistant", body = Assistant),
@@ -279,10 +279,10 @@ pub(crate) async fn get(
     Ok(Json(find(&app, id).await?.try_into()?))
 }
 
-/// Change an assistant: a new version.
+/// Change an assistant. Creates a version.
 #[utoipa::path(patch, path = "/assistants/{assistant_id}", tag = "assistants", request_body = AssistantChange,
     params(("assistant_id" = Uuid, Path, description = "The assistant")),
-    responses((status = 200, description = "As it is now", body = Assistant),
+    responses((status = 200, description = "Updated", body = Assistant),
               (status = 404, description = "No such assistant, or no such graph"), AgentError))]
 pub(crate) async fn update(
     State(app): State<AgentApp>,
@@ -311,7 +311,7 @@ pub(crate) async fn update(
                 let mut merged: Map<String, Value> = serde_json::from_str(&current.metadata)
                     .map_err(|_| towpath_store::Error::corrupt("assistant", "metadata", id))?;
                 merged.extend(metadata);
-                Ok(Content {
+                Ok(AssistantContent {
                     graph_id: change.graph_id.unwrap_or_else(|| current.graph_id.clone()),
                     name: change.name.unwrap_or_else(|| current.name.clone()),
                     description: change.description.or_else(|| current.description.clone()),
@@ -326,31 +326,31 @@ pub(crate) async fn update(
     Ok(Json(updated.try_into()?))
 }
 
-/// What goes with an assistant.
+/// Options of the deletion.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct Deletion {
-    /// Also the threads that were last used with it.
+pub(crate) struct DeleteAssistant {
+    /// Also delete the threads that were last used with it.
     #[serde(default)]
     #[param(value_type = Option<String>)]
     delete_threads: Flag,
 }
 
-impl Deletion {
+impl DeleteAssistant {
     /// Whether threads go, too.
     pub(super) const fn threads(&self) -> bool {
         self.delete_threads.0
     }
 }
 
-/// Delete an assistant with its versions and crons. Its runs that are not over are interrupted.
+/// Delete an assistant with its versions and crons. Its active runs are interrupted.
 #[utoipa::path(delete, path = "/assistants/{assistant_id}", tag = "assistants",
-    params(("assistant_id" = Uuid, Path, description = "The assistant"), Deletion),
-    responses((status = 204, description = "It is gone"), (status = 404, description = "No such assistant"), AgentError))]
+    params(("assistant_id" = Uuid, Path, description = "The assistant"), DeleteAssistant),
+    responses((status = 204, description = "Deleted"), (status = 404, description = "No such assistant"), AgentError))]
 pub(crate) async fn delete(
     State(app): State<AgentApp>,
     Path(id): Path<AssistantId>,
-    Query(how): Query<Deletion>,
+    Query(how): Query<DeleteAssistant>,
 ) -> Result<StatusCode, AgentError> {
     app.store
         .write(async |tx| {
@@ -364,12 +364,12 @@ pub(crate) async fn delete(
             run_agent::cancel(tx, app.tenant, &open, CancelAction::Interrupt).await?;
             for thread in doomed {
                 match run_agent::delete_thread(tx, app.tenant, thread).await {
-                    // It was temporary, and went with its run.
+                    // A temporary thread was deleted with its run.
                     Ok(()) | Err(towpath_store::Error::NotFound) => {}
                     Err(error) => return Err(error),
                 }
             }
-            // Its crons go with it; the chains that fire them end when they find that out.
+            // Its crons are deleted too; their jobs end when they find no cron.
             rows::delete(tx, app.tenant, id).await
         })
         .await?;
@@ -379,28 +379,28 @@ pub(crate) async fn delete(
 /// How a graph is drawn.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct Drawn {
-    /// Whether to open subgraphs: true, false, or how deep.
+pub(crate) struct GetGraph {
+    /// Include subgraphs: true, false, or the depth.
     #[param(pattern = "^([Tt]rue|[Ff]alse|[1-9][0-9]{0,8})$")]
     xray: Option<String>,
 }
 
-/// The graph as nodes and edges. `{assistant_id}` may also be the name of a graph.
+/// Get the graph as nodes and edges. `{assistant_id}` may also be the name of a graph.
 #[utoipa::path(get, path = "/assistants/{assistant_id}/graph", tag = "assistants",
-    params(("assistant_id" = String, Path, description = "The assistant, or the name of a graph"), Drawn),
+    params(("assistant_id" = String, Path, description = "The assistant, or the name of a graph"), GetGraph),
     responses((status = 200, description = "Nodes and edges", body = Object),
               (status = 404, description = "No such assistant"), AgentError))]
 pub(crate) async fn graph(
     State(app): State<AgentApp>,
     Path(name): Path<String>,
-    Query(drawn): Query<Drawn>,
+    Query(drawn): Query<GetGraph>,
 ) -> Result<Response, AgentError> {
     let xray = drawn.xray.map_or(Ok(Xray::No), |text| {
         text.to_ascii_lowercase()
             .parse::<Xray>()
             .map_err(|_| AgentError::invalid("Invalid xray value: expected true, false, or a positive integer"))
     })?;
-    let id = named(&app, &name)?;
+    let id = resolve_assistant(&app, &name)?;
     let row = find(&app, id).await?;
     let drawing = graph_of(&app, &row)?
         .drawing(xray)
@@ -409,7 +409,7 @@ pub(crate) async fn graph(
     Ok(Json(drawing).into_response())
 }
 
-/// JSON schemas of the graph.
+/// Get the JSON schemas of the graph.
 #[utoipa::path(get, path = "/assistants/{assistant_id}/schemas", tag = "assistants",
     params(("assistant_id" = Uuid, Path, description = "The assistant")),
     responses((status = 200, description = "Schemas", body = Object),
@@ -422,51 +422,51 @@ pub(crate) async fn schemas(
     Ok(Json(graph_of(&app, &row)?.schemas()))
 }
 
-/// How subgraphs are listed.
+/// Options of the list.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct Depth {
-    /// Also subgraphs of subgraphs.
+pub(crate) struct ListSubgraphs {
+    /// Include subgraphs of subgraphs.
     #[serde(default)]
     #[param(value_type = Option<String>)]
     recurse: Flag,
 }
 
-/// JSON schemas of the graph's subgraphs, by namespace.
+/// Get the JSON schemas of the graph's subgraphs, by namespace.
 #[utoipa::path(get, path = "/assistants/{assistant_id}/subgraphs", tag = "assistants",
-    params(("assistant_id" = Uuid, Path, description = "The assistant"), Depth),
+    params(("assistant_id" = Uuid, Path, description = "The assistant"), ListSubgraphs),
     responses((status = 200, description = "Schemas by namespace", body = Object),
               (status = 404, description = "No such assistant"), AgentError))]
 pub(crate) async fn subgraphs(
     State(app): State<AgentApp>,
     Path(id): Path<AssistantId>,
-    Query(depth): Query<Depth>,
+    Query(depth): Query<ListSubgraphs>,
 ) -> Result<Json<BTreeMap<String, Schemas>>, AgentError> {
     let row = find(&app, id).await?;
     let found = graph_of(&app, &row)?.subgraphs(None, depth.recurse.0).await;
     Ok(Json(found.map_err(|error| AgentError::invalid(error.message))?))
 }
 
-/// JSON schemas of the subgraphs at and below a namespace.
+/// Get the JSON schemas of the subgraphs at and below a namespace.
 #[utoipa::path(get, path = "/assistants/{assistant_id}/subgraphs/{namespace}", tag = "assistants",
     params(("assistant_id" = Uuid, Path, description = "The assistant"),
-           ("namespace" = String, Path, description = "Names of nodes, joined by |"), Depth),
+           ("namespace" = String, Path, description = "Names of nodes, joined by |"), ListSubgraphs),
     responses((status = 200, description = "Schemas by namespace", body = Object),
               (status = 404, description = "No such assistant"), AgentError))]
 pub(crate) async fn subgraphs_of(
     State(app): State<AgentApp>,
     Path((id, namespace)): Path<(AssistantId, String)>,
-    Query(depth): Query<Depth>,
+    Query(depth): Query<ListSubgraphs>,
 ) -> Result<Json<BTreeMap<String, Schemas>>, AgentError> {
     let row = find(&app, id).await?;
     let found = graph_of(&app, &row)?.subgraphs(Some(&namespace), depth.recurse.0).await;
     Ok(Json(found.map_err(|error| AgentError::invalid(error.message))?))
 }
 
-/// Versions of an assistant, newest first.
+/// List the versions of an assistant, newest first.
 #[utoipa::path(post, path = "/assistants/{assistant_id}/versions", tag = "assistants", request_body = VersionSearch,
     params(("assistant_id" = Uuid, Path, description = "The assistant")),
-    responses((status = 200, description = "The assistant as it was", body = Vec<Assistant>),
+    responses((status = 200, description = "The assistant in each version", body = Vec<Assistant>),
               (status = 404, description = "No such assistant, or no version matches"), AgentError))]
 pub(crate) async fn versions(
     State(app): State<AgentApp>,
@@ -487,15 +487,15 @@ pub(crate) async fn versions(
     ))
 }
 
-/// Make a version the current one.
-#[utoipa::path(post, path = "/assistants/{assistant_id}/latest", tag = "assistants", request_body = Latest,
+/// Make a version current.
+#[utoipa::path(post, path = "/assistants/{assistant_id}/latest", tag = "assistants", request_body = SetLatestVersion,
     params(("assistant_id" = Uuid, Path, description = "The assistant")),
-    responses((status = 200, description = "As it is now", body = Assistant),
+    responses((status = 200, description = "Updated", body = Assistant),
               (status = 404, description = "No such assistant, or no such version"), AgentError))]
 pub(crate) async fn latest(
     State(app): State<AgentApp>,
     Path(id): Path<AssistantId>,
-    Body(latest): Body<Latest>,
+    Body(latest): Body<SetLatestVersion>,
 ) -> Result<Json<Assistant>, AgentError> {
     let row = app
         .store
@@ -504,9 +504,9 @@ pub(crate) async fn latest(
     Ok(Json(row.try_into()?))
 }
 
-/// The assistant of this id, or the one that comes with the graph of this name.
-pub(super) fn named(app: &AgentApp, name: &str) -> Result<AssistantId, AgentError> {
-    if name.parse::<Uuid>().is_err() && app.graphs.has(name) {
+/// The assistant with this id, or the default assistant of the graph with this name.
+pub(super) fn resolve_assistant(app: &AgentApp, name: &str) -> Result<AssistantId, AgentError> {
+    if name.parse::<Uuid>().is_err() && app.graphs.contains(name) {
         Ok(AssistantId::of_graph(name))
     } else {
         AssistantId::read(name)
@@ -517,7 +517,7 @@ async fn find(app: &AgentApp, id: AssistantId) -> Result<rows::Assistant, AgentE
     Ok(app.store.read(async |tx| rows::get(tx, app.tenant, id).await).await?)
 }
 
-/// The graph of an assistant. One that an earlier configuration had is as good as gone.
+/// The graph of an assistant. A graph that is no longer configured counts as missing.
 fn graph_of(app: &AgentApp, row: &rows::Assistant) -> Result<Graph, AgentError> {
     app.graphs
         .get(&row.graph_id)
@@ -525,7 +525,7 @@ fn graph_of(app: &AgentApp, row: &rows::Assistant) -> Result<Graph, AgentError> 
 }
 
 fn known_graph(app: &AgentApp, graph: &str) -> Result<(), AgentError> {
-    if app.graphs.has(graph) {
+    if app.graphs.contains(graph) {
         Ok(())
     } else {
         Err(no_graph(app, graph))
@@ -541,17 +541,17 @@ fn no_graph(app: &AgentApp, graph: &str) -> AgentError {
     ))
 }
 
-/// Only assistants whose graph this server has: others may share the database.
-fn which(
+/// Only assistants of graphs that this server has: the database may be shared.
+pub(super) fn assistant_filter(
     app: &AgentApp,
     metadata: Option<Map<String, Value>>,
     graph_id: Option<String>,
     name: Option<String>,
-) -> Result<Which, AgentError> {
+) -> Result<Filter, AgentError> {
     if let Some(graph) = &graph_id {
         known_graph(app, graph)?;
     }
-    Ok(Which {
+    Ok(Filter {
         graph_id,
         graphs: app.graphs.current().ids().map(str::to_owned).collect(),
         name: name.filter(|name| !name.is_empty()),
@@ -562,8 +562,8 @@ fn which(
 type Config = Map<String, Value>;
 type Context = Map<String, Value>;
 
-/// Checks the settings of an assistant. Context and `configurable` mirror each other, so that graphs written for
-/// either find what they look for; both at once would leave open which is meant.
+/// Checks the settings of an assistant. Context and `configurable` mirror each other for graphs written for either; setting
+/// both would be ambiguous.
 fn settings(mut config: Config, mut context: Context) -> Result<(Config, Context), AgentError> {
     check_config(&mut config)?;
     if let Some(Value::Object(configurable)) = config.get_mut("configurable") {

@@ -1,4 +1,4 @@
-//! Which web pages may call.
+//! CORS.
 
 use std::time::Duration;
 
@@ -8,13 +8,14 @@ use regex::Regex;
 use serde::Deserialize;
 use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer, ExposeHeaders};
 
-/// Headers that a page may read beside the usual ones; the clients follow them.
-const EXPOSED: [HeaderName; 5] = [
+/// Exposed headers, which the clients use.
+const EXPOSED: [HeaderName; 6] = [
     HeaderName::from_static("content-location"),
     HeaderName::from_static("location"),
     HeaderName::from_static("x-pagination-total"),
     HeaderName::from_static("x-pagination-next"),
     HeaderName::from_static("x-request-id"),
+    HeaderName::from_static("mcp-session-id"),
 ];
 const METHODS: [Method; 7] = [
     Method::GET,
@@ -25,37 +26,37 @@ const METHODS: [Method; 7] = [
     Method::HEAD,
     Method::OPTIONS,
 ];
-/// Headers that every page may send.
+/// Headers that are always allowed.
 const SAFE: [HeaderName; 4] = [ACCEPT, ACCEPT_LANGUAGE, CONTENT_LANGUAGE, CONTENT_TYPE];
-/// How long a browser keeps what it was told.
+/// How long a browser may cache a preflight response.
 const MAX_AGE: Duration = Duration::from_secs(600);
 
-/// What a graph file says about web pages (`http.cors`). `*` stands for all there are.
+/// CORS settings of the graph file (`http.cors`). `*` matches everything.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct CorsFile {
-    /// Pages that may call.
+    /// Allowed origins.
     pub allow_origins: Option<Vec<String>>,
-    /// Pages that may call, too: the whole origin fits.
+    /// Pattern of further allowed origins; must match the whole origin.
     pub allow_origin_regex: Option<String>,
-    /// Methods they may use; all, unless said.
+    /// Allowed methods; by default all.
     pub allow_methods: Option<Vec<String>>,
-    /// Headers they may send; all, unless said.
+    /// Allowed headers; by default all.
     pub allow_headers: Option<Vec<String>>,
-    /// Whether a browser may send what it keeps of a user; it may, unless said.
+    /// Whether browsers may send credentials; by default yes.
     pub allow_credentials: Option<bool>,
-    /// Headers they may read, beside those that the clients follow.
+    /// Further exposed headers.
     pub expose_headers: Option<Vec<String>>,
-    /// Seconds a browser keeps what it was told; 600, unless said.
+    /// Seconds a browser may cache a preflight response; by default 600.
     pub max_age: Option<u64>,
 }
 
-/// Which web pages may call, and how. By default all may do everything.
+/// CORS settings. By default everything is allowed.
 #[derive(Clone, Debug)]
 pub struct Cors {
     origins: Origins,
     methods: Vec<Method>,
-    /// All, where none.
+    /// `None` for all.
     headers: Option<Vec<HeaderName>>,
     credentials: bool,
     exposed: Vec<HeaderName>,
@@ -64,8 +65,8 @@ pub struct Cors {
 
 #[derive(Clone, Debug)]
 enum Origins {
-    /// Nobody said: all may call, as programs may. It opens nothing that a page must not have done.
-    Unsaid,
+    /// Not configured: all origins may call. Dangerous requests are checked elsewhere.
+    Unspecified,
     Any,
     Named(Vec<String>, Option<Regex>),
 }
@@ -73,7 +74,7 @@ enum Origins {
 impl Default for Cors {
     fn default() -> Self {
         Self {
-            origins: Origins::Unsaid,
+            origins: Origins::Unspecified,
             methods: METHODS.to_vec(),
             headers: None,
             credentials: true,
@@ -84,18 +85,15 @@ impl Default for Cors {
 }
 
 impl Cors {
-    /// Reads what a file says.
-    ///
-    /// # Errors
-    /// A text that names the key that cannot be used.
+    /// Reads the settings of a file.
     pub fn read(file: &CorsFile) -> Result<Self, String> {
         let any = |texts: &[String]| texts.iter().any(|text| text == "*");
         let pattern = file.allow_origin_regex.as_deref().map(|pattern| {
-            // Of the whole origin: a pattern that forgets its end would let `https://mine.example.evil.example` in.
+            // The pattern must match the whole origin: otherwise `https://mine.example.evil.example` could pass.
             Regex::new(&format!("^(?:{pattern})$")).map_err(|error| format!("http.cors.allow_origin_regex: {error}"))
         });
         let origins = match (&file.allow_origins, pattern.transpose()?) {
-            (None, None) => Origins::Unsaid,
+            (None, None) => Origins::Unspecified,
             (Some(origins), _) if any(origins) => Origins::Any,
             (origins, pattern) => Origins::Named(origins.clone().unwrap_or_default(), pattern),
         };
@@ -125,7 +123,7 @@ impl Cors {
         })
     }
 
-    /// Only these pages may call, whatever was said about pages before.
+    /// Allows only these origins, whatever was configured before.
     #[must_use]
     pub fn with_origins(mut self, origins: Vec<String>) -> Self {
         self.origins = if origins.iter().any(|origin| origin == "*") {
@@ -136,10 +134,10 @@ impl Cors {
         self
     }
 
-    /// Whether pages of `origin` are among those that somebody named; `None` when nobody named any.
-    pub(super) fn names(&self, origin: &str) -> Option<bool> {
+    /// Whether an origin is allowed by name or pattern; `None` if none are configured.
+    pub(super) fn allows_origin(&self, origin: &str) -> Option<bool> {
         match &self.origins {
-            Origins::Unsaid => None,
+            Origins::Unspecified => None,
             Origins::Any => Some(true),
             Origins::Named(origins, pattern) => Some(
                 origins.iter().any(|named| named.eq_ignore_ascii_case(origin))
@@ -169,9 +167,9 @@ impl Origins {
     }
 }
 
-/// Answers preflights and marks every answer with `vary: Origin`. Without named origins any page may call, from the
-/// public network into a private one too (a hosted studio talks to a server on this machine). Nothing here is opened
-/// by a cookie, so an answer tells a page no more than its own request could learn.
+/// Answers preflight requests and adds `vary: Origin` to every response. If no origins are configured, any page may call,
+/// also from the public network into a private one. Cookies give no access here, so a page learns nothing that a program
+/// could not.
 pub(super) fn layer(cors: &Cors) -> CorsLayer {
     let headers = cors.headers.clone();
     CorsLayer::new()

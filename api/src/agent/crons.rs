@@ -1,4 +1,4 @@
-//! Crons: runs that recur, each on a thread of its own or all on one.
+//! Crons: recurring runs, each on its own thread or all on one.
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -97,10 +97,10 @@ impl TryFrom<rows::Cron> for Cron {
     }
 }
 
-/// What a request says about the recurring; what it says about the run is a run's request.
+/// Schedule of a cron. All other fields are those of a run.
 #[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
 #[schema(as = CronRequest)]
-pub(crate) struct Asked {
+pub(crate) struct CronRequest {
     /// An assistant's id, or the name of a graph.
     assistant_id: Option<String>,
     /// Five fields: minute, hour, day of month, month, day of week.
@@ -109,23 +109,23 @@ pub(crate) struct Asked {
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     timezone: Patch<String>,
-    /// It does not fire after this.
+    /// No run starts after this time.
     #[serde(default)]
     #[schema(value_type = Option<String>, format = DateTime)]
     end_time: Patch<Timestamp>,
     metadata: Option<Map<String, Value>>,
-    /// What becomes of the thread a run was given.
+    /// What happens to the thread that was created for a run.
     on_run_completed: Option<OnRunCompleted>,
     enabled: Option<bool>,
 }
 
-/// What becomes of the thread a run was given.
+/// What happens to the thread that was created for a run.
 #[derive(Clone, Copy, Debug, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum OnRunCompleted {
-    /// It goes with the run.
+    /// Delete it after the run.
     Delete,
-    /// It stays.
+    /// Keep it.
     Keep,
 }
 
@@ -138,7 +138,7 @@ impl OnRunCompleted {
     }
 }
 
-/// Which crons.
+/// Filters and page of the list.
 #[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
 pub(crate) struct CronSearch {
     #[schema(value_type = Option<Uuid>)]
@@ -147,7 +147,7 @@ pub(crate) struct CronSearch {
     thread_id: Option<ThreadId>,
     enabled: Option<bool>,
     metadata: Option<Map<String, Value>>,
-    /// 1 to 1000, 10 unless said.
+    /// 1 to 1000; default 10.
     #[serde(default, deserialize_with = "whole")]
     #[schema(minimum = 1, maximum = 1000)]
     limit: Option<i64>,
@@ -161,7 +161,7 @@ pub(crate) struct CronSearch {
     select: Option<Vec<String>>,
 }
 
-/// What a list is sorted by.
+/// Sort order of a list.
 #[derive(Clone, Copy, Debug, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = CronSortBy)]
@@ -175,9 +175,9 @@ pub(crate) enum SortBy {
     UpdatedAt,
 }
 
-/// Run something again and again, each time on a thread of its own.
-#[utoipa::path(post, path = "/runs/crons", tag = "crons", request_body = Asked,
-    responses((status = 200, description = "Made", body = Cron),
+/// Create a recurring run; each run has its own thread.
+#[utoipa::path(post, path = "/runs/crons", tag = "crons", request_body = CronRequest,
+    responses((status = 200, description = "Created", body = Cron),
               (status = 404, description = "No such assistant"), AgentError))]
 pub(crate) async fn create(
     State(app): State<AgentApp>,
@@ -186,10 +186,10 @@ pub(crate) async fn create(
     make(&app, None, body).await
 }
 
-/// Run something again and again on one thread.
-#[utoipa::path(post, path = "/threads/{thread_id}/runs/crons", tag = "crons", request_body = Asked,
+/// Create a recurring run on one thread.
+#[utoipa::path(post, path = "/threads/{thread_id}/runs/crons", tag = "crons", request_body = CronRequest,
     params(("thread_id" = Uuid, Path, description = "The thread")),
-    responses((status = 200, description = "Made", body = Cron),
+    responses((status = 200, description = "Created", body = Cron),
               (status = 404, description = "No such thread or assistant"), AgentError))]
 pub(crate) async fn create_on_thread(
     State(app): State<AgentApp>,
@@ -200,7 +200,7 @@ pub(crate) async fn create_on_thread(
 }
 
 async fn make(app: &AgentApp, thread: Option<ThreadId>, body: Map<String, Value>) -> Result<Json<Cron>, AgentError> {
-    let asked: Asked = read_value(Value::Object(body.clone()))?;
+    let asked: CronRequest = read_value(Value::Object(body.clone()))?;
     let schedule = asked
         .schedule
         .ok_or_else(|| AgentError::invalid("schedule: field required"))?;
@@ -262,9 +262,9 @@ async fn make(app: &AgentApp, thread: Option<ThreadId>, body: Map<String, Value>
     Ok(Json(made.try_into()?))
 }
 
-/// Crons, newest first unless said otherwise.
+/// List crons, newest first by default.
 #[utoipa::path(post, path = "/runs/crons/search", tag = "crons", request_body = CronSearch,
-    responses((status = 200, description = "A page; `X-Pagination-Next` says where the next begins", body = Vec<Cron>),
+    responses((status = 200, description = "A page; `X-Pagination-Next` is the offset of the next page", body = Vec<Cron>),
               AgentError))]
 pub(crate) async fn search(
     State(app): State<AgentApp>,
@@ -282,7 +282,7 @@ pub(crate) async fn search(
         Some(SortBy::CreatedAt) | None => Order::Created,
     };
     let Ascending(ascending) = search.sort_order;
-    let which = which(search);
+    let which = cron_filter(search);
     let found = app
         .store
         .read(async |tx| rows::search(tx, app.tenant, &which, order, ascending, page.fetch(), page.offset).await)
@@ -295,17 +295,17 @@ pub(crate) async fn search(
     Ok((headers, Json(found)).into_response())
 }
 
-/// How many crons match.
+/// Count matching crons.
 #[utoipa::path(post, path = "/runs/crons/count", tag = "crons", request_body = CronSearch,
-    responses((status = 200, description = "How many", body = i64, content_type = "application/json"), AgentError))]
+    responses((status = 200, description = "Number of matches", body = i64, content_type = "application/json"), AgentError))]
 pub(crate) async fn count(
     State(app): State<AgentApp>,
     Body(search): Body<CronSearch>,
 ) -> Result<Json<i64>, AgentError> {
-    // It counts what a search would find, and refuses what a search would.
+    // Rejects what a search would reject.
     Page::of(search.limit, search.offset)?;
     Select::of(search.select.clone(), &FIELDS)?;
-    let which = which(search);
+    let which = cron_filter(search);
     let count = app
         .store
         .read(async |tx| rows::count(tx, app.tenant, &which).await)
@@ -313,7 +313,7 @@ pub(crate) async fn count(
     Ok(Json(count))
 }
 
-/// One cron.
+/// Get one cron.
 #[utoipa::path(get, path = "/runs/crons/{cron_id}", tag = "crons",
     params(("cron_id" = Uuid, Path, description = "The cron")),
     responses((status = 200, description = "The cron", body = Cron),
@@ -323,10 +323,10 @@ pub(crate) async fn get(State(app): State<AgentApp>, Path(id): Path<CronId>) -> 
     Ok(Json(row.try_into()?))
 }
 
-/// Change a cron. What is absent stays; `end_time` and `timezone` are cleared by null; the assistant stays.
-#[utoipa::path(patch, path = "/runs/crons/{cron_id}", tag = "crons", request_body = Asked,
+/// Change a cron. Absent fields stay unchanged; null clears `end_time` and `timezone`; the assistant cannot be changed.
+#[utoipa::path(patch, path = "/runs/crons/{cron_id}", tag = "crons", request_body = CronRequest,
     params(("cron_id" = Uuid, Path, description = "The cron")),
-    responses((status = 200, description = "As it is now", body = Cron),
+    responses((status = 200, description = "Updated", body = Cron),
               (status = 404, description = "No such cron"), AgentError))]
 pub(crate) async fn update(
     State(app): State<AgentApp>,
@@ -338,9 +338,9 @@ pub(crate) async fn update(
             "At least one field must be provided for update.",
         ));
     }
-    let asked: Asked = read_value(Value::Object(body.clone()))?;
+    let asked: CronRequest = read_value(Value::Object(body.clone()))?;
     let mut body = body;
-    // It stays what it was: the payload names it.
+    // The assistant cannot be changed: the payload contains it.
     body.remove("assistant_id");
     let changed = app
         .store
@@ -356,10 +356,10 @@ pub(crate) async fn update(
     Ok(Json(changed.try_into()?))
 }
 
-/// Delete a cron. Runs it has started go on.
+/// Delete a cron. Runs that it has started continue.
 #[utoipa::path(delete, path = "/runs/crons/{cron_id}", tag = "crons",
     params(("cron_id" = Uuid, Path, description = "The cron")),
-    responses((status = 204, description = "It is gone"), (status = 404, description = "No such cron"), AgentError))]
+    responses((status = 204, description = "Deleted"), (status = 404, description = "No such cron"), AgentError))]
 pub(crate) async fn delete(State(app): State<AgentApp>, Path(id): Path<CronId>) -> Result<StatusCode, AgentError> {
     app.store
         .write(async |tx| {
@@ -370,7 +370,7 @@ pub(crate) async fn delete(State(app): State<AgentApp>, Path(id): Path<CronId>) 
     Ok(StatusCode::NO_CONTENT)
 }
 
-fn change(cron: &mut rows::Cron, asked: Asked, body: Map<String, Value>) -> Result<(), towpath_store::Error> {
+fn change(cron: &mut rows::Cron, asked: CronRequest, body: Map<String, Value>) -> Result<(), towpath_store::Error> {
     let corrupt = |column| towpath_store::Error::corrupt("cron", column, cron.id);
     let mut payload: Map<String, Value> = serde_json::from_str(&cron.payload).map_err(|_| corrupt("payload"))?;
     let mut metadata: Map<String, Value> = serde_json::from_str(&cron.metadata).map_err(|_| corrupt("metadata"))?;
@@ -410,7 +410,7 @@ fn check_recurrence(schedule: &str, timezone: Option<&str>) -> Result<(), AgentE
     Ok(())
 }
 
-/// What is kept of a request: all of it, with what its runs are to know.
+/// The stored request, with the metadata of its runs.
 fn payload(mut body: Map<String, Value>, id: CronId, assistant: AssistantId) -> Map<String, Value> {
     body.insert("assistant_id".to_owned(), json!(assistant));
     let config = body.entry("config").or_insert_with(|| json!({}));
@@ -429,19 +429,19 @@ fn payload(mut body: Map<String, Value>, id: CronId, assistant: AssistantId) -> 
     body
 }
 
-/// A cron whose runs could never start is refused now.
+/// Rejects a cron whose runs could never start.
 fn check_run(payload: &Map<String, Value>, thread: Option<ThreadId>) -> Result<(), AgentError> {
     let _: RunRequest = read_value(Value::Object(payload.clone()))?;
     fire_cron::request(payload, thread)?;
     Ok(())
 }
 
-/// An assistant by its id, or the one that comes with a graph.
+/// An assistant by its id, or the default assistant of a graph.
 fn assistant_of(app: &AgentApp, text: &str) -> Result<AssistantId, AgentError> {
     if let Ok(id) = text.parse() {
         return Ok(id);
     }
-    if app.graphs.has(text) {
+    if app.graphs.contains(text) {
         return Ok(AssistantId::of_graph(text));
     }
     let graphs = app.graphs.current();
@@ -452,8 +452,8 @@ fn assistant_of(app: &AgentApp, text: &str) -> Result<AssistantId, AgentError> {
     )))
 }
 
-fn which(search: CronSearch) -> rows::Which {
-    rows::Which {
+fn cron_filter(search: CronSearch) -> rows::Filter {
+    rows::Filter {
         assistant_id: search.assistant_id,
         thread_id: search.thread_id,
         enabled: search.enabled,

@@ -1,4 +1,4 @@
-//! The description of the agent surface, and the same as a page.
+//! OpenAPI description of the agent API, as JSON and as a page.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -16,15 +16,15 @@ use utoipa::openapi::security::{ApiKey, ApiKeyValue, SecurityRequirement, Securi
 use super::{assistants, crons, runs, threads};
 use crate::docs::{Document, rules};
 
-/// Gives the collected paths their head.
+/// Adds title, version and security schemes.
 fn complete(mut document: OpenApi) -> OpenApi {
-    document.merge(super::errors::Described::openapi());
+    document.merge(super::errors::ErrorSchemas::openapi());
     document.info.title = "Towpath agent server".to_owned();
     env!("CARGO_PKG_VERSION").clone_into(&mut document.info.version);
-    let about = "Assistants, threads, runs, crons and a long-term store: what one deployment offers.";
+    let about = "Assistants, threads, runs, crons and a long-term store of one deployment.";
     document.info.description = Some(about.to_owned());
     let components = document.components.get_or_insert_default();
-    let key = ApiKeyValue::with_description("X-API-Key", "An API key, where the server asks for one.");
+    let key = ApiKeyValue::with_description("X-API-Key", "An API key, if the server requires one.");
     components.add_security_scheme("api_key", SecurityScheme::ApiKey(ApiKey::Header(key)));
     let key = SecurityRequirement::new::<_, [&str; 0], &str>("api_key", []);
     document.security = Some(vec![key, SecurityRequirement::default()]);
@@ -32,8 +32,7 @@ fn complete(mut document: OpenApi) -> OpenApi {
     document
 }
 
-/// Names each operation after its method and its path, so that no two are named alike however many modules have a
-/// handler of the same name.
+/// Derives operation ids from method and path, so that they are unique across modules.
 fn name_operations(document: &mut OpenApi) {
     for (path, item) in &mut document.paths.paths {
         let words = path.split(|letter: char| !letter.is_ascii_alphanumeric());
@@ -56,29 +55,29 @@ fn name_operations(document: &mut OpenApi) {
     }
 }
 
-/// The description, which names the graphs there are. In `dev` those may be replaced while it is served.
-struct Described {
-    collected: fn() -> OpenApi,
+/// The description with the names of the graphs, which `dev` may replace at any time.
+struct AgentDocument {
+    build: fn() -> OpenApi,
     graphs: GraphSet,
-    last: Mutex<(Vec<String>, Document)>,
+    cached: Mutex<(Vec<String>, Document)>,
 }
 
-impl Described {
+impl AgentDocument {
     fn new(collected: fn() -> OpenApi, graphs: GraphSet) -> Self {
         let named = names(&graphs);
         Self {
-            collected,
+            build: collected,
             graphs,
-            last: Mutex::new((named.clone(), document(collected, named))),
+            cached: Mutex::new((named.clone(), document(collected, named))),
         }
     }
 
-    /// Of the graphs that are there now.
+    /// The description with the current graphs.
     fn document(&self) -> Document {
         let named = names(&self.graphs);
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
         if last.0 != named {
-            *last = (named.clone(), document(self.collected, named));
+            *last = (named.clone(), document(self.build, named));
         }
         last.1.clone()
     }
@@ -97,9 +96,9 @@ fn document(collected: fn() -> OpenApi, graphs: Vec<String>) -> Document {
     })
 }
 
-/// The two routes, of what `collected` gives.
+/// Both routes of a description.
 pub(super) fn routes(collected: fn() -> OpenApi, graphs: GraphSet) -> Router {
-    let described = Arc::new(Described::new(collected, graphs));
+    let described = Arc::new(AgentDocument::new(collected, graphs));
     let as_page = Arc::clone(&described);
     let json = async move |headers: HeaderMap| {
         let json = described.document().json().await;
@@ -114,7 +113,7 @@ pub(super) fn routes(collected: fn() -> OpenApi, graphs: GraphSet) -> Router {
         .route("/docs", get(async move || as_page.document().page().await))
 }
 
-/// Says what the types of the code cannot.
+/// Adds what Rust types cannot express.
 fn finish(document: &mut Value, graphs: &[String]) {
     for (schema, fields) in [
         ("AssistantSearch", &assistants::FIELDS[..]),
@@ -132,7 +131,7 @@ fn finish(document: &mut Value, graphs: &[String]) {
         ("/threads/search", "post", "Thread"),
         ("/threads/{thread_id}/runs", "get", "Run"),
     ] {
-        // Only the fields that were selected are answered.
+        // Only selected fields are returned.
         let mut selected = named[name].clone();
         if let Some(schema) = selected.as_object_mut() {
             schema.remove("required");
@@ -153,7 +152,7 @@ fn finish(document: &mut Value, graphs: &[String]) {
             }
         }
         if let Some(body) = operation.get_mut("requestBody") {
-            // None at all is read as an object without fields.
+            // A missing body is read as an empty object.
             let schema = &body["content"]["application/json"]["schema"];
             let name = schema["$ref"].as_str().and_then(|place| place.rsplit('/').next());
             let optional = name.is_some_and(|name| named[name].get("required").is_none());
@@ -173,7 +172,7 @@ fn finish(document: &mut Value, graphs: &[String]) {
     crate::docs::plain_nullables(document);
 }
 
-/// Where a proxy says this surface stands, if that looks like a path.
+/// Path prefix from a proxy, if it is a valid path.
 fn prefix(headers: &HeaderMap) -> Option<&str> {
     let text = headers.get("x-forwarded-prefix")?.to_str().ok()?;
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-_.~".contains(&byte);

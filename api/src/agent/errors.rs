@@ -1,4 +1,4 @@
-//! The one error of the agent surface: a status and a text, `{"detail": text}`.
+//! Errors of the agent API: a status and a text, `{"detail": text}`.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -9,15 +9,14 @@ use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use serde_json::json;
-use towpath_domain::{Rejection, Why};
+use towpath_domain::{Rejection, RejectionKind};
 use towpath_store as store;
 use utoipa::IntoResponses;
 use utoipa::openapi::{ContentBuilder, Ref, RefOr, ResponseBuilder};
 
 use crate::errors::{ApiError, chain, retry_after};
 
-/// What a failed request answers. The text goes out as it is: it says what the caller can do and nothing of our
-/// insides.
+/// An error response. The text is sent as is: it tells callers what to do and no internals.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{status}: {detail}")]
 pub struct AgentError {
@@ -36,12 +35,12 @@ impl AgentError {
         }
     }
 
-    /// 400: a rule across fields.
+    /// 400: the fields contradict each other.
     pub fn bad_request(detail: impl Into<Cow<'static, str>>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, detail)
     }
 
-    /// 404 with the bare words that clients of runs, assistants and crons know.
+    /// 404 with the text that clients of runs, assistants and crons expect.
     #[must_use]
     pub const fn not_found() -> Self {
         Self {
@@ -51,17 +50,17 @@ impl AgentError {
         }
     }
 
-    /// 404 with a text of its own.
+    /// 404 with a specific text.
     pub fn missing(detail: impl Into<Cow<'static, str>>) -> Self {
         Self::new(StatusCode::NOT_FOUND, detail)
     }
 
-    /// 404 about a thread in a path.
+    /// 404 for a thread in a path.
     pub fn no_thread(id: impl Display) -> Self {
         Self::missing(format!("Thread with ID {id} not found"))
     }
 
-    /// 404 about what a run's body names.
+    /// 404 for a thread or assistant in a run's body.
     #[must_use]
     pub const fn no_thread_or_assistant() -> Self {
         Self {
@@ -71,17 +70,17 @@ impl AgentError {
         }
     }
 
-    /// 409: it exists already, or is in the way.
+    /// 409: it already exists or conflicts.
     pub fn conflict(detail: impl Into<Cow<'static, str>>) -> Self {
         Self::new(StatusCode::CONFLICT, detail)
     }
 
-    /// 422: a value is missing, of the wrong type, or out of its range.
+    /// 422: a value is missing, of the wrong type or out of range.
     pub fn invalid(detail: impl Into<Cow<'static, str>>) -> Self {
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, detail)
     }
 
-    /// 503: try again after `retry_after`, which clients are told in whole seconds.
+    /// 503: retry after `retry_after`, sent in whole seconds.
     pub fn unavailable(detail: impl Into<Cow<'static, str>>, retry_after: Duration) -> Self {
         Self {
             retry_after: Some(retry_after),
@@ -89,7 +88,7 @@ impl AgentError {
         }
     }
 
-    /// A refusal in the words of the other surface.
+    /// Converts an error of the platform API.
     pub(crate) fn of(error: &ApiError) -> Self {
         Self {
             retry_after: error.retry_after(),
@@ -97,25 +96,23 @@ impl AgentError {
         }
     }
 
-    /// 500. Logs the cause here, once; the caller learns nothing of it.
+    /// 500. Logs the cause; the caller gets no details.
     pub fn internal(cause: &dyn std::error::Error) -> Self {
         tracing::error!(error = %chain(cause), "request failed");
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "Internal Server Error")
     }
 
-    /// The status code.
     #[must_use]
     pub const fn status(&self) -> StatusCode {
         self.status
     }
 
-    /// The text.
     #[must_use]
     pub fn detail(&self) -> &str {
         &self.detail
     }
 
-    /// Other words for a 404 of a store call: which row is missing the caller of the store knows best.
+    /// Replaces a 404 of the store by a more specific one.
     #[must_use]
     pub fn or_missing(self, missing: Self) -> Self {
         if self.status == StatusCode::NOT_FOUND {
@@ -128,7 +125,7 @@ impl AgentError {
 
 impl IntoResponse for AgentError {
     fn into_response(self) -> Response {
-        // A defect of ours is plain text, as these clients know it; everything else is the one JSON shape.
+        // Clients expect plain text for a 500 and JSON for all other errors.
         let mut response = if self.status == StatusCode::INTERNAL_SERVER_ERROR {
             (self.status, [(CONTENT_TYPE, "text/plain; charset=utf-8")], self.detail).into_response()
         } else {
@@ -143,18 +140,22 @@ impl IntoResponse for AgentError {
 
 impl From<Rejection> for AgentError {
     fn from(rejection: Rejection) -> Self {
-        let Rejection { why, field, message } = rejection;
-        // Whoever reads the text alone must see which field it is about.
+        let Rejection {
+            kind: why,
+            field,
+            message,
+        } = rejection;
+        // The text must name the field, since it is all that clients show.
         let text = if field.is_empty() || message.contains(&field) {
             message
         } else {
             format!("{field}: {message}")
         };
         match why {
-            Why::Invalid => Self::invalid(text),
-            Why::Rule | Why::Unsupported => Self::bad_request(text),
-            Why::NotFound => Self::missing(text),
-            Why::Conflict => Self::conflict(text),
+            RejectionKind::Invalid => Self::invalid(text),
+            RejectionKind::Rule | RejectionKind::Unsupported => Self::bad_request(text),
+            RejectionKind::NotFound => Self::missing(text),
+            RejectionKind::Conflict => Self::conflict(text),
         }
     }
 }
@@ -168,9 +169,9 @@ impl From<store::Error> for AgentError {
                 let field = column.rsplit('.').next().unwrap_or(&column);
                 Self::conflict(format!("{field} already exists"))
             }
-            store::Error::Stale => Self::conflict("It was changed meanwhile. Read it again."),
+            store::Error::Stale => Self::conflict("It was changed by another request. Read it again."),
             error if error.is_transient() => {
-                tracing::warn!(error = %chain(&error), "request refused, the database does not answer");
+                tracing::warn!(error = %chain(&error), "request rejected: the database is unavailable");
                 Self::unavailable("Service Unavailable", Duration::from_secs(2))
             }
             error => Self::internal(&error),
@@ -178,22 +179,19 @@ impl From<store::Error> for AgentError {
     }
 }
 
-/// For the API description: every operation names these beside its own.
+/// Responses that every operation has in the API description.
 impl IntoResponses for AgentError {
     fn responses() -> BTreeMap<String, RefOr<utoipa::openapi::Response>> {
         let answers = [
-            ("400", "A rule across fields"),
-            (
-                "401",
-                "No key, or one that opens nothing, where the server asks for one",
-            ),
-            ("403", "Not for this key, or the auth of the graphs' author refuses it"),
-            ("408", "The body came too slowly"),
+            ("400", "The fields contradict each other"),
+            ("401", "The key is missing or invalid"),
+            ("403", "The key or the custom auth does not allow the request"),
+            ("408", "The body arrived too slowly"),
             ("413", "The body is too large"),
             ("422", "A value is missing, of the wrong type, or out of its range"),
             (
                 "503",
-                "Overloaded, or the database is away; `Retry-After` says when to come back",
+                "Overloaded, or the database is unavailable; retry after `Retry-After`",
             ),
         ];
         answers
@@ -215,14 +213,14 @@ impl IntoResponses for AgentError {
 #[derive(utoipa::ToSchema)]
 #[expect(dead_code, reason = "names the shape in the API description")]
 pub(crate) struct Detail {
-    /// What is wrong and what to do.
+    /// What is wrong and how to fix it.
     detail: String,
 }
 
-/// Schemas that answers refer to by name.
+/// Schemas that responses refer to by name.
 #[derive(utoipa::OpenApi)]
 #[openapi(components(schemas(Detail)))]
-pub(super) struct Described;
+pub(super) struct ErrorSchemas;
 
 #[cfg(test)]
 mod tests {

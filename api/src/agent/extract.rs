@@ -1,4 +1,4 @@
-//! Reading requests of the agent surface. A refusal is one text that names the place.
+//! Extractors of the agent API. An error is one text that names the field.
 
 use std::time::Duration;
 
@@ -18,24 +18,23 @@ use uuid::Uuid;
 use super::answer::without_nul;
 use super::app::AgentApp;
 use super::errors::AgentError;
-use crate::body::{self, BodyError, Patience};
+use crate::body::{self, BodyError, ReadTimeouts};
 use crate::extract::{Object, explain};
 
-/// How long a body may take.
-const BODY_PATIENCE: Patience = Patience {
-    silence: Duration::from_secs(20),
-    whole: Duration::from_secs(120),
+/// Timeouts of a body.
+const BODY_PATIENCE: ReadTimeouts = ReadTimeouts {
+    idle: Duration::from_secs(20),
+    total: Duration::from_secs(120),
 };
 
-/// A body that is worth a thread of its own while it is read.
+/// Bodies from this size on are parsed outside of the async threads.
 const LARGE_BYTES: usize = 1 << 20;
 
-/// What is nested deeper is refused. JSON is read 127 levels deep everywhere, and what a request holds lies deeper where it is
-/// kept with a run, merged into a config, or shown with a state.
+/// Maximum nesting. JSON is read 127 levels deep everywhere, and a request is stored inside of runs, configs and states.
 const MOST_LEVELS: usize = 100;
 
-/// A JSON object as the body, under any content type: browsers send text/plain to save a preflight. No body at all
-/// counts as `{}`. Nesting deeper than [`MOST_LEVELS`] is refused.
+/// A JSON object as body, under any content type: browsers send text/plain to avoid a preflight. A missing body counts as
+/// `{}`. Nesting deeper than [`MOST_LEVELS`] is rejected.
 #[derive(Clone, Debug)]
 pub(crate) struct Body<T>(pub T);
 
@@ -43,12 +42,12 @@ impl<T: DeserializeOwned> FromRequest<AgentApp> for Body<T> {
     type Rejection = AgentError;
 
     async fn from_request(request: Request, app: &AgentApp) -> Result<Self, AgentError> {
-        let Object(value) = read_body(bytes_of(request, app).await?)?;
+        let Object(value) = parse_body(read_bytes(request, app).await?)?;
         Ok(Self(value))
     }
 }
 
-/// A list of JSON objects as the body, otherwise as [`Body`].
+/// A list of JSON objects as body, otherwise like [`Body`].
 #[derive(Clone, Debug)]
 pub(crate) struct ListBody<T>(pub Vec<T>);
 
@@ -56,29 +55,29 @@ impl<T: DeserializeOwned> FromRequest<AgentApp> for ListBody<T> {
     type Rejection = AgentError;
 
     async fn from_request(request: Request, app: &AgentApp) -> Result<Self, AgentError> {
-        let read: Vec<Object<T>> = read_body(bytes_of(request, app).await?)?;
+        let read: Vec<Object<T>> = parse_body(read_bytes(request, app).await?)?;
         Ok(Self(read.into_iter().map(|Object(value)| value).collect()))
     }
 }
 
 /// The bytes of a body, within the limits of this server.
-pub(in crate::agent) async fn bytes_of(request: Request, app: &AgentApp) -> Result<Bytes, AgentError> {
+pub(in crate::agent) async fn read_bytes(request: Request, app: &AgentApp) -> Result<Bytes, AgentError> {
     let read = body::read(request.into_body(), app.settings.body_bytes, BODY_PATIENCE).await;
     read.map_err(|problem| match problem {
         BodyError::TooLarge(limit) => AgentError::new(
             StatusCode::PAYLOAD_TOO_LARGE,
             format!("Request body is larger than {limit} bytes"),
         ),
-        BodyError::BrokeOff => AgentError::bad_request("Request body broke off before its end"),
-        BodyError::TooSlow => AgentError::new(StatusCode::REQUEST_TIMEOUT, "Request body came too slowly"),
-        BodyError::NoRoom(wait) => AgentError::unavailable("Too many large request bodies at once", wait),
+        BodyError::Incomplete => AgentError::bad_request("Request body ended before it was complete"),
+        BodyError::TooSlow => AgentError::new(StatusCode::REQUEST_TIMEOUT, "Request body arrived too slowly"),
+        BodyError::OutOfMemory(wait) => AgentError::unavailable("Too many large request bodies at once", wait),
     })
 }
 
-/// Reads a body. While it reads a large one, other tasks of the same thread go on elsewhere: there may be no second thread.
-pub(in crate::agent) fn read_body<T: DeserializeOwned>(body: Bytes) -> Result<T, AgentError> {
+/// Parses a body. Other tasks of the thread continue elsewhere while a large body is parsed.
+pub(in crate::agent) fn parse_body<T: DeserializeOwned>(body: Bytes) -> Result<T, AgentError> {
     let large = body.len() >= LARGE_BYTES;
-    // No database keeps a NUL: it is replaced here, once, and nothing behind has to think of it.
+    // Databases cannot store NUL: it is replaced here, for all handlers.
     let read = move || read_json(&without_nul(body));
     if large && Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread {
         tokio::task::block_in_place(read)
@@ -108,7 +107,7 @@ fn read_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, AgentError> {
     Ok(value)
 }
 
-/// Whether brackets outside of texts are nested too deep. What is no JSON may be judged wrongly: it is refused either way.
+/// Whether brackets outside of strings are nested too deeply. The result for invalid JSON does not matter.
 fn is_too_deep(body: &[u8]) -> bool {
     let (mut levels, mut quoted, mut escaped) = (0_usize, false, false);
     for byte in body {
@@ -128,7 +127,7 @@ fn is_too_deep(body: &[u8]) -> bool {
     false
 }
 
-/// Reads `T` out of JSON that was read before.
+/// Reads `T` from parsed JSON.
 pub(crate) fn read_value<T: DeserializeOwned>(value: Value) -> Result<T, AgentError> {
     serde_path_to_error::deserialize(value).map_err(|problem| {
         let place = dotted(problem.path());
@@ -169,9 +168,8 @@ fn dotted(trail: &serde_path_to_error::Path) -> String {
     parts.collect::<Vec<_>>().join(".")
 }
 
-/// A parameter of a path.
+/// A path parameter.
 pub(crate) trait PathValue: Sized {
-    /// Reads it.
     fn read(text: &str) -> Result<Self, AgentError>;
 }
 
@@ -193,7 +191,7 @@ path_ids! {
     RunId => "run",
     AssistantId => "assistant",
     CronId => "cron",
-    // Checkpoints are named by the graphs that make them; ours are UUIDs of version 6.
+    // Checkpoint ids are created by graphs; ours are UUIDs of version 6.
     Uuid => "checkpoint",
 }
 
@@ -203,7 +201,7 @@ impl PathValue for String {
     }
 }
 
-/// The parameters of a path, in their order: one, or a tuple.
+/// Path parameters in order: one, or a tuple.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Path<T>(pub T);
 
@@ -235,7 +233,7 @@ fn nth<A: PathValue>(all: &[String], index: usize) -> Result<A, AgentError> {
     A::read(all.get(index).map_or("", String::as_str))
 }
 
-/// A yes or no in a query string: Python sends `True`, JavaScript `true`.
+/// A boolean in a query string: Python sends `True`, JavaScript `true`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Flag(pub bool);
 
@@ -293,7 +291,7 @@ mod tests {
         let body = Bytes::from(format!("[{}0]", "[0],".repeat(1 << 19)));
         let reading = tokio::spawn(async move {
             let before = turns.load(Ordering::Relaxed);
-            let read: Vec<Value> = read_body(body).unwrap();
+            let read: Vec<Value> = parse_body(body).unwrap();
             (read.len(), turns.load(Ordering::Relaxed) - before)
         });
         let (length, meanwhile) = reading.await.unwrap();
@@ -304,7 +302,7 @@ mod tests {
 
     #[derive(Debug, Deserialize)]
     #[expect(dead_code, reason = "only read")]
-    struct Wish {
+    struct SampleRequest {
         graph_id: String,
         config: Option<Config>,
     }
@@ -317,7 +315,12 @@ mod tests {
 
     #[test]
     fn refusals_name_the_place() {
-        let refused = |body: &str| read_json::<Wish>(body.as_bytes()).unwrap_err().detail().to_owned();
+        let refused = |body: &str| {
+            read_json::<SampleRequest>(body.as_bytes())
+                .unwrap_err()
+                .detail()
+                .to_owned()
+        };
         assert_eq!(refused(""), "graph_id: field required");
         assert_eq!(refused("{"), "Invalid JSON in request body");
         assert_eq!(refused("{} x"), "graph_id: field required");
@@ -326,7 +329,7 @@ mod tests {
             refused(r#"{"graph_id":"a","config":{"tags":[1]}}"#),
             "config.tags.0: expected a string"
         );
-        let Err(listed) = read_json::<Object<Wish>>(br#"["agent", null]"#) else {
+        let Err(listed) = read_json::<Object<SampleRequest>>(br#"["agent", null]"#) else {
             panic!("values of an object are no object");
         };
         assert_eq!(listed.detail(), "Request body: expected an object");

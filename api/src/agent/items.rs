@@ -15,10 +15,10 @@ use super::extract::{Body, Flag, Query};
 use crate::extract::whole;
 use crate::routes::{Routes, routes};
 
-/// The most characters a key may have.
+/// Maximum length of a key.
 const LONGEST_KEY: usize = 1000;
-/// The most items one search answers.
-const MOST: i64 = 10_000;
+/// Maximum number of items in one search.
+const MAX_RESULTS: i64 = 10_000;
 
 pub(super) fn routes() -> Routes<AgentApp> {
     Routes::default()
@@ -54,16 +54,16 @@ impl TryFrom<items::Item> for Item {
     }
 }
 
-/// An item that was found.
+/// An item in a search result.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub(crate) struct FoundItem {
     #[serde(flatten)]
     item: Item,
-    /// How near it is to the query; always null without an index.
+    /// Similarity to the query; always null without an index.
     score: Option<f64>,
 }
 
-/// Items that were found.
+/// Search result.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub(crate) struct FoundItems {
     items: Vec<FoundItem>,
@@ -72,10 +72,10 @@ pub(crate) struct FoundItems {
 /// Part of a namespace.
 #[derive(utoipa::ToSchema)]
 #[schema(min_length = 1, max_length = 1000, pattern = r"^[^.\x00]+$")]
-#[expect(dead_code, reason = "described only")]
+#[expect(dead_code, reason = "only part of the API description")]
 pub(crate) struct Label(String);
 
-/// An item to be written.
+/// An item to write.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 pub(crate) struct NewItem {
     #[schema(value_type = Vec<Label>, min_items = 1, max_items = 100)]
@@ -83,35 +83,34 @@ pub(crate) struct NewItem {
     #[schema(min_length = 1, max_length = 1000)]
     key: String,
     value: Map<String, Value>,
-    /// Minutes it lives; without one the server's default, null for ever.
-    #[serde(default, deserialize_with = "said")]
+    /// TTL in minutes; by default the server's, null for no expiry.
+    #[serde(default, deserialize_with = "deserialize_nullable")]
     #[schema(value_type = Option<f64>, exclusive_minimum = 0)]
     ttl: Option<Option<f64>>,
 }
 
-/// Tells null from absent.
-fn said<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Option<f64>>, D::Error> {
+/// Distinguishes null from absent.
+fn deserialize_nullable<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Option<f64>>, D::Error> {
     Option::<f64>::deserialize(from).map(Some)
 }
 
-/// Which item.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct Which {
+pub(crate) struct GetItem {
     /// Its key.
     #[param(required = true, min_length = 1)]
     key: Option<String>,
     /// Its labels, joined by dots.
     #[param(required = true, pattern = r"^[^.\x00]{1,1000}(\.[^.\x00]{1,1000}){0,99}$")]
     namespace: Option<String>,
-    /// Whether its time to live begins anew.
+    /// Whether reading renews the TTL.
     #[param(value_type = Option<String>)]
     refresh_ttl: Option<Flag>,
 }
 
-impl Which {
-    /// Where it lies.
-    pub(super) fn place(&self) -> Result<(Namespace, &str), AgentError> {
+impl GetItem {
+    /// Namespace and key.
+    pub(super) fn location(&self) -> Result<(Namespace, &str), AgentError> {
         let Some(key) = self.key.as_deref().filter(|key| !key.is_empty()) else {
             return Err(AgentError::bad_request("Key is required"));
         };
@@ -119,7 +118,7 @@ impl Which {
         Ok((Namespace::from_dotted("namespace", namespace)?, key))
     }
 
-    /// The query that asks the same of another item.
+    /// The query string for another item.
     pub(super) fn query_for(&self, namespace: Vec<String>, key: &str) -> Result<String, AgentError> {
         let namespace = Namespace::new("namespace", namespace)?;
         let mut query = url::form_urlencoded::Serializer::new(String::new());
@@ -132,46 +131,45 @@ impl Which {
     }
 }
 
-/// Which item goes.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
-pub(crate) struct GoneItem {
+pub(crate) struct DeleteItem {
     #[schema(value_type = Vec<Label>, min_items = 1, max_items = 100)]
     namespace: Vec<String>,
     #[schema(min_length = 1, max_length = 1000)]
     key: String,
 }
 
-/// Which items.
+/// Filters and page of the search.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 pub(crate) struct ItemSearch {
     #[schema(value_type = Vec<Label>, max_items = 100)]
     namespace_prefix: Vec<String>,
     /// Equality by key, or operators: `$eq $ne $gt $gte $lt $lte`.
     filter: Option<Map<String, Value>>,
-    /// 10 unless said.
+    /// Default 10.
     #[serde(default, deserialize_with = "whole")]
     #[schema(minimum = 1, maximum = 10000)]
     limit: Option<i64>,
     #[serde(default, deserialize_with = "whole")]
     #[schema(minimum = 0)]
     offset: Option<i64>,
-    /// Natural language; ranks only where the server has an index, and this one has none.
+    /// Natural language query. Ranks only with an index, which this server does not have.
     query: Option<String>,
     refresh_ttl: Option<bool>,
 }
 
-/// Which namespaces.
+/// Filters and page of namespaces.
 #[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
 pub(crate) struct NamespaceSearch {
     #[schema(value_type = Option<Vec<Label>>, max_items = 100)]
     prefix: Option<Vec<String>>,
     #[schema(value_type = Option<Vec<Label>>, max_items = 100)]
     suffix: Option<Vec<String>>,
-    /// Longer ones are cut to so many labels.
+    /// Namespaces are cut to this number of labels.
     #[serde(default, deserialize_with = "whole")]
     #[schema(minimum = 1)]
     max_depth: Option<i64>,
-    /// 100 unless said.
+    /// Default 100.
     #[serde(default, deserialize_with = "whole")]
     #[schema(minimum = 1, maximum = 10000)]
     limit: Option<i64>,
@@ -180,13 +178,13 @@ pub(crate) struct NamespaceSearch {
     offset: Option<i64>,
 }
 
-/// Namespaces that were found.
+/// Matching namespaces.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub(crate) struct Namespaces {
     namespaces: Vec<Vec<String>>,
 }
 
-/// Write an item, replacing the one that is there.
+/// Write an item, replacing an existing one.
 #[utoipa::path(put, path = "/store/items", tag = "store", request_body = NewItem,
     responses((status = 204, description = "Written"), AgentError))]
 pub(crate) async fn put(State(app): State<AgentApp>, Body(new): Body<NewItem>) -> Result<StatusCode, AgentError> {
@@ -203,14 +201,14 @@ pub(crate) async fn put(State(app): State<AgentApp>, Body(new): Body<NewItem>) -
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// One item, or null where there is none.
-#[utoipa::path(get, path = "/store/items", tag = "store", params(Which),
+/// Get an item, or null if it does not exist.
+#[utoipa::path(get, path = "/store/items", tag = "store", params(GetItem),
     responses((status = 200, description = "The item, or null", body = Option<Item>), AgentError))]
 pub(crate) async fn get(
     State(app): State<AgentApp>,
-    Query(which): Query<Which>,
+    Query(which): Query<GetItem>,
 ) -> Result<Json<Option<Item>>, AgentError> {
-    let (namespace, key) = which.place()?;
+    let (namespace, key) = which.location()?;
     let item = app
         .store
         .read(async |tx| items::get(tx, app.tenant, &namespace, key).await)
@@ -221,10 +219,13 @@ pub(crate) async fn get(
     Ok(Json(Some(item.try_into()?)))
 }
 
-/// Delete an item, if it is there.
-#[utoipa::path(delete, path = "/store/items", tag = "store", request_body = GoneItem,
-    responses((status = 204, description = "It is gone"), AgentError))]
-pub(crate) async fn delete(State(app): State<AgentApp>, Body(gone): Body<GoneItem>) -> Result<StatusCode, AgentError> {
+/// Delete an item, if it exists.
+#[utoipa::path(delete, path = "/store/items", tag = "store", request_body = DeleteItem,
+    responses((status = 204, description = "Deleted"), AgentError))]
+pub(crate) async fn delete(
+    State(app): State<AgentApp>,
+    Body(gone): Body<DeleteItem>,
+) -> Result<StatusCode, AgentError> {
     let namespace = Namespace::new("namespace", gone.namespace)?;
     check_key(&gone.key)?;
     app.store
@@ -233,7 +234,7 @@ pub(crate) async fn delete(State(app): State<AgentApp>, Body(gone): Body<GoneIte
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Items below a namespace, last written first.
+/// Search items below a namespace, last written first.
 #[utoipa::path(post, path = "/store/items/search", tag = "store", request_body = ItemSearch,
     responses((status = 200, description = "Items", body = FoundItems), AgentError))]
 pub(crate) async fn search(
@@ -242,7 +243,7 @@ pub(crate) async fn search(
 ) -> Result<Json<FoundItems>, AgentError> {
     let prefix = Namespace::part("namespace_prefix", search.namespace_prefix)?;
     let (limit, offset) = window(search.limit, search.offset, 10)?;
-    // Without an index a query ranks nothing: the items are those the filter leaves, as upstream.
+    // Without an index the query has no effect, like in the reference server.
     let _ = search.query;
     let filter = search.filter.unwrap_or_default();
     let found = app
@@ -261,7 +262,7 @@ pub(crate) async fn search(
     }))
 }
 
-/// Namespaces that hold something.
+/// List namespaces with items.
 #[utoipa::path(post, path = "/store/namespaces", tag = "store", request_body = NamespaceSearch,
     responses((status = 200, description = "Namespaces, sorted", body = Namespaces), AgentError))]
 pub(crate) async fn namespaces(
@@ -288,7 +289,7 @@ pub(crate) async fn namespaces(
     Ok(Json(Namespaces { namespaces }))
 }
 
-/// Lets the time of items begin anew, where somebody wants it.
+/// Renews the TTL of items, if requested.
 async fn refresh(app: &AgentApp, wanted: Option<bool>, found: &[items::Item]) -> Result<(), AgentError> {
     let mortal: Vec<&items::Item> = found.iter().filter(|item| item.expires_at.is_some()).collect();
     if mortal.is_empty() || !wanted.unwrap_or(app.settings.refresh_on_read) {
@@ -311,8 +312,8 @@ fn check_key(key: &str) -> Result<(), AgentError> {
 
 fn window(limit: Option<i64>, offset: Option<i64>, usual: i64) -> Result<(i64, i64), AgentError> {
     let (limit, offset) = (limit.unwrap_or(usual), offset.unwrap_or(0));
-    if !(1..=MOST).contains(&limit) {
-        return Err(AgentError::invalid(format!("limit: expected 1 to {MOST}")));
+    if !(1..=MAX_RESULTS).contains(&limit) {
+        return Err(AgentError::invalid(format!("limit: expected 1 to {MAX_RESULTS}")));
     }
     if offset < 0 {
         return Err(AgentError::invalid("offset: expected 0 or more"));

@@ -18,24 +18,24 @@ use towpath_domain::{RunId, ThreadId};
 use super::answer::without_nul;
 use super::app::AgentApp;
 use super::errors::AgentError;
-use super::live::{Item, Reader, cut};
+use super::live::{Reader, StreamItem, cut};
 use super::runs::stop::CancelOnDrop;
 
 const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
 /// What a stream shows of what it reads.
-pub(crate) struct Show {
+pub(crate) struct StreamOptions {
     /// Only these modes; all that there is when absent.
     pub modes: Option<Vec<StreamMode>>,
     /// Events carry their ids: whoever reads can resume.
     pub ids: bool,
     /// Which stream it is.
-    pub kind: Kind,
+    pub kind: StreamKind,
 }
 
 /// Which stream it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum StreamKind {
     /// Of one run: it ends with the run.
     Run,
     /// Of a thread: it ends with the thread.
@@ -57,28 +57,28 @@ pub(crate) struct ThreadModes {
 pub(crate) fn respond(
     app: &AgentApp,
     reader: Reader,
-    show: Show,
+    show: StreamOptions,
     headers: HeaderMap,
     guard: Option<CancelOnDrop>,
 ) -> Response {
-    let state = Streaming {
-        feed: Feed::new(app, reader),
-        show,
+    let state = SseStream {
+        reader: HeartbeatReader::new(app, reader),
+        options: show,
         guard,
         ended: false,
-        gathered: VecDeque::new(),
+        buffered: VecDeque::new(),
     };
     let body = Body::from_stream(stream::unfold(state, |mut state| async move {
         let bytes = state.next().await?;
         Some((Ok::<_, Infallible>(bytes), state))
     }));
-    let mut response = open(body);
+    let mut response = stream_response(body);
     response.headers_mut().extend(headers);
     response
 }
 
 /// The head of a stream around its body.
-pub(super) fn open(body: Body) -> Response {
+pub(super) fn stream_response(body: Body) -> Response {
     let mut response = body.into_response();
     let own = response.headers_mut();
     own.insert(
@@ -93,7 +93,7 @@ pub(super) fn open(body: Body) -> Response {
 
 /// One event of a stream, as its fields stand on the wire.
 #[derive(utoipa::ToSchema)]
-#[expect(dead_code, reason = "described only")]
+#[expect(dead_code, reason = "only part of the API description")]
 pub(crate) struct Event {
     /// A mode, perhaps with a namespace after `|`; `metadata`; `error`.
     event: String,
@@ -104,69 +104,69 @@ pub(crate) struct Event {
 }
 
 /// What becomes due first: something to read, a heartbeat, or the end of this process.
-pub(super) struct Feed {
+pub(super) struct HeartbeatReader {
     reader: Reader,
-    beat: Interval,
+    heartbeat: Interval,
     draining: CancellationToken,
 }
 
 /// What is due.
-pub(super) enum Due {
-    Item(Result<Option<Item>, AgentError>),
+pub(super) enum ReaderEvent {
+    Item(Result<Option<StreamItem>, AgentError>),
     /// A comment that keeps the connection open.
     Heartbeat(Bytes),
     /// The process drains. The run goes on, and its readers come back to another process.
     Drain,
 }
 
-impl Feed {
+impl HeartbeatReader {
     pub(super) fn new(app: &AgentApp, reader: Reader) -> Self {
         Self {
             reader,
-            beat: heartbeat(app),
+            heartbeat: heartbeat_ticker(app),
             draining: app.draining.clone(),
         }
     }
 
-    pub(super) async fn next(&mut self) -> Due {
+    pub(super) async fn next(&mut self) -> ReaderEvent {
         tokio::select! {
             biased;
-            item = self.reader.next() => Due::Item(item),
-            _ = self.beat.tick() => Due::Heartbeat(Bytes::from_static(b": heartbeat\r\n\r\n")),
-            () = self.draining.cancelled() => Due::Drain,
+            item = self.reader.next() => ReaderEvent::Item(item),
+            _ = self.heartbeat.tick() => ReaderEvent::Heartbeat(Bytes::from_static(b": heartbeat\r\n\r\n")),
+            () = self.draining.cancelled() => ReaderEvent::Drain,
         }
     }
 }
 
 /// Ticks as often as a connection that waits is to be kept open.
-pub(super) fn heartbeat(app: &AgentApp) -> Interval {
+pub(super) fn heartbeat_ticker(app: &AgentApp) -> Interval {
     let every = app.settings.heartbeat;
     let mut beat = interval_at(Instant::now() + every, every);
     beat.set_missed_tick_behavior(MissedTickBehavior::Skip);
     beat
 }
 
-struct Streaming {
-    feed: Feed,
-    show: Show,
+struct SseStream {
+    reader: HeartbeatReader,
+    options: StreamOptions,
     guard: Option<CancelOnDrop>,
     ended: bool,
-    gathered: VecDeque<Bytes>,
+    buffered: VecDeque<Bytes>,
 }
 
-impl Streaming {
+impl SseStream {
     async fn next(&mut self) -> Option<Bytes> {
         loop {
-            if let Some(bytes) = self.gathered.pop_front() {
+            if let Some(bytes) = self.buffered.pop_front() {
                 return Some(bytes);
             }
             if self.ended {
                 return None;
             }
-            let item = match self.feed.next().await {
-                Due::Item(item) => item,
-                Due::Heartbeat(beat) => return Some(beat),
-                Due::Drain => {
+            let item = match self.reader.next().await {
+                ReaderEvent::Item(item) => item,
+                ReaderEvent::Heartbeat(beat) => return Some(beat),
+                ReaderEvent::Drain => {
                     // It is not the reader who left.
                     self.disarm();
                     return None;
@@ -183,7 +183,7 @@ impl Streaming {
                     self.disarm();
                     self.ended = true;
                     let error = json!({"error": "HTTPException", "message": error.detail()});
-                    self.gathered.push_back(event("error", &error.to_string(), None));
+                    self.buffered.push_back(event("error", &error.to_string(), None));
                 }
             }
         }
@@ -195,29 +195,29 @@ impl Streaming {
         }
     }
 
-    fn show(&mut self, item: Item) {
+    fn show(&mut self, item: StreamItem) {
         match item {
-            Item::Frame(text) => {
+            StreamItem::Frame(text) => {
                 let Some(frame) = Frame::decode(&text) else { return };
                 if self.wants(&frame) {
-                    let id = self.show.ids.then_some(frame.id);
-                    self.gathered.push_back(event(frame.event, frame.data, id));
+                    let id = self.options.ids.then_some(frame.id);
+                    self.buffered.push_back(event(frame.event, frame.data, id));
                 }
             }
-            Item::End(run, ..) if matches!(self.show.kind, Kind::Thread(_)) => {
+            StreamItem::End(run, ..) if matches!(self.options.kind, StreamKind::Thread(_)) => {
                 let done = json!({"status": "run_done", "run_id": run});
-                self.gathered.push_back(event("metadata", &done.to_string(), None));
+                self.buffered.push_back(event("metadata", &done.to_string(), None));
             }
-            Item::End(..) => {
+            StreamItem::End(..) => {
                 self.disarm();
                 self.ended = true;
             }
             // The end of the body alone looks like that of a run that did well. Coming back does not help: what is missing
             // here is kept nowhere. The stream of a thread goes on with what comes.
-            Item::Cut => {
+            StreamItem::Cut => {
                 let cut = cut("Events were lost on their way to this reader, and are not kept");
-                self.gathered.push_back(event("error", &cut, None));
-                if self.show.kind == Kind::Run {
+                self.buffered.push_back(event("error", &cut, None));
+                if self.options.kind == StreamKind::Run {
                     self.disarm();
                     self.ended = true;
                 }
@@ -226,14 +226,14 @@ impl Streaming {
     }
 
     fn wants(&self, frame: &Frame<'_>) -> bool {
-        if let Kind::Thread(modes) = self.show.kind {
+        if let StreamKind::Thread(modes) = self.options.kind {
             let lifecycle = frame.event == "metadata";
             return match frame.event {
                 "state_update" => modes.updates,
                 _ => modes.runs || (modes.lifecycle && lifecycle),
             };
         }
-        match (&self.show.modes, StreamMode::of_event(frame.event)) {
+        match (&self.options.modes, StreamMode::of_event(frame.event)) {
             (Some(wanted), Some(mode)) => wanted.contains(&mode),
             // Not of a mode: metadata, errors.
             _ => true,

@@ -19,9 +19,9 @@ use crate::routes::{Routes, routes};
 
 /// The release of the agent protocol's reference server whose interface this is. Studios refuse to talk to versions
 /// they take for old ones, so the product's own version stands beside it.
-const SPEAKS: &str = "0.16.7";
+const PROTOCOL_VERSION: &str = "0.16.7";
 /// The release of the graph library whose checkpoints and streams these are.
-const GRAPHS_LIKE: &str = "1.2.22";
+const GRAPH_LIBRARY_VERSION: &str = "1.2.22";
 
 pub(super) fn routes() -> Routes<AgentApp> {
     Routes::default()
@@ -46,7 +46,7 @@ pub(super) fn probes() -> axum::Router<AgentApp> {
 /// How health is asked.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct Asked {
+pub(crate) struct HealthQuery {
     /// Also ask what this server depends on.
     #[serde(default)]
     #[param(value_type = Option<String>)]
@@ -62,10 +62,10 @@ pub(crate) struct Ok {
 }
 
 /// Alive.
-#[utoipa::path(get, path = "/ok", tag = "system", params(Asked), security(()),
+#[utoipa::path(get, path = "/ok", tag = "system", params(HealthQuery), security(()),
     responses((status = 200, description = "Alive", body = Ok),
               (status = 500, description = "A dependency that it cannot do without is away", body = Ok), AgentError))]
-pub(crate) async fn ok(State(app): State<AgentApp>, Query(asked): Query<Asked>) -> Response {
+pub(crate) async fn ok(State(app): State<AgentApp>, Query(asked): Query<HealthQuery>) -> Response {
     let mut services = BTreeMap::new();
     let mut ok = true;
     if asked.check_db.0 {
@@ -84,10 +84,10 @@ pub(crate) async fn ok(State(app): State<AgentApp>, Query(asked): Query<Asked>) 
 }
 
 /// Alive, as [`ok`].
-#[utoipa::path(get, path = "/", tag = "system", params(Asked), security(()),
+#[utoipa::path(get, path = "/", tag = "system", params(HealthQuery), security(()),
     responses((status = 200, description = "Alive", body = Ok),
               (status = 500, description = "A dependency that it cannot do without is away", body = Ok), AgentError))]
-pub(crate) async fn root(app: State<AgentApp>, asked: Query<Asked>) -> Response {
+pub(crate) async fn root(app: State<AgentApp>, asked: Query<HealthQuery>) -> Response {
     ok(app, asked).await
 }
 
@@ -107,7 +107,7 @@ pub(crate) async fn livez() -> Json<Ok> {
               (status = 503, description = "Not ready", body = crate::ops::Readiness)))]
 pub(crate) async fn readyz(State(app): State<AgentApp>, headers: HeaderMap) -> Response {
     let mut readiness = app.ops.health().readiness().await;
-    if !app.ops.opens(&headers) {
+    if !app.ops.is_authorized(&headers) {
         readiness.dependencies = None;
     }
     let status = if matches!(readiness.status, "ready" | "degraded") {
@@ -123,8 +123,8 @@ pub(crate) async fn readyz(State(app): State<AgentApp>, headers: HeaderMap) -> R
     responses((status = 200, description = "Version and abilities", body = Object)))]
 pub(crate) async fn info() -> Json<Value> {
     Json(json!({
-        "version": SPEAKS,
-        "langgraph_py_version": GRAPHS_LIKE,
+        "version": PROTOCOL_VERSION,
+        "langgraph_py_version": GRAPH_LIBRARY_VERSION,
         "server": { "name": "towpath", "version": env!("CARGO_PKG_VERSION") },
         "flags": {
             "assistants": true,
@@ -147,23 +147,23 @@ pub(crate) async fn info() -> Json<Value> {
 /// How metrics are written.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct Format {
+pub(crate) struct MetricsQuery {
     /// `prometheus`, or `json`.
     #[param(pattern = "^(prometheus|json)$")]
     format: Option<String>,
 }
 
 /// Metrics: this process's, and how busy the server is.
-#[utoipa::path(get, path = "/metrics", tag = "system", params(Format), security(()),
+#[utoipa::path(get, path = "/metrics", tag = "system", params(MetricsQuery), security(()),
     responses((status = 200, description = "Metrics", content((String = "text/plain"), (Object = "application/json"))),
               AgentError))]
 pub(crate) async fn metrics(
     State(app): State<AgentApp>,
     headers: HeaderMap,
-    Query(Format { format }): Query<Format>,
+    Query(MetricsQuery { format }): Query<MetricsQuery>,
 ) -> Result<Response, AgentError> {
-    if !app.ops.opens(&headers) {
-        return Err(AgentError::new(StatusCode::UNAUTHORIZED, crate::ops::WANTS_KEY));
+    if !app.ops.is_authorized(&headers) {
+        return Err(AgentError::new(StatusCode::UNAUTHORIZED, crate::ops::KEY_REQUIRED));
     }
     let open = app
         .store
@@ -182,23 +182,23 @@ pub(crate) async fn metrics(
     }
 }
 
-struct Slots {
-    most: i64,
+struct SlotUsage {
+    total: i64,
     busy: i64,
 }
 
 /// Slots of one worker process, and how many of them the runs at work would fill.
-fn slots(app: &AgentApp, open: &OpenRuns) -> Slots {
+fn slots(app: &AgentApp, open: &OpenRuns) -> SlotUsage {
     let most = i64::try_from(app.settings.slots).unwrap_or(i64::MAX);
-    Slots {
-        most,
+    SlotUsage {
+        total: most,
         busy: open.running.min(most),
     }
 }
 
 /// The names that dashboards of the reference server use.
 fn prometheus(app: &AgentApp, open: &OpenRuns, rendered: &str) -> String {
-    let Slots { most, busy } = slots(app, open);
+    let SlotUsage { total: most, busy } = slots(app, open);
     let mut text = String::new();
     for (name, about, value) in [
         ("num_pending_runs", "Runs that wait", open.pending),
@@ -255,7 +255,7 @@ fn prometheus(app: &AgentApp, open: &OpenRuns, rendered: &str) -> String {
 }
 
 fn as_json(app: &AgentApp, open: &OpenRuns, rendered: &str) -> Value {
-    let Slots { most, busy } = slots(app, open);
+    let SlotUsage { total: most, busy } = slots(app, open);
     json!({
         "queue": {
             "n_pending": open.pending,

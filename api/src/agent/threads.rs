@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use towpath_domain::ThreadId;
 use towpath_domain::agent::{ThreadStatus, TtlStrategy};
-use towpath_runtime::{At, Update};
+use towpath_runtime::{StateRef, Update};
 use towpath_store::checkpoints;
 use towpath_store::threads::{self as rows, Filter, NewThread, SortBy, Ttl};
 use towpath_workflows::thread_state::{self, StateUpdate};
@@ -49,7 +49,7 @@ pub(crate) struct NewThreadBody {
     #[schema(value_type = Option<Uuid>)]
     thread_id: Option<ThreadId>,
     metadata: Option<Map<String, Value>>,
-    if_exists: Option<IfThere>,
+    if_exists: Option<ThreadIfExists>,
     ttl: Option<TtlBody>,
     /// States to begin with: one checkpoint for each.
     #[serde(default, deserialize_with = "optional_objects")]
@@ -59,7 +59,7 @@ pub(crate) struct NewThreadBody {
 /// What happens when it is there already.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum IfThere {
+pub(crate) enum ThreadIfExists {
     /// 409.
     #[default]
     Raise,
@@ -118,7 +118,7 @@ impl TtlBody {
 /// What happens when the time of a thread is over.
 #[derive(utoipa::ToSchema)]
 #[schema(rename_all = "snake_case")]
-#[expect(dead_code, reason = "described only")]
+#[expect(dead_code, reason = "only part of the API description")]
 pub(crate) enum TtlChoice {
     /// It goes.
     Delete,
@@ -126,7 +126,7 @@ pub(crate) enum TtlChoice {
     KeepLatest,
 }
 
-/// Make a thread.
+/// Create a thread.
 #[utoipa::path(post, path = "/threads", tag = "threads", request_body = NewThreadBody,
     responses((status = 200, description = "Made, or there already", body = Thread),
               (status = 201, description = "Made, but its supersteps were refused", body = Object),
@@ -157,10 +157,10 @@ pub(crate) async fn create(
     let read = app.store.read(async |tx| rows::get(tx, app.tenant, id).await).await;
     let row = match read {
         Ok(row) if made => row,
-        Ok(row) if body.if_exists == Some(IfThere::DoNothing) && auth::sees(&row.metadata) => row,
-        Ok(_) => return Err(taken(id)),
+        Ok(row) if body.if_exists == Some(ThreadIfExists::DoNothing) && auth::sees(&row.metadata) => row,
+        Ok(_) => return Err(id_conflict(id)),
         // It is another workspace's, which must look like any other that is taken.
-        Err(towpath_store::Error::NotFound) => return Err(taken(id)),
+        Err(towpath_store::Error::NotFound) => return Err(id_conflict(id)),
         Err(error) => return Err(error.into()),
     };
     let Some(supersteps) = body.supersteps.filter(|steps| made && !steps.is_empty()) else {
@@ -193,16 +193,16 @@ async fn fill(
         .collect::<Result<_, _>>()?;
     let update = StateUpdate {
         thread: id,
-        at: At::latest(id.0),
+        at: StateRef::latest(id.0),
         supersteps: &supersteps,
         metadata: Map::new(),
-        events_kept: app.settings.events_kept,
+        events_kept: app.settings.event_retention,
     };
     let done = thread_state::update(&app.store, app.tenant, &graph, &update).await;
-    done.map(drop).map_err(state::refused)
+    done.map(drop).map_err(state::update_error)
 }
 
-fn taken(id: ThreadId) -> AgentError {
+fn id_conflict(id: ThreadId) -> AgentError {
     AgentError::conflict(format!("Thread with ID {id} already exists"))
 }
 
@@ -211,19 +211,19 @@ fn taken(id: ThreadId) -> AgentError {
 pub(crate) struct ThreadSearch {
     #[schema(value_type = Option<Vec<Uuid>>)]
     ids: Option<Vec<ThreadId>>,
-    /// Contained in the thread's.
+    /// Must be contained in the metadata of the thread.
     metadata: Option<Map<String, Value>>,
     /// Contained in the thread's values.
     values: Option<Map<String, Value>>,
-    status: Option<Standing>,
-    /// 1 to 1000, 10 unless said.
+    status: Option<ThreadStatusFilter>,
+    /// 1 to 1000; default 10.
     #[serde(default, deserialize_with = "whole")]
     #[schema(minimum = 1, maximum = 1000)]
     limit: Option<i64>,
     #[serde(default, deserialize_with = "whole")]
     #[schema(minimum = 0)]
     offset: Option<i64>,
-    sort_by: Option<Order>,
+    sort_by: Option<ThreadSortBy>,
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     sort_order: Ascending,
@@ -236,18 +236,18 @@ pub(crate) struct ThreadSearch {
 #[derive(Clone, Copy, Debug, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "lowercase")]
 #[schema(as = ThreadStanding)]
-pub(crate) enum Standing {
+pub(crate) enum ThreadStatusFilter {
     Idle,
     Busy,
     Interrupted,
     Error,
 }
 
-/// What a list is sorted by.
+/// Sort order of a list.
 #[derive(Clone, Copy, Debug, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = ThreadSortBy)]
-pub(crate) enum Order {
+pub(crate) enum ThreadSortBy {
     ThreadId,
     Status,
     CreatedAt,
@@ -262,10 +262,10 @@ impl ThreadSearch {
             metadata: self.metadata.take().map(Value::Object),
             values: self.values.take().map(Value::Object),
             status: self.status.map(|status| match status {
-                Standing::Idle => ThreadStatus::Idle,
-                Standing::Busy => ThreadStatus::Busy,
-                Standing::Interrupted => ThreadStatus::Interrupted,
-                Standing::Error => ThreadStatus::Error,
+                ThreadStatusFilter::Idle => ThreadStatus::Idle,
+                ThreadStatusFilter::Busy => ThreadStatus::Busy,
+                ThreadStatusFilter::Interrupted => ThreadStatus::Interrupted,
+                ThreadStatusFilter::Error => ThreadStatus::Error,
             }),
         }
     }
@@ -273,7 +273,7 @@ impl ThreadSearch {
 
 /// Threads, those that changed last first unless said otherwise.
 #[utoipa::path(post, path = "/threads/search", tag = "threads", request_body = ThreadSearch,
-    responses((status = 200, description = "A page; `X-Pagination-Next` says where the next begins", body = Vec<Thread>),
+    responses((status = 200, description = "A page; `X-Pagination-Next` is the offset of the next page", body = Vec<Thread>),
               AgentError))]
 pub(crate) async fn search(
     State(app): State<AgentApp>,
@@ -285,11 +285,11 @@ pub(crate) async fn search(
     let wanted = rows::Search {
         filter: body.filter(),
         sort_by: match body.sort_by {
-            Some(Order::ThreadId) => SortBy::ThreadId,
-            Some(Order::Status) => SortBy::Status,
-            Some(Order::CreatedAt) => SortBy::CreatedAt,
-            Some(Order::UpdatedAt) | None => SortBy::UpdatedAt,
-            Some(Order::StateUpdatedAt) => SortBy::StateUpdatedAt,
+            Some(ThreadSortBy::ThreadId) => SortBy::ThreadId,
+            Some(ThreadSortBy::Status) => SortBy::Status,
+            Some(ThreadSortBy::CreatedAt) => SortBy::CreatedAt,
+            Some(ThreadSortBy::UpdatedAt) | None => SortBy::UpdatedAt,
+            Some(ThreadSortBy::StateUpdatedAt) => SortBy::StateUpdatedAt,
         },
         ascending: body.sort_order.0,
         limit: page.fetch(),
@@ -313,9 +313,9 @@ pub(crate) async fn search(
     Ok((headers, Json(threads)).into_response())
 }
 
-/// How many threads match.
+/// Count matching threads.
 #[utoipa::path(post, path = "/threads/count", tag = "threads", request_body = ThreadSearch,
-    responses((status = 200, description = "How many", body = i64, content_type = "application/json"), AgentError))]
+    responses((status = 200, description = "Number of matches", body = i64, content_type = "application/json"), AgentError))]
 pub(crate) async fn count(
     State(app): State<AgentApp>,
     Body(mut body): Body<ThreadSearch>,
@@ -367,20 +367,20 @@ pub(crate) async fn prune(State(app): State<AgentApp>, Body(body): Body<Prune>) 
 /// What is answered beside the thread.
 #[derive(Debug, Default, Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct Include {
+pub(crate) struct GetThread {
     /// `ttl`: how long it lives.
     include: Option<String>,
 }
 
-/// One thread.
+/// Get one thread.
 #[utoipa::path(get, path = "/threads/{thread_id}", tag = "threads",
-    params(("thread_id" = Uuid, Path, description = "The thread"), Include),
+    params(("thread_id" = Uuid, Path, description = "The thread"), GetThread),
     responses((status = 200, description = "The thread", body = Thread),
               (status = 404, description = "No such thread"), AgentError))]
 pub(crate) async fn get(
     State(app): State<AgentApp>,
     Path(id): Path<ThreadId>,
-    Query(include): Query<Include>,
+    Query(include): Query<GetThread>,
 ) -> Result<Json<Thread>, AgentError> {
     let row = find(&app, id).await?;
     let with_ttl = include
@@ -408,8 +408,8 @@ pub(crate) struct ThreadChange {
 /// Change a thread's metadata, or how long it lives. With `Prefer: return=minimal` nothing is answered.
 #[utoipa::path(patch, path = "/threads/{thread_id}", tag = "threads", request_body = ThreadChange,
     params(("thread_id" = Uuid, Path, description = "The thread")),
-    responses((status = 200, description = "As it is now", body = Thread),
-              (status = 204, description = "Changed"),
+    responses((status = 200, description = "Updated", body = Thread),
+              (status = 204, description = "Updated"),
               (status = 404, description = "No such thread"), AgentError))]
 pub(crate) async fn update(
     State(app): State<AgentApp>,
@@ -443,7 +443,7 @@ pub(crate) async fn update(
 /// Delete a thread with its runs, crons and checkpoints.
 #[utoipa::path(delete, path = "/threads/{thread_id}", tag = "threads",
     params(("thread_id" = Uuid, Path, description = "The thread")),
-    responses((status = 204, description = "It is gone"), (status = 404, description = "No such thread"), AgentError))]
+    responses((status = 204, description = "Deleted"), (status = 404, description = "No such thread"), AgentError))]
 pub(crate) async fn delete(State(app): State<AgentApp>, Path(id): Path<ThreadId>) -> Result<StatusCode, AgentError> {
     app.store
         .write(async |tx| run_agent::delete_thread(tx, app.tenant, id).await)

@@ -1,6 +1,7 @@
 //! Answers that wait for a run: blanks while it goes on, then the result.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
@@ -10,7 +11,7 @@ use http::HeaderMap;
 use http::header::CONTENT_TYPE;
 use serde_json::{Map, Value, json};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
-use towpath_domain::agent::frame::End;
+use towpath_domain::agent::frame::RunEnd;
 use towpath_domain::agent::{Frame, RunStatus};
 use towpath_domain::{RunId, ThreadId};
 use towpath_store::{self as store, runs, threads};
@@ -18,7 +19,7 @@ use towpath_store::{self as store, runs, threads};
 use super::answer::without_nul;
 use super::app::AgentApp;
 use super::errors::AgentError;
-use super::live::{Item, Reader, cut};
+use super::live::{Reader, StreamItem, cut};
 use super::runs::stop::CancelOnDrop;
 
 /// The answer that waits. Its head goes out at once, so its status is 200 whatever the run comes to.
@@ -32,15 +33,10 @@ pub(crate) fn respond(
     let every = app.settings.heartbeat;
     let mut beat = interval_at(Instant::now() + every, every);
     beat.set_missed_tick_behavior(MissedTickBehavior::Skip);
-    let state = Waiting {
-        app: app.clone(),
-        thread,
-        run,
-        reader,
-        beat,
-        guard,
-        seen: Seen::default(),
-        ended: false,
+    let state = WaitResponse {
+        run_wait: RunWait::new(app, (thread, run), reader, guard),
+        heartbeat: beat,
+        is_ended: false,
     };
     let body = Body::from_stream(stream::unfold(state, |mut state| async move {
         let bytes = state.next().await?;
@@ -53,66 +49,114 @@ pub(crate) fn respond(
     response
 }
 
-struct Waiting {
+struct WaitResponse {
+    run_wait: RunWait,
+    heartbeat: Interval,
+    is_ended: bool,
+}
+
+impl WaitResponse {
+    async fn next(&mut self) -> Option<Bytes> {
+        if self.is_ended {
+            return None;
+        }
+        let over = loop {
+            let step = tokio::select! {
+                biased;
+                step = self.run_wait.next_step() => step,
+                // Parsers skip it.
+                _ = self.heartbeat.tick() => return Some(Bytes::from_static(b"\n")),
+            };
+            match step {
+                Ok(WaitStep::Frame(_)) => {}
+                Ok(WaitStep::Finished(end)) => break Ok(end),
+                Err(error) => break Err(error),
+            }
+        };
+        self.is_ended = true;
+        Some(self.run_wait.final_state(over).await)
+    }
+}
+
+/// A run that is waited for, and what its stream said.
+pub(crate) struct RunWait {
     app: AgentApp,
     thread: ThreadId,
     run: RunId,
     reader: Reader,
-    beat: Interval,
     guard: Option<CancelOnDrop>,
-    seen: Seen,
-    ended: bool,
+    result: StreamResult,
+}
+
+/// What a run that is waited for comes to.
+pub(crate) enum WaitStep {
+    /// It streamed this.
+    Frame(Arc<str>),
+    /// It is over; nothing is known of its end where its thread went first.
+    Finished(Option<RunEnd>),
 }
 
 /// What the stream said.
 #[derive(Default)]
-struct Seen {
+struct StreamResult {
     values: Option<String>,
     error: Option<String>,
     /// Where the run may be judged.
     feedback: Option<String>,
     /// Frames were lost after the state, perhaps a later one among them.
-    cut: bool,
+    truncated: bool,
 }
 
-impl Waiting {
-    async fn next(&mut self) -> Option<Bytes> {
-        if self.ended {
-            return None;
-        }
-        loop {
-            let item = tokio::select! {
-                biased;
-                item = self.reader.next() => item,
-                // Parsers skip it.
-                _ = self.beat.tick() => return Some(Bytes::from_static(b"\n")),
-            };
-            let result = match item {
-                Ok(Some(Item::Frame(text))) => {
-                    self.seen.take(&text);
-                    continue;
-                }
-                Ok(Some(Item::Cut)) => {
-                    self.seen.cut = true;
-                    continue;
-                }
-                Ok(Some(Item::End(_, end, _))) => self.result(end).await,
-                Ok(None) => Ok(Bytes::from_static(b"{}")),
-                Err(error) => Err(error),
-            };
-            self.ended = true;
-            if let Some(guard) = &mut self.guard {
-                guard.disarm();
-            }
-            return Some(result.unwrap_or_else(|error| {
-                let error = json!({"__error__": {"error": "HTTPException", "message": error.detail()}});
-                error.to_string().into()
-            }));
+impl RunWait {
+    pub(crate) fn new(
+        app: &AgentApp,
+        (thread, run): (ThreadId, RunId),
+        reader: Reader,
+        guard: Option<CancelOnDrop>,
+    ) -> Self {
+        Self {
+            app: app.clone(),
+            thread,
+            run,
+            reader,
+            guard,
+            result: StreamResult::default(),
         }
     }
 
-    async fn result(&mut self, end: End) -> Result<Bytes, AgentError> {
-        if let Some(error) = self.seen.error.take() {
+    /// The next step. One that was not waited for to its end is not lost.
+    pub(crate) async fn next_step(&mut self) -> Result<WaitStep, AgentError> {
+        loop {
+            match self.reader.next().await? {
+                Some(StreamItem::Frame(text)) => {
+                    self.result.record(&text);
+                    return Ok(WaitStep::Frame(text));
+                }
+                Some(StreamItem::Cut) => self.result.truncated = true,
+                Some(StreamItem::End(_, end, _)) => return Ok(WaitStep::Finished(Some(end))),
+                None => return Ok(WaitStep::Finished(None)),
+            }
+        }
+    }
+
+    /// The state that a run left which is over, or `__error__`.
+    pub(crate) async fn final_state(&mut self, over: Result<Option<RunEnd>, AgentError>) -> Bytes {
+        let result = match over {
+            Ok(Some(end)) => self.result(end).await,
+            Ok(None) => Ok(Bytes::from_static(b"{}")),
+            Err(error) => Err(error),
+        };
+        if let Some(guard) = &mut self.guard {
+            guard.disarm();
+        }
+        result.unwrap_or_else(|error| {
+            let error = json!({"__error__": {"error": "HTTPException", "message": error.detail()}});
+            error.to_string().into()
+        })
+    }
+
+    async fn result(&mut self, end: RunEnd) -> Result<Bytes, AgentError> {
+        if let Some(error) = self.result.error.take() {
             return Ok(failed(&error));
         }
         if let Some(error) = end.error {
@@ -123,7 +167,7 @@ impl Waiting {
                 "The run is over, and its last state was lost on its way here",
             )));
         };
-        Ok(without_nul(match self.seen.feedback.take() {
+        Ok(without_nul(match self.result.feedback.take() {
             Some(feedback) => with_feedback(values, &feedback),
             None => values,
         }))
@@ -131,8 +175,8 @@ impl Waiting {
 
     /// The state a run left that ended so; nothing when it was lost on its way here and is kept nowhere.
     async fn values(&mut self, status: Option<RunStatus>, told: Option<Value>) -> Result<Option<String>, AgentError> {
-        let mut seen = self.seen.values.take();
-        if !self.seen.cut
+        let mut seen = self.result.values.take();
+        if !self.result.truncated
             && status == Some(RunStatus::Success)
             && let Some(values) = seen.take()
         {
@@ -145,18 +189,18 @@ impl Waiting {
             return Ok(Some(stored.to_string()));
         }
         // Its thread went with it. What a run streamed until somebody stopped it is all there is.
-        let lost = self.seen.cut && status != Some(RunStatus::Interrupted);
+        let lost = self.result.truncated && status != Some(RunStatus::Interrupted);
         Ok((!lost).then(|| seen.unwrap_or_else(|| "{}".to_owned())))
     }
 }
 
-impl Seen {
-    fn take(&mut self, text: &str) {
+impl StreamResult {
+    fn record(&mut self, text: &str) {
         let Some(frame) = Frame::decode(text) else { return };
         match frame.event {
             "values" => {
                 self.values = Some(frame.data.to_owned());
-                self.cut = false;
+                self.truncated = false;
             }
             "error" => self.error = Some(frame.data.to_owned()),
             "feedback" => self.feedback = Some(frame.data.to_owned()),
@@ -221,6 +265,7 @@ async fn stored(app: &AgentApp, thread: ThreadId, run: RunId) -> Result<Option<V
                 _ => None,
             })
             .flatten()
+            .map(as_streamed)
             .collect(),
         _ => Vec::new(),
     };
@@ -228,4 +273,12 @@ async fn stored(app: &AgentApp, thread: ThreadId, run: RunId) -> Result<Option<V
         values.insert("__interrupt__".to_owned(), Value::Array(waiting));
     }
     Ok(Some(values))
+}
+
+/// An interrupt as the events of a run have it. Threads leave out a schema that is null.
+fn as_streamed(mut interrupt: Value) -> Value {
+    if let Some(fields) = interrupt.as_object_mut() {
+        fields.entry("response_schema").or_insert(Value::Null);
+    }
+    interrupt
 }

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use utoipa::openapi::OpenApi;
 
 use super::rules;
-use crate::layers::{has_problems, is_kept, is_tracing};
+use crate::layers::{has_problems, is_sandbox_path, is_tracing, stores_body};
 use crate::platform::ingest;
 
 /// The version of the control plane's API description, which the contract fixes. The product's own stands in `/info`.
@@ -53,7 +53,7 @@ pub(crate) fn complete(document: &OpenApi) -> Value {
         document["components"]["schemas"][name] = schema;
     }
     // First: the statuses they add get the shapes that all have.
-    for file in [rules::PLATFORM, rules::DEPLOYMENTS] {
+    for file in [rules::PLATFORM, rules::DEPLOYMENTS, rules::SANDBOXES] {
         rules::apply(&mut document, file);
     }
     let paths = document["paths"].as_object_mut().expect("a document has paths");
@@ -105,14 +105,14 @@ fn complete_operation(method: &Method, path: &str, operation: &mut Value) {
             .or_insert_with(|| json!({ "description": description }));
     };
     if has_body {
-        add("408", "The body came too slowly");
+        add("408", "The body arrived too slowly");
         add("413", "The body is larger than this route takes");
         add("415", "The body is of another content type or encoding");
     }
     if !open {
         add("429", "Too much at once; `Retry-After` says when to come back");
     }
-    if is_kept(method, path) {
+    if stores_body(method, path) {
         add(
             "507",
             "There is no room to keep it; `Retry-After` says when to come back",
@@ -137,6 +137,9 @@ fn complete_operation(method: &Method, path: &str, operation: &mut Value) {
         }
         if tracing {
             *schema = named("TracingError");
+        }
+        if is_sandbox_path(path) && *schema == named("Error") {
+            *schema = named("SandboxError");
         }
         if matches!(status.as_str(), "429" | "503" | "507") {
             response["headers"]["Retry-After"] = json!({

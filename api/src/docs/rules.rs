@@ -21,11 +21,13 @@ use serde_json::{Map, Value};
 pub(crate) const PLATFORM: &str = include_str!("rules/platform.json");
 /// Those of deployments and what belongs to them.
 pub(crate) const DEPLOYMENTS: &str = include_str!("rules/deployments.json");
+/// Those of sandboxes.
+pub(crate) const SANDBOXES: &str = include_str!("rules/sandboxes.json");
 /// Those of the agent surface.
 pub(crate) const AGENT: &str = include_str!("rules/agent.json");
 
 /// What stands in front of a path at its other places.
-const PREFIXES: [&str; 3] = ["", "/api/v1", "/api-host"];
+const PREFIXES: [&str; 4] = ["", "/api/v1", "/api-host", "/api"];
 
 /// Adds rules to a document. A rule about something that is not described is a mistake in the rules: it panics, and
 /// tests put both documents together.
@@ -38,7 +40,7 @@ pub(crate) fn apply(document: &mut Value, rules: &str) {
         let schema = document["components"]["schemas"].get_mut(name.as_str());
         let schema = schema.unwrap_or_else(|| panic!("a rule is about the schema {name}, which is not described"));
         merge(schema, rule);
-        set_apart(schema);
+        split_further(schema);
     }
     for (operation, rule) in members(&rules["operations"]) {
         let mut found = false;
@@ -98,7 +100,7 @@ fn merge(into: &mut Value, rule: &Value) {
 }
 
 /// Moves the properties that `further` names.
-fn set_apart(schema: &mut Value) {
+fn split_further(schema: &mut Value) {
     let further = schema.as_object_mut().and_then(|schema| schema.remove("further"));
     let names = further.as_ref().and_then(Value::as_array).into_iter().flatten();
     for name in names.filter_map(Value::as_str) {

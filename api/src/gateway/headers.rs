@@ -7,7 +7,7 @@ use crate::client::Client;
 use crate::session;
 
 /// Of one connection only (RFC 9110, section 7.6.1), beside those `Connection` names.
-const OF_CONNECTION: [&str; 8] = [
+const HOP_BY_HOP: [&str; 8] = [
     "connection",
     "keep-alive",
     "proxy-authenticate",
@@ -19,7 +19,7 @@ const OF_CONNECTION: [&str; 8] = [
 ];
 
 /// The caller's way in, which ends here; and what only a proxy may say.
-const OURS: [&str; 10] = [
+const CALLER_HEADERS: [&str; 10] = [
     "x-api-key",
     "x-towpath-gateway",
     "x-towpath-gateway-unkeyed",
@@ -34,7 +34,7 @@ const OURS: [&str; 10] = [
 
 /// What an answer says of its whole origin, and not of itself: the origin is the platform's. A deployment must not empty
 /// a browser's storage, have reports of others' requests sent to itself, or say how the address is reached from now on.
-const OF_ORIGIN: [&str; 10] = [
+const ORIGIN_WIDE: [&str; 10] = [
     "set-cookie",
     "set-cookie2",
     "clear-site-data",
@@ -53,11 +53,11 @@ pub(super) fn is_upgrade(headers: &HeaderMap) -> bool {
 }
 
 /// Makes the caller's headers those of the agent server's.
-pub(super) fn prepare(headers: &mut HeaderMap, prefix: &str, client: Client) {
+pub(crate) fn filter_request(headers: &mut HeaderMap, prefix: &str, client: Client) {
     let upgrade = headers.get(UPGRADE).cloned();
     let host = headers.get(HOST).cloned();
-    strip(headers);
-    for name in OURS {
+    strip_hop_by_hop(headers);
+    for name in CALLER_HEADERS {
         headers.remove(name);
     }
     headers.remove(EXPECT);
@@ -91,21 +91,21 @@ pub(super) fn prepare(headers: &mut HeaderMap, prefix: &str, client: Client) {
 /// Makes an agent server's headers those of an answer of this address. Its pages are others' and must not act as the
 /// dashboard, which has the same address: they say nothing of that address as a whole, and a browser gives them an origin of
 /// their own.
-pub(super) fn answered(headers: &mut HeaderMap) {
-    forget_origin(headers);
+pub(super) fn filter_response(headers: &mut HeaderMap) {
+    strip_origin_wide(headers);
     let sandbox = HeaderValue::from_static("sandbox allow-scripts allow-forms allow-popups");
     headers.append(CONTENT_SECURITY_POLICY, sandbox);
 }
 
 /// Takes away what is said of the whole origin.
-pub(super) fn forget_origin(headers: &mut HeaderMap) {
-    for name in OF_ORIGIN {
+pub(super) fn strip_origin_wide(headers: &mut HeaderMap) {
+    for name in ORIGIN_WIDE {
         headers.remove(name);
     }
 }
 
 /// Takes away what is of one connection only.
-pub(super) fn strip(headers: &mut HeaderMap) {
+pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
         .get_all(CONNECTION)
         .iter()
@@ -116,7 +116,7 @@ pub(super) fn strip(headers: &mut HeaderMap) {
     for name in named {
         headers.remove(name);
     }
-    for name in OF_CONNECTION {
+    for name in HOP_BY_HOP {
         headers.remove(name);
     }
     headers.remove(UPGRADE);
@@ -148,9 +148,9 @@ mod tests {
         let client = Client {
             address: Some("9.9.9.9".parse().unwrap()),
             secure: true,
-            proxied: false,
+            is_proxied: false,
         };
-        prepare(&mut headers, "/d/one", client);
+        filter_request(&mut headers, "/d/one", client);
         for gone in [
             "x-api-key",
             "x-tenant-id",
@@ -169,7 +169,7 @@ mod tests {
 
         let mut headers = HeaderMap::new();
         headers.insert(AUTHORIZATION, HeaderValue::from_static("bearer tps_abc"));
-        prepare(&mut headers, "/d/one", Client::default());
+        filter_request(&mut headers, "/d/one", Client::default());
         assert!(
             !headers.contains_key(AUTHORIZATION),
             "the dashboard's token left the platform"
@@ -179,13 +179,13 @@ mod tests {
     #[test]
     fn pages_of_others_do_not_act_as_the_dashboard() {
         let mut headers = HeaderMap::new();
-        for name in OF_ORIGIN {
+        for name in ORIGIN_WIDE {
             headers.insert(HeaderName::from_static(name), HeaderValue::from_static("theirs"));
         }
         headers.insert("x-own", HeaderValue::from_static("theirs"));
         headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static("default-src *"));
-        answered(&mut headers);
-        for name in OF_ORIGIN {
+        filter_response(&mut headers);
+        for name in ORIGIN_WIDE {
             assert!(!headers.contains_key(name), "{name}");
         }
         assert!(headers.contains_key("x-own"));
@@ -201,7 +201,7 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert(CONNECTION, HeaderValue::from_static("keep-alive, Upgrade"));
         headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
-        prepare(&mut headers, "/d/one", Client::default());
+        filter_request(&mut headers, "/d/one", Client::default());
         assert_eq!(headers[CONNECTION], "upgrade");
         assert_eq!(headers[UPGRADE], "websocket");
     }

@@ -29,24 +29,24 @@ use crate::internal;
 const HEADER: HeaderName = HeaderName::from_static("x-towpath-gateway");
 const UNKEYED: HeaderName = HeaderName::from_static("x-towpath-gateway-unkeyed");
 /// How far clocks may be apart, and how long a request may be on its way.
-const PATIENCE_SECONDS: i64 = 60;
+const CLOCK_TOLERANCE_SECONDS: i64 = 60;
 
 /// What an agent server offers beside its open pages without asking who calls: for who has a key of the platform.
-const OF_SYSTEM: [&str; 4] = ["/", "/livez", "/readyz", "/metrics"];
+const SYSTEM_ROUTES: [&str; 4] = ["/", "/livez", "/readyz", "/metrics"];
 
 /// What the gateway says of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Said {
+pub(super) enum Assertion {
     /// Its caller may call, or everybody may.
-    Let,
+    Keyed,
     /// Its caller showed no key, and is the deployment's to judge.
     Unkeyed,
 }
 
-impl Said {
+impl Assertion {
     const fn header(self) -> HeaderName {
         match self {
-            Self::Let => HEADER,
+            Self::Keyed => HEADER,
             Self::Unkeyed => UNKEYED,
         }
     }
@@ -54,10 +54,10 @@ impl Said {
 
 /// A request that its own auth has to judge: its caller showed no key.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Unkeyed;
+pub(crate) struct UnkeyedCaller;
 
 /// Says that the gateway sends this request.
-pub(super) fn sign(request: &mut Request, key: &[u8], clock: &Clock, said: Said) {
+pub(super) fn sign(request: &mut Request, key: &[u8], clock: &Clock, said: Assertion) {
     let seconds = clock.now().micros() / 1_000_000;
     let mac = hex::encode(
         mac(key, said, seconds, request.method(), request.uri())
@@ -69,48 +69,50 @@ pub(super) fn sign(request: &mut Request, key: &[u8], clock: &Clock, said: Said)
     }
 }
 
-/// What an agent server checks with: keys with commas between them, each of which lets in.
+/// What an agent server checks with: keys separated by commas, each of which lets in.
 #[derive(Clone)]
-pub(crate) struct Gate {
+pub(crate) struct SignatureVerifier {
     keys: Secret,
     clock: Clock,
     /// Where the graphs' own auth judges callers: what stands before the paths of the agent server.
-    judged_below: Option<String>,
+    own_auth_prefix: Option<String>,
 }
 
-impl Gate {
+impl SignatureVerifier {
     pub(crate) const fn new(keys: Secret, clock: Clock) -> Self {
         Self {
             keys,
             clock,
-            judged_below: None,
+            own_auth_prefix: None,
         }
     }
 
     /// For an agent server whose graphs' own auth judges every caller.
     pub(crate) fn with_own_auth(self, mount_prefix: &str) -> Self {
         Self {
-            judged_below: Some(mount_prefix.trim_end_matches('/').to_owned()),
+            own_auth_prefix: Some(mount_prefix.trim_end_matches('/').to_owned()),
             ..self
         }
     }
 
-    fn lets_in(&self, request: &Request) -> bool {
-        self.heard(request, Said::Let)
+    fn is_signed(&self, request: &Request) -> bool {
+        self.verify(request, Assertion::Keyed)
     }
 
     /// Whether the gateway leaves this caller to an auth that there is.
     fn leaves_to_own_auth(&self, request: &Request) -> bool {
-        let Some(prefix) = &self.judged_below else { return false };
+        let Some(prefix) = &self.own_auth_prefix else {
+            return false;
+        };
         let path = request.uri().path();
         let within = path.strip_prefix(prefix.as_str()).unwrap_or(path);
         let is_of_system = [path, within]
             .iter()
-            .any(|path| path.is_empty() || OF_SYSTEM.contains(path) || internal::is_route(path));
-        !is_of_system && self.heard(request, Said::Unkeyed)
+            .any(|path| path.is_empty() || SYSTEM_ROUTES.contains(path) || internal::is_route(path));
+        !is_of_system && self.verify(request, Assertion::Unkeyed)
     }
 
-    fn heard(&self, request: &Request, what: Said) -> bool {
+    fn verify(&self, request: &Request, what: Assertion) -> bool {
         let said = request
             .headers()
             .get(what.header())
@@ -132,18 +134,18 @@ impl Gate {
             let mac = mac(&key, what, seconds, request.method(), request.uri());
             mac.verify_slice(&sent).is_ok()
         });
-        is_ours && (now - seconds).abs() <= PATIENCE_SECONDS
+        is_ours && (now - seconds).abs() <= CLOCK_TOLERANCE_SECONDS
     }
 }
 
 /// The layer of an agent server that answers only the gateway.
-pub(crate) async fn require(State(gate): State<Gate>, mut request: Request, next: Next) -> Response {
+pub(crate) async fn require(State(gate): State<SignatureVerifier>, mut request: Request, next: Next) -> Response {
     let is_open = request.method() == Method::GET && OPEN.contains(&request.uri().path());
-    let is_unkeyed = !gate.lets_in(&request) && gate.leaves_to_own_auth(&request);
+    let is_unkeyed = !gate.is_signed(&request) && gate.leaves_to_own_auth(&request);
     if is_unkeyed {
-        request.extensions_mut().insert(Unkeyed);
+        request.extensions_mut().insert(UnkeyedCaller);
     }
-    if !is_open && !is_unkeyed && !gate.lets_in(&request) {
+    if !is_open && !is_unkeyed && !gate.is_signed(&request) {
         let text = "this agent server answers only the platform's gateway";
         return AgentError::new(StatusCode::UNAUTHORIZED, text).into_response();
     }
@@ -152,13 +154,13 @@ pub(crate) async fn require(State(gate): State<Gate>, mut request: Request, next
     next.run(request).await
 }
 
-fn mac(key: &[u8], said: Said, seconds: i64, method: &Method, uri: &Uri) -> Hmac<Sha256> {
+fn mac(key: &[u8], said: Assertion, seconds: i64, method: &Method, uri: &Uri) -> Hmac<Sha256> {
     #[expect(clippy::expect_used, reason = "a key of any length will do")]
     let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("a key of any length will do");
     let path = uri.path_and_query().map_or("/", |path| path.as_str());
     let kind = match said {
-        Said::Let => "",
-        Said::Unkeyed => "unkeyed\n",
+        Assertion::Keyed => "",
+        Assertion::Unkeyed => "unkeyed\n",
     };
     mac.update(format!("{kind}{seconds}\n{method}\n{path}").as_bytes());
     mac
@@ -177,56 +179,56 @@ mod tests {
     fn only_what_the_gateway_says_lets_in_and_only_there_and_then() {
         let clock = Clock::stopped(Timestamp::parse("2026-03-01T12:00:00Z").unwrap());
         let key = [7_u8; 32];
-        let gate = Gate::new(Secret::new(hex::encode(key)), clock.clone());
+        let gate = SignatureVerifier::new(Secret::new(hex::encode(key)), clock.clone());
         let request = |method: &str, uri: &str| Request::builder().method(method).uri(uri).body(Body::empty()).unwrap();
-        assert!(!gate.lets_in(&request("GET", "/threads")));
+        assert!(!gate.is_signed(&request("GET", "/threads")));
         let mut signed = request("POST", "/threads?x=1");
-        sign(&mut signed, &key, &clock, Said::Let);
-        assert!(gate.lets_in(&signed));
+        sign(&mut signed, &key, &clock, Assertion::Keyed);
+        assert!(gate.is_signed(&signed));
         let several = format!("{},{}", hex::encode([8_u8; 32]), hex::encode(key));
-        let rotated = Gate::new(Secret::new(several), clock.clone());
-        assert!(rotated.lets_in(&signed), "each of several keys lets in");
+        let rotated = SignatureVerifier::new(Secret::new(several), clock.clone());
+        assert!(rotated.is_signed(&signed), "each of several keys lets in");
         let said = signed.headers()[HEADER].clone();
         let with = |mut request: Request, said: &HeaderValue| {
             request.headers_mut().insert(HEADER, said.clone());
             request
         };
         assert!(
-            !gate.lets_in(&with(request("GET", "/threads?x=1"), &said)),
+            !gate.is_signed(&with(request("GET", "/threads?x=1"), &said)),
             "another method"
         );
         assert!(
-            !gate.lets_in(&with(request("POST", "/threads?x=2"), &said)),
+            !gate.is_signed(&with(request("POST", "/threads?x=2"), &said)),
             "another query"
         );
         let mut other = request("POST", "/threads?x=1");
-        sign(&mut other, &[8; 32], &clock, Said::Let);
-        assert!(!gate.lets_in(&other), "another deployment's key");
+        sign(&mut other, &[8; 32], &clock, Assertion::Keyed);
+        assert!(!gate.is_signed(&other), "another deployment's key");
         for rubbish in ["", ".", "x.y", "1.", "99999999999999999999.00"] {
-            assert!(!gate.lets_in(&with(
+            assert!(!gate.is_signed(&with(
                 request("POST", "/threads?x=1"),
                 &HeaderValue::from_str(rubbish).unwrap()
             )));
         }
         clock.advance(Duration::from_secs(61));
-        assert!(!gate.lets_in(&signed), "later");
+        assert!(!gate.is_signed(&signed), "later");
     }
 
     #[test]
     fn a_caller_without_a_key_is_let_in_only_where_graphs_judge() {
         let clock = Clock::stopped(Timestamp::parse("2026-03-01T12:00:00Z").unwrap());
         let key = [7_u8; 32];
-        let plain = Gate::new(Secret::new(hex::encode(key)), clock.clone());
+        let plain = SignatureVerifier::new(Secret::new(hex::encode(key)), clock.clone());
         let judging = plain.clone().with_own_auth("/mine/");
         let unkeyed = |uri: &str| {
             let mut request = Request::builder().method("GET").uri(uri).body(Body::empty()).unwrap();
-            sign(&mut request, &key, &clock, Said::Unkeyed);
+            sign(&mut request, &key, &clock, Assertion::Unkeyed);
             request
         };
         let asked = unkeyed("/mine/threads");
         assert!(judging.leaves_to_own_auth(&asked));
         assert!(
-            !judging.lets_in(&asked) && !plain.lets_in(&asked),
+            !judging.is_signed(&asked) && !plain.is_signed(&asked),
             "it is no other request"
         );
         assert!(!plain.leaves_to_own_auth(&asked), "no auth judges here");
@@ -245,6 +247,6 @@ mod tests {
         let mut swapped = unkeyed("/mine/threads");
         let said = swapped.headers_mut().remove(UNKEYED).unwrap();
         swapped.headers_mut().insert(HEADER, said);
-        assert!(!judging.lets_in(&swapped));
+        assert!(!judging.is_signed(&swapped));
     }
 }

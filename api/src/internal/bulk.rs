@@ -7,95 +7,95 @@ use towpath_domain::job::JobState;
 use towpath_domain::{JobId, TenantId};
 use towpath_store::{Store, jobs};
 
-use crate::errors::{ApiError, Place};
+use crate::errors::{ApiError, LocSegment};
 use crate::extract::{Json, optional_object, whole};
 use crate::internal::model::State as StateName;
-use crate::internal::{Operated, act, plain};
+use crate::internal::{JobStores, actions, plain};
 
-/// Jobs of one request, each in a transaction of its own.
+/// Maximum number of jobs in one request, each in its own transaction.
 const MOST: usize = 1000;
-/// Transactions at the same time.
+/// Number of concurrent transactions.
 const AT_ONCE: usize = 8;
 
-/// What to do.
+/// The action.
 #[derive(Clone, Copy, Debug, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Action {
-    /// Try again.
+    /// Retry.
     Retry,
     /// Cancel.
     Cancel,
 }
 
-/// The same to many jobs, named or found.
+/// An action on many jobs, by ids or filter.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Bulk {
+pub(crate) struct BulkJobRequest {
     action: Action,
-    /// These jobs. Give either this or `filter`.
+    /// Job ids. Send either this or `filter`.
     #[schema(value_type = Option<Vec<Uuid>>, min_items = 1, max_items = 1000)]
     ids: Option<Vec<JobId>>,
-    /// Jobs that fit. Give either this or `ids`.
+    /// Filter of jobs. Send either this or `ids`.
     #[serde(default, deserialize_with = "optional_object")]
     filter: Option<Filter>,
-    /// With `filter`: look at no more than so many, 1 to 1000, which is the default.
+    /// With `filter`: maximum number of jobs to check, 1 to 1000; default 1000.
     #[serde(default, deserialize_with = "whole")]
     #[schema(minimum = 1, maximum = 1000)]
     limit: Option<i64>,
-    /// With `filter`: the `next_cursor` of the answer before.
+    /// With `filter`: the `next_cursor` of the previous response.
     #[schema(value_type = Option<Uuid>)]
     cursor: Option<JobId>,
 }
 
-/// Jobs that fit: at least one of these, and all that are given.
+/// Filter of jobs: at least one field; all given ones must match.
 #[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Filter {
-    /// In this pool.
+    /// Pool.
     #[schema(pattern = r"^[^\u0000]*$")]
     pool: Option<String>,
-    /// Of this kind.
+    /// Kind.
     #[schema(pattern = r"^[^\u0000]*$")]
     kind: Option<String>,
-    /// In this state.
+    /// State.
     #[schema(inline, value_type = Option<StateName>)]
     state: Option<JobState>,
-    /// Of this workspace.
+    /// Workspace.
     #[schema(value_type = Option<Uuid>)]
     tenant: Option<TenantId>,
-    /// In this lane.
+    /// Lane.
     #[schema(pattern = r"^[^\u0000]*$")]
     lane: Option<String>,
 }
 
-/// How it went.
+/// Result of the action.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
-pub(crate) struct Outcome {
-    /// Jobs it was done to.
+pub(crate) struct BulkJobResult {
+    /// Jobs on which the action succeeded.
     #[schema(minimum = 0)]
     done: usize,
-    /// Jobs that refused, each with why.
-    refused: Vec<Refused>,
-    /// With `filter`: where to go on; null when all that fit were looked at.
+    /// Jobs on which it failed, with the reason.
+    refused: Vec<JobRefusal>,
+    /// With `filter`: cursor of the next request; null after the last job.
     next_cursor: Option<String>,
 }
 
-/// A job that refused.
+/// A job on which the action failed.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
-pub(crate) struct Refused {
+pub(crate) struct JobRefusal {
     #[schema(value_type = Uuid)]
     id: JobId,
     reason: String,
 }
 
-/// Retry or cancel many jobs, each in a transaction of its own. With a filter, call it again with the cursor until
-/// there is none.
-#[utoipa::path(post, path = "/internal/jobs/bulk", tag = "jobs", security(("api_key" = []), ("bearer" = [])), request_body = Bulk,
-    responses((status = 200, description = "How it went", body = Outcome), ApiError))]
+/// Retry or cancel many jobs, each in its own transaction. With a filter, repeat the request with the cursor until it
+/// is null.
+#[utoipa::path(post, path = "/internal/jobs/bulk", tag = "jobs", security(("api_key" = []), ("bearer" = [])), request_body = BulkJobRequest,
+    responses((status = 200, description = "The result", body = BulkJobResult), ApiError))]
 pub(crate) async fn bulk(
-    State(Operated { store, .. }): State<Operated>,
-    Json(bulk): Json<Bulk>,
-) -> Result<Json<Outcome>, ApiError> {
+    State(JobStores { store, .. }): State<JobStores>,
+    Json(bulk): Json<BulkJobRequest>,
+) -> Result<Json<BulkJobResult>, ApiError> {
     let action = bulk.action;
     let limit = bulk.limit.map_or(Ok(MOST), usize::try_from);
     let limit = limit.ok().filter(|limit| (1..=MOST).contains(limit));
@@ -108,7 +108,7 @@ pub(crate) async fn bulk(
             (ids, None)
         }
         (None, Some(filter)) => find(&store, filter, limit, bulk.cursor).await?,
-        _ => return Err(ApiError::bad_request("give either ids or filter")),
+        _ => return Err(ApiError::bad_request("send either ids or filter")),
     };
     let store = &store;
     let mut done = 0;
@@ -116,8 +116,8 @@ pub(crate) async fn bulk(
     let mut under_way = futures::stream::iter(ids)
         .map(|id| async move {
             let acted = match action {
-                Action::Retry => act::retry_job(store, id).await,
-                Action::Cancel => act::cancel_job(store, id).await,
+                Action::Retry => actions::retry_job(store, id).await,
+                Action::Cancel => actions::cancel_job(store, id).await,
             };
             (id, acted)
         })
@@ -126,14 +126,14 @@ pub(crate) async fn bulk(
         match acted {
             Ok(()) => done += 1,
             // The job's own refusal; anything else is the server's trouble and ends it here.
-            Err(error) if error.status().is_client_error() => refused.push(Refused {
+            Err(error) if error.status().is_client_error() => refused.push(JobRefusal {
                 id,
                 reason: error.text().to_owned(),
             }),
             Err(error) => return Err(error),
         }
     }
-    Ok(Json(Outcome {
+    Ok(Json(BulkJobResult {
         done,
         refused,
         next_cursor,
@@ -159,7 +159,7 @@ async fn find(
     };
     if filter == jobs::Filter::default() {
         // Everything there is, by mistake.
-        return Err(ApiError::bad_request("filter: give at least one of its fields"));
+        return Err(ApiError::bad_request("filter: expected at least one field"));
     }
     let wanted = i64::try_from(limit).unwrap_or(i64::MAX) + 1;
     let found = store
@@ -172,5 +172,5 @@ async fn find(
 }
 
 fn wrong(field: &str, msg: String) -> ApiError {
-    ApiError::invalid_at(vec![Place::from("body"), field.into()], "value_error", msg)
+    ApiError::invalid_at(vec![LocSegment::from("body"), field.into()], "value_error", msg)
 }

@@ -11,13 +11,13 @@ use crate::errors::{ApiError, Error};
 use crate::extract::{Json, Path};
 use crate::platform::deployments::model::DeploymentPlacement;
 
-/// Let a deployment start on the database that is where it runs, or on an empty one. It refuses to where the one it had is
-/// away: nothing of that is seen any more.
+/// Let a deployment start on the database found where it runs, or on an empty one. It refuses to start if its earlier
+/// database is missing; the data in that database is no longer used.
 #[utoipa::path(post, path = "/internal/deployments/{deployment_id}/accept-database", tag = "deployments",
     security(("api_key" = []), ("bearer" = [])),
     params(("deployment_id" = Uuid, Path, description = "The deployment")),
-    responses((status = 200, description = "It may; it is tried within a minute", body = DeploymentPlacement),
-              (status = 404, description = "No such deployment, or none that was deployed", body = Error), ApiError))]
+    responses((status = 200, description = "Allowed; it starts within a minute", body = DeploymentPlacement),
+              (status = 404, description = "No such deployment, or it was never deployed", body = Error), ApiError))]
 pub(crate) async fn accept_database(
     State(app): State<App>,
     Operator(caller): Operator,
@@ -36,7 +36,7 @@ pub(crate) async fn accept_database(
     tracing::warn!(
         deployment.id = %id,
         operator.key = %caller.key,
-        "an operator lets a deployment start on another database than it had"
+        "an operator allowed a deployment to start on another database"
     );
     Ok(Json(placement.into()))
 }

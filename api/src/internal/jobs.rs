@@ -10,51 +10,50 @@ use towpath_store::{Store, attempts, jobs, lanes, leases, steps};
 use crate::errors::{ApiError, Error};
 use crate::extract::{Json, Path, Query};
 use crate::internal::model::{Job, JobDetail, Jobs, LaneState, State as StateName};
-use crate::internal::{Operated, act, cursor_of, limit, plain, read_cursor};
+use crate::internal::{JobStores, actions, cursor_of, limit, plain, read_cursor};
 
-/// Steps shown of one job.
+/// Maximum number of steps shown.
 const STEPS: i64 = 1000;
-/// Children shown of one job.
+/// Maximum number of children shown.
 const CHILDREN: i64 = 100;
 
-/// Which jobs.
+/// Filters and page of the list.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Which {
-    /// In this pool.
+pub(crate) struct ListJobs {
+    /// Pool.
     #[param(pattern = r"^[^\u0000]*$")]
     pool: Option<String>,
-    /// Of this kind.
+    /// Kind.
     #[param(pattern = r"^[^\u0000]*$")]
     kind: Option<String>,
-    /// In this state.
+    /// State.
     #[param(inline, value_type = Option<StateName>)]
     state: Option<JobState>,
-    /// Of this workspace.
+    /// Workspace.
     #[param(value_type = Option<Uuid>)]
     tenant: Option<TenantId>,
-    /// In this lane.
+    /// Lane.
     #[param(pattern = r"^[^\u0000]*$")]
     lane: Option<String>,
-    /// Recorded by this job for itself.
+    /// Parent job.
     #[param(value_type = Option<Uuid>)]
     parent: Option<JobId>,
-    /// At most so many, 1 to 1000; 100 unless said.
+    /// Maximum number of results, 1 to 1000; default 100.
     #[param(minimum = 1, maximum = 1000)]
     limit: Option<i64>,
-    /// The `next_cursor` of the answer before.
+    /// The `next_cursor` of the previous response.
     #[param(value_type = Option<Uuid>)]
     cursor: Option<JobId>,
 }
 
-/// Jobs of all workspaces, the latest first. A list that is read on by its cursor shows each job once, however jobs
-/// move meanwhile.
-#[utoipa::path(get, path = "/internal/jobs", tag = "jobs", security(("api_key" = []), ("bearer" = [])), params(Which),
+/// List jobs of all workspaces, latest first. Paging with the cursor shows each job once, even if jobs change state.
+#[utoipa::path(get, path = "/internal/jobs", tag = "jobs", security(("api_key" = []), ("bearer" = [])), params(ListJobs),
     responses((status = 200, description = "Jobs", body = Jobs), ApiError))]
 pub(crate) async fn list(
-    State(Operated { store, .. }): State<Operated>,
-    Query(which): Query<Which>,
+    State(JobStores { store, .. }): State<JobStores>,
+    Query(which): Query<ListJobs>,
 ) -> Result<Json<Jobs>, ApiError> {
     let limit = limit(which.limit)?;
     for (field, text) in [("pool", &which.pool), ("kind", &which.kind), ("lane", &which.lane)] {
@@ -75,8 +74,8 @@ pub(crate) async fn list(
     Ok(Json(page(found, limit, |last| last.id.to_string())))
 }
 
-/// One row more was read than is shown, to know whether the list goes on.
-fn page(mut found: Vec<jobs::Listed>, limit: i64, cursor: impl FnOnce(&jobs::Listed) -> String) -> Jobs {
+/// One row more than shown is read, to know whether the list continues.
+fn page(mut found: Vec<jobs::JobSummary>, limit: i64, cursor: impl FnOnce(&jobs::JobSummary) -> String) -> Jobs {
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     let more = found.len() > limit;
     found.truncate(limit);
@@ -86,32 +85,30 @@ fn page(mut found: Vec<jobs::Listed>, limit: i64, cursor: impl FnOnce(&jobs::Lis
     }
 }
 
-/// What to show of a job.
+/// Options of the response.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Show {
-    /// Show also what the job was given. It may hold data of users.
+pub(crate) struct GetJob {
+    /// Include the input of the job. It may contain user data.
     #[serde(default)]
     input: bool,
 }
 
-/// A job with its steps, attempts, children, lane and lease, and the one reason why it is not running now.
+/// Get a job with its steps, attempts, children, lane and lease, and the reason why it is not running.
 #[utoipa::path(get, path = "/internal/jobs/{job_id}", tag = "jobs", security(("api_key" = []), ("bearer" = [])),
-    params(("job_id" = Uuid, Path, description = "The job, or a run of an agent server, for the job that does it"), Show),
+    params(("job_id" = Uuid, Path, description = "The job, or a run of an agent server, for the job that does it"), GetJob),
     responses((status = 200, description = "The job", body = JobDetail),
               (status = 404, description = "No such job", body = Error), ApiError))]
 pub(crate) async fn get(
-    State(operated): State<Operated>,
+    State(operated): State<JobStores>,
     Path(id): Path<JobId>,
-    Query(show): Query<Show>,
+    Query(show): Query<GetJob>,
 ) -> Result<Json<JobDetail>, ApiError> {
-    let (store, id) = operated.holding(id).await?;
+    let (store, id) = operated.find_job(id).await?;
     detail(&store, id, show.input).await.map(Json)
 }
 
-/// # Errors
-/// 404.
 pub(crate) async fn detail(store: &Store, id: JobId, input: bool) -> Result<JobDetail, ApiError> {
     let found = store.read(async |tx| {
         // It may be pruned between the two.
@@ -128,7 +125,7 @@ pub(crate) async fn detail(store: &Store, id: JobId, input: bool) -> Result<JobD
         };
         let children = jobs::list(tx, &of_job, None, CHILDREN).await?;
         let attempts = attempts::list(tx, id).await?;
-        let steps = steps::done(tx, id, STEPS).await?;
+        let steps = steps::list_finished(tx, id, STEPS).await?;
         let lease_until = leases::until(tx, id).await?;
         Ok(Some((job, explanation, lane, children, attempts, steps, lease_until)))
     });
@@ -152,60 +149,60 @@ pub(crate) async fn detail(store: &Store, id: JobId, input: bool) -> Result<JobD
         steps: steps.into_iter().map(Into::into).collect(),
         children: children.into_iter().map(Job::from).collect(),
         input: given,
-        job: jobs::Listed::from(job).into(),
+        job: jobs::JobSummary::from(job).into(),
     })
 }
 
-/// Try a job again that ended badly, or one that backs off at once. Finished steps are not repeated. Refused where the
-/// job's end has settled what it was for.
+/// Retry a failed job, or one that backs off, at once. Finished steps are not repeated. Rejected if the end of the job
+/// already had effects.
 #[utoipa::path(post, path = "/internal/jobs/{job_id}/retry", tag = "jobs", security(("api_key" = []), ("bearer" = [])),
     params(("job_id" = Uuid, Path, description = "The job")),
     responses((status = 200, description = "The job, open again", body = JobDetail),
               (status = 404, description = "No such job", body = Error),
-              (status = 409, description = "Performing it again would be wrong; the text says why", body = Error), ApiError))]
+              (status = 409, description = "The job cannot be retried; the text has the reason", body = Error), ApiError))]
 pub(crate) async fn retry(
-    State(operated): State<Operated>,
+    State(operated): State<JobStores>,
     Path(id): Path<JobId>,
 ) -> Result<Json<JobDetail>, ApiError> {
-    let (store, id) = operated.holding(id).await?;
-    act::retry_job(&store, id).await?;
+    let (store, id) = operated.find_job(id).await?;
+    actions::retry_job(&store, id).await?;
     detail(&store, id, false).await.map(Json)
 }
 
-/// Cancel a job with all it started. One that runs is asked to stop and has ten seconds for it.
+/// Cancel a job and its children. A running job is asked to stop within ten seconds.
 #[utoipa::path(post, path = "/internal/jobs/{job_id}/cancel", tag = "jobs", security(("api_key" = []), ("bearer" = [])),
     params(("job_id" = Uuid, Path, description = "The job")),
-    responses((status = 200, description = "The job, over or about to be", body = JobDetail),
+    responses((status = 200, description = "The job, cancelled or about to stop", body = JobDetail),
               (status = 404, description = "No such job", body = Error),
-              (status = 409, description = "It is over", body = Error), ApiError))]
+              (status = 409, description = "The job has ended", body = Error), ApiError))]
 pub(crate) async fn cancel(
-    State(operated): State<Operated>,
+    State(operated): State<JobStores>,
     Path(id): Path<JobId>,
 ) -> Result<Json<JobDetail>, ApiError> {
-    let (store, id) = operated.holding(id).await?;
-    act::cancel_job(&store, id).await?;
+    let (store, id) = operated.find_job(id).await?;
+    actions::cancel_job(&store, id).await?;
     detail(&store, id, false).await.map(Json)
 }
 
-/// Which dead letters.
+/// Page of the list.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct WhichDead {
-    /// At most so many, 1 to 1000; 100 unless said.
+pub(crate) struct ListDeadJobs {
+    /// Maximum number of results, 1 to 1000; default 100.
     #[param(minimum = 1, maximum = 1000)]
     limit: Option<i64>,
-    /// The `next_cursor` of the answer before.
+    /// The `next_cursor` of the previous response.
     #[param(pattern = "^[0-9]{1,16}_[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$")]
     cursor: Option<String>,
 }
 
-/// Dead letters: jobs whose attempts are spent, or that keep killing their workers. The latest to end first.
-#[utoipa::path(get, path = "/internal/dead", tag = "jobs", security(("api_key" = []), ("bearer" = [])), params(WhichDead),
+/// List dead letters: jobs whose attempts are exhausted, or that keep killing their workers. Latest end first.
+#[utoipa::path(get, path = "/internal/dead", tag = "jobs", security(("api_key" = []), ("bearer" = [])), params(ListDeadJobs),
     responses((status = 200, description = "Dead letters", body = Jobs), ApiError))]
 pub(crate) async fn dead(
-    State(Operated { store, .. }): State<Operated>,
-    Query(which): Query<WhichDead>,
+    State(JobStores { store, .. }): State<JobStores>,
+    Query(which): Query<ListDeadJobs>,
 ) -> Result<Json<Jobs>, ApiError> {
     let limit = limit(which.limit)?;
     let before = which.cursor.as_deref().map(read_cursor).transpose()?;
@@ -215,19 +212,19 @@ pub(crate) async fn dead(
     })))
 }
 
-/// Try a dead letter again.
+/// Retry a dead letter.
 #[utoipa::path(post, path = "/internal/dead/{job_id}/retry", tag = "jobs", security(("api_key" = []), ("bearer" = [])),
     params(("job_id" = Uuid, Path, description = "The job")),
     responses((status = 200, description = "The job, open again", body = JobDetail),
               (status = 404, description = "No such dead letter", body = Error),
-              (status = 409, description = "Performing it again would be wrong; the text says why", body = Error), ApiError))]
+              (status = 409, description = "The job cannot be retried; the text has the reason", body = Error), ApiError))]
 pub(crate) async fn retry_dead(
-    State(Operated { store, .. }): State<Operated>,
+    State(JobStores { store, .. }): State<JobStores>,
     Path(id): Path<JobId>,
 ) -> Result<Json<JobDetail>, ApiError> {
     let job = store.read(async |tx| jobs::get(tx, id).await).await?;
     job.filter(|job| job.dead)
         .ok_or_else(|| ApiError::not_found("dead letter"))?;
-    act::retry_job(&store, id).await?;
+    actions::retry_job(&store, id).await?;
     detail(&store, id, false).await.map(Json)
 }

@@ -2,7 +2,7 @@
 //! The first one of an installation is made beside the API, in the database (`towpath keys create`, or
 //! `TOWPATH_API_KEY` at the first start); the others can be made here.
 
-mod reach;
+mod authority;
 
 use std::time::Duration;
 
@@ -17,19 +17,19 @@ use towpath_workflows::reseal_secrets;
 
 use crate::app::App;
 use crate::auth::Operator;
-use crate::errors::{ApiError, Error, Place};
+use crate::errors::{ApiError, Error, LocSegment};
 use crate::extract::{Json, Path, Query, whole};
 use crate::internal::{cursor_of, limit, read_cursor};
 
-pub(crate) use reach::{Reach, administers};
+pub(crate) use authority::{KeyAuthority, administers};
 
-/// The most characters of a name.
+/// Maximum length of a name.
 const NAME_CHARS: usize = 255;
-/// The longest life of a key that ends by itself, in days.
+/// Maximum lifetime of a key in days.
 pub(crate) const LONGEST_LIFE_DAYS: i64 = 3650;
-/// Scopes of one key.
+/// Maximum number of scopes of a key.
 const MOST_SCOPES: usize = 100;
-/// How long the old secret of a rotated key goes on working, in hours: unless said, and at most.
+/// How long the previous secret works after a rotation, in hours: default and maximum.
 pub(crate) const OVERLAP_HOURS: (i64, i64) = (24, 720);
 
 /// An API key, without its secret.
@@ -37,29 +37,29 @@ pub(crate) const OVERLAP_HOURS: (i64, i64) = (24, 720);
 pub(crate) struct Key {
     #[schema(value_type = Uuid)]
     id: KeyId,
-    /// What people call it.
+    /// Display name.
     name: String,
-    /// How its secret begins, to tell keys apart.
+    /// Beginning of the secret, to recognize the key.
     prefix: String,
     #[schema(value_type = Uuid)]
     organization_id: OrganizationId,
-    /// The one workspace it opens; null opens all of its organisation.
+    /// The workspace of the key; null for all workspaces of its organisation.
     #[schema(value_type = Option<Uuid>)]
     tenant_id: Option<TenantId>,
-    /// Whether it opens the operators' routes and the dashboard.
+    /// Whether it has access to operator routes and the dashboard.
     operator: bool,
     #[schema(value_type = String, format = DateTime)]
     created_at: Timestamp,
-    /// Since when it opens nothing.
+    /// When it was revoked.
     #[schema(value_type = Option<String>, format = DateTime)]
     revoked_at: Option<Timestamp>,
-    /// What it may do.
+    /// Scopes.
     #[schema(value_type = Vec<String>)]
     scopes: Scopes,
-    /// When it ends by itself.
+    /// Expiry time.
     #[schema(value_type = Option<String>, format = DateTime)]
     expires_at: Option<Timestamp>,
-    /// When it was used last, about a minute late.
+    /// Time of the last use, accurate to about a minute.
     #[schema(value_type = Option<String>, format = DateTime)]
     last_used_at: Option<Timestamp>,
 }
@@ -86,23 +86,23 @@ impl From<ApiKey> for Key {
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub(crate) struct Keys {
     items: Vec<Key>,
-    /// Where the list goes on; null at its end.
+    /// Cursor of the next page; null on the last page.
     next_cursor: Option<String>,
 }
 
-/// A key that was made now.
+/// A new key.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
-pub(crate) struct MadeKey {
+pub(crate) struct KeyWithSecret {
     #[serde(flatten)]
     about: Key,
-    /// The secret: send it as `X-API-Key`. It is told this once; only its hash is kept.
+    /// The secret: send it as `X-API-Key`. Returned only here; only its hash is stored.
     key: String,
-    /// The workspaces it opens.
+    /// Workspaces of the key.
     #[schema(value_type = Vec<Uuid>)]
     workspaces: Vec<TenantId>,
 }
 
-impl MadeKey {
+impl KeyWithSecret {
     pub(crate) fn of(key: ApiKey, secret: &Secret, workspaces: Vec<TenantId>) -> Self {
         Self {
             about: key.into(),
@@ -112,27 +112,27 @@ impl MadeKey {
     }
 }
 
-/// A key to be made.
+/// A key to create.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct KeyRequest {
-    /// What people call it.
+    /// Display name.
     #[schema(
         max_length = 255,
         pattern = r"^[\p{L}\p{N} _.'-]*[\p{L}\p{N}_.'-][\p{L}\p{N} _.'-]*$"
     )]
     pub(crate) name: String,
-    /// The one workspace it shall open; all of the caller's organisation unless given.
+    /// Workspace of the key; by default all workspaces of the caller's organisation.
     #[schema(value_type = Option<Uuid>)]
     pub(crate) tenant_id: Option<TenantId>,
-    /// Let it also open the operators' routes and the dashboard, for all workspaces.
+    /// Give it access to operator routes and the dashboard, for all workspaces.
     #[serde(default)]
     pub(crate) operator: bool,
-    /// What it may do; without it everything in its workspaces, and with `operator` everything. Who administers a workspace
-    /// gives no scope of organisations, and none but operators gives one of operators.
+    /// Scopes; by default full access to its workspaces, or everything with `operator`. Workspace administrators cannot
+    /// grant scopes of organisations, and only operators can grant operator scopes.
     #[schema(value_type = Option<Vec<String>>, min_items = 1, max_items = 100)]
     pub(crate) scopes: Option<Vec<Scope>>,
-    /// After so many days it ends by itself, 1 to 3650; never unless given.
+    /// Days until it expires, 1 to 3650; by default never.
     #[serde(default, deserialize_with = "whole")]
     #[schema(minimum = 1, maximum = 3650)]
     pub(crate) expires_in_days: Option<i64>,
@@ -142,7 +142,7 @@ impl KeyRequest {
     fn limits(&self, now: Timestamp) -> Result<KeyLimits, ApiError> {
         let scopes = match self.scopes.as_deref() {
             None => None,
-            Some([]) => return Err(wrong("scopes", "expected one scope at least".to_owned())),
+            Some([]) => return Err(wrong("scopes", "expected at least one scope".to_owned())),
             Some(scopes) if scopes.len() > MOST_SCOPES => {
                 return Err(wrong("scopes", format!("expected at most {MOST_SCOPES} scopes")));
             }
@@ -159,21 +159,21 @@ impl KeyRequest {
     }
 }
 
-/// How a key gets a new secret.
+/// Options of a rotation.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct KeyRotation {
-    /// So many hours the secret before goes on working, 0 to 720; 24 unless given.
+    /// Hours for which the previous secret keeps working, 0 to 720; default 24.
     #[serde(default, deserialize_with = "whole")]
     #[schema(minimum = 0, maximum = 720)]
     overlap_hours: Option<i64>,
 }
 
 fn wrong(field: &'static str, text: String) -> ApiError {
-    ApiError::invalid_at(vec![Place::from("body"), field.into()], "value_error", text)
+    ApiError::invalid_at(vec![LocSegment::from("body"), field.into()], "value_error", text)
 }
 
-/// A key's name, where people can read it.
+/// Checks the name of a key.
 pub(crate) fn name(text: &str) -> Result<&str, ApiError> {
     let name = text.trim();
     if name.is_empty() || name.chars().count() > NAME_CHARS || name.chars().any(char::is_control) {
@@ -183,7 +183,7 @@ pub(crate) fn name(text: &str) -> Result<&str, ApiError> {
     Ok(name)
 }
 
-/// A number of a body, where it lies between these two.
+/// Checks the range of a number.
 pub(crate) fn within(
     field: &'static str,
     number: Option<i64>,
@@ -196,41 +196,41 @@ pub(crate) fn within(
     }
 }
 
-/// A job that seals secrets anew.
+/// The job that re-encrypts secrets.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
-pub(crate) struct Resealing {
+pub(crate) struct ResealJob {
     #[schema(value_type = Uuid)]
     job_id: JobId,
 }
 
-/// Which keys.
+/// Page of the list.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Which {
-    /// At most so many, 1 to 1000; 100 unless said.
+pub(crate) struct ListKeys {
+    /// Maximum number of results, 1 to 1000; default 100.
     #[param(minimum = 1, maximum = 1000)]
     limit: Option<i64>,
-    /// The `next_cursor` of the answer before.
+    /// The `next_cursor` of the previous response.
     #[param(pattern = "^[0-9]{1,16}_[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$")]
     cursor: Option<String>,
 }
 
-/// A key with its secret, and the workspaces it opens.
-pub(crate) type WithSecret = (ApiKey, Secret, Vec<TenantId>);
+/// A key with its secret and workspaces.
+pub(crate) type IssuedKey = (ApiKey, Secret, Vec<TenantId>);
 
-/// Makes a key.
-pub(crate) async fn make(app: &App, caller: &Principal, request: &KeyRequest) -> Result<WithSecret, ApiError> {
+/// Creates a key.
+pub(crate) async fn create_key(app: &App, caller: &Principal, request: &KeyRequest) -> Result<IssuedKey, ApiError> {
     let name = name(&request.name)?;
     let limits = request.limits(app.clock.now())?;
-    let reach = Reach::of(caller, Scope::Operator)?;
+    let reach = KeyAuthority::of(caller, Scope::Operator)?;
     reach.check_scopes(request.scopes.as_deref().unwrap_or_default(), request.operator)?;
-    let place = reach.place(caller, request.tenant_id)?;
+    let place = reach.workspace_of_new_key(caller, request.tenant_id)?;
     let made = app.store.write(async |tx| {
         let organization = match place {
             Some(tenant) => {
                 let workspace = access::workspace(tx, tenant).await?.ok_or(store::Error::NotFound)?;
-                if !reach.has(workspace.organization_id) {
+                if !reach.covers(workspace.organization_id) {
                     return Err(store::Error::NotFound);
                 }
                 workspace.organization_id
@@ -252,17 +252,15 @@ pub(crate) async fn make(app: &App, caller: &Principal, request: &KeyRequest) ->
         made => made?,
     };
     let key = &made.0;
-    tracing::info!(key.id = %key.id, key.operator = key.operator, by.key = %caller.key, "a key was made");
+    tracing::info!(key.id = %key.id, key.operator = key.operator, by.key = %caller.key, "created a key");
     Ok(made)
 }
 
-/// Revokes a key, which is not the caller's.
-pub(crate) async fn take(app: &App, caller: &Principal, id: KeyId) -> Result<ApiKey, ApiError> {
-    let reach = Reach::of(caller, Scope::Operator)?;
+/// Revokes a key other than the caller's.
+pub(crate) async fn revoke_key(app: &App, caller: &Principal, id: KeyId) -> Result<ApiKey, ApiError> {
+    let reach = KeyAuthority::of(caller, Scope::Operator)?;
     if id == caller.key {
-        return Err(ApiError::conflict(
-            "this is the key of this very request: revoke it with another key",
-        ));
+        return Err(ApiError::conflict("a key cannot revoke itself: use another key"));
     }
     find(app, &reach, id).await?;
     let revoked = app.store.write(async |tx| {
@@ -271,18 +269,18 @@ pub(crate) async fn take(app: &App, caller: &Principal, id: KeyId) -> Result<Api
     });
     let key = revoked.await.map_err(missing)?;
     app.forget_keys();
-    tracing::info!(key.id = %id, by.key = %caller.key, "a key was revoked");
+    tracing::info!(key.id = %id, by.key = %caller.key, "revoked a key");
     Ok(key)
 }
 
-/// Gives a key a new secret.
-pub(crate) async fn renew(
+/// Rotates the secret of a key.
+pub(crate) async fn rotate_key(
     app: &App,
     caller: &Principal,
     id: KeyId,
     overlap_hours: Option<i64>,
-) -> Result<WithSecret, ApiError> {
-    let reach = Reach::of(caller, Scope::Operator)?;
+) -> Result<IssuedKey, ApiError> {
+    let reach = KeyAuthority::of(caller, Scope::Operator)?;
     let hours = within("overlap_hours", overlap_hours, (0, OVERLAP_HOURS.1))?;
     let hours = hours.unwrap_or(OVERLAP_HOURS.0.unsigned_abs());
     let overlap = Duration::from_secs(hours * 3600);
@@ -294,12 +292,12 @@ pub(crate) async fn renew(
     });
     let rotated = rotated.await.map_err(missing)?;
     app.forget_keys();
-    tracing::info!(key.id = %id, by.key = %caller.key, "a key was rotated");
+    tracing::info!(key.id = %id, by.key = %caller.key, "rotated a key");
     Ok(rotated)
 }
 
-/// A key that the caller may change. What decides that never changes.
-async fn find(app: &App, reach: &Reach, id: KeyId) -> Result<(), ApiError> {
+/// A key that the caller administers. Its workspace never changes.
+async fn find(app: &App, reach: &KeyAuthority, id: KeyId) -> Result<(), ApiError> {
     let found = app.store.read(async |tx| access::key(tx, id).await).await?;
     reach.check(&found.ok_or_else(|| ApiError::not_found("key"))?)
 }
@@ -311,16 +309,16 @@ fn missing(error: store::Error) -> ApiError {
     }
 }
 
-/// API keys without their secrets, the latest first, revoked ones too: of all organisations for an operator, else of the
-/// organisation or the workspaces that the key of the request administers.
-#[utoipa::path(get, path = "/internal/keys", tag = "keys", security(("api_key" = []), ("bearer" = [])), params(Which),
+/// List API keys without their secrets, latest first, including revoked ones: all keys for an operator, else those of
+/// the organisation or workspaces that the caller administers.
+#[utoipa::path(get, path = "/internal/keys", tag = "keys", security(("api_key" = []), ("bearer" = [])), params(ListKeys),
     responses((status = 200, description = "Keys", body = Keys), ApiError))]
 pub(crate) async fn list(
     State(app): State<App>,
     Operator(caller): Operator,
-    Query(which): Query<Which>,
+    Query(which): Query<ListKeys>,
 ) -> Result<Json<Keys>, ApiError> {
-    let reach = Reach::of(&caller, Scope::OperatorRead)?;
+    let reach = KeyAuthority::of(&caller, Scope::OperatorRead)?;
     let limit = limit(which.limit)?;
     let after = which.cursor.as_deref().map(read_cursor).transpose()?;
     let mut found = app
@@ -337,23 +335,23 @@ pub(crate) async fn list(
     }))
 }
 
-/// Make a key. Its secret is in the answer, and nowhere else from then on.
+/// Create a key. Its secret is returned only in this response.
 #[utoipa::path(post, path = "/internal/keys", tag = "keys", security(("api_key" = []), ("bearer" = [])),
     request_body = KeyRequest,
-    responses((status = 201, description = "The key with its secret", body = MadeKey),
+    responses((status = 201, description = "The key with its secret", body = KeyWithSecret),
               (status = 404, description = "No such workspace", body = Error), ApiError))]
 pub(crate) async fn create(
     State(app): State<App>,
     Operator(caller): Operator,
     Json(request): Json<KeyRequest>,
-) -> Result<(StatusCode, [(HeaderName, &'static str); 1], Json<MadeKey>), ApiError> {
-    let (key, secret, workspaces) = make(&app, &caller, &request).await?;
-    let made = MadeKey::of(key, &secret, workspaces);
+) -> Result<(StatusCode, [(HeaderName, &'static str); 1], Json<KeyWithSecret>), ApiError> {
+    let (key, secret, workspaces) = create_key(&app, &caller, &request).await?;
+    let made = KeyWithSecret::of(key, &secret, workspaces);
     Ok((StatusCode::CREATED, [(CACHE_CONTROL, "no-store")], Json(made)))
 }
 
-/// Take a key's power away, for good, with the sessions that came from it. Other processes hear of it within five
-/// seconds. Revoking it again changes nothing. A key does not revoke itself, so that an operator is left.
+/// Revoke a key permanently, with its sessions. Other processes learn of it within five seconds. Revoking it again has
+/// no effect. A key cannot revoke itself, so that an operator key remains.
 #[utoipa::path(post, path = "/internal/keys/{key_id}/revoke", tag = "keys", security(("api_key" = []), ("bearer" = [])),
     params(("key_id" = Uuid, Path, description = "The key")),
     responses((status = 200, description = "The key, revoked", body = Key),
@@ -364,37 +362,37 @@ pub(crate) async fn revoke(
     Operator(caller): Operator,
     Path(id): Path<KeyId>,
 ) -> Result<Json<Key>, ApiError> {
-    Ok(Json(take(&app, &caller, id).await?.into()))
+    Ok(Json(revoke_key(&app, &caller, id).await?.into()))
 }
 
-/// Give a key a new secret, which is in the answer, and nowhere else from then on. The secret before opens the key for
-/// the hours of overlap.
+/// Rotate the secret of a key. The new secret is returned only in this response. The previous one works during the
+/// overlap.
 #[utoipa::path(post, path = "/internal/keys/{key_id}/rotate", tag = "keys", security(("api_key" = []), ("bearer" = [])),
     params(("key_id" = Uuid, Path, description = "The key")),
     request_body = KeyRotation,
-    responses((status = 200, description = "The key with its new secret", body = MadeKey),
-              (status = 400, description = "It was revoked, or has expired", body = Error),
+    responses((status = 200, description = "The key with its new secret", body = KeyWithSecret),
+              (status = 400, description = "The key is revoked or expired", body = Error),
               (status = 404, description = "No such key", body = Error), ApiError))]
 pub(crate) async fn rotate(
     State(app): State<App>,
     Operator(caller): Operator,
     Path(id): Path<KeyId>,
     Json(rotation): Json<KeyRotation>,
-) -> Result<([(HeaderName, &'static str); 1], Json<MadeKey>), ApiError> {
-    let (key, secret, workspaces) = renew(&app, &caller, id, rotation.overlap_hours).await?;
-    let made = MadeKey::of(key, &secret, workspaces);
+) -> Result<([(HeaderName, &'static str); 1], Json<KeyWithSecret>), ApiError> {
+    let (key, secret, workspaces) = rotate_key(&app, &caller, id, rotation.overlap_hours).await?;
+    let made = KeyWithSecret::of(key, &secret, workspaces);
     Ok(([(CACHE_CONTROL, "no-store")], Json(made)))
 }
 
-/// Seal every stored secret of all workspaces anew under the first encryption key. A job does it; when it has succeeded, the
-/// encryption keys behind the first one are not needed any more.
+/// Re-encrypt all stored secrets of all workspaces with the first encryption key, in a job. After it has succeeded, the
+/// other encryption keys are no longer needed.
 #[utoipa::path(post, path = "/internal/keys/reseal", tag = "keys", security(("api_key" = []), ("bearer" = [])),
-    responses((status = 202, description = "The job", body = Resealing), ApiError))]
+    responses((status = 202, description = "The job", body = ResealJob), ApiError))]
 pub(crate) async fn reseal(
     State(app): State<App>,
     Operator(caller): Operator,
-) -> Result<(StatusCode, Json<Resealing>), ApiError> {
+) -> Result<(StatusCode, Json<ResealJob>), ApiError> {
     let job_id = app.store.write(async |tx| reseal_secrets::start(tx).await).await?;
-    tracing::info!(job.id = %job_id, operator.key = %caller.key, "an operator has secrets sealed anew");
-    Ok((StatusCode::ACCEPTED, Json(Resealing { job_id })))
+    tracing::info!(job.id = %job_id, operator.key = %caller.key, "an operator started re-encryption of secrets");
+    Ok((StatusCode::ACCEPTED, Json(ResealJob { job_id })))
 }

@@ -7,20 +7,20 @@ use towpath_domain::Timestamp;
 use crate::app::App;
 use crate::errors::ApiError;
 use crate::extract::Json;
-use crate::limits::View;
+use crate::limits::LimitsView;
 
-/// All limits, and who is near one or was refused.
+/// Rate limits, and callers near a limit or rejected.
 #[derive(Serialize, utoipa::ToSchema)]
 pub(crate) struct RateLimits {
-    /// Which rules are followed: `us`, `eu`, or a file; null where there are none.
+    /// Active rules: `us`, `eu`, or a file; null if none.
     table: Option<String>,
-    /// Where requests are counted: `here` (in this process, which is the only one), `shared` (in Redis, for all
-    /// processes), `apart` (in each process by itself, because Redis does not answer), or `off`.
+    /// Where requests are counted: `here` (the only process), `shared` (in Redis, across processes), `apart` (per
+    /// process, because Redis is unavailable), or `off`.
     #[schema(value_type = String)]
     counted: &'static str,
-    /// In the order in which they are looked at.
+    /// In the order of evaluation.
     items: Vec<RateLimit>,
-    /// As the process saw them that answers.
+    /// As seen by the responding process.
     callers: Vec<LimitedCaller>,
 }
 
@@ -29,47 +29,47 @@ pub(crate) struct RateLimits {
 pub(crate) struct RateLimit {
     name: String,
     category: String,
-    /// What requests have in common that are counted together.
+    /// Identity whose requests are counted together.
     #[schema(value_type = String)]
     identity: &'static str,
-    /// So many requests may stand in its window.
+    /// Maximum number of requests in the window.
     #[schema(minimum = 1)]
     count: u32,
-    /// The length of its window.
+    /// Length of the window.
     #[schema(minimum = 1)]
     interval_seconds: u64,
-    /// Requests it let pass since this process began.
+    /// Requests allowed since the process started.
     #[schema(minimum = 0)]
     passed: u64,
-    /// Requests it refused since this process began.
+    /// Requests rejected since the process started.
     #[schema(minimum = 0)]
     refused: u64,
 }
 
-/// Somebody who used half of what a limit allows, or was refused within the last hour.
+/// A caller that used half of a limit or was rejected within the last hour.
 #[derive(Serialize, utoipa::ToSchema)]
 pub(crate) struct LimitedCaller {
     limit: String,
-    /// An address, a user, a workspace, a deployment, or the beginning of a key's digest.
+    /// An address, a user, a workspace, a deployment, or the beginning of a key's hash.
     who: String,
-    /// Requests in the window when the last one was counted; null once that window is over.
+    /// Requests in the window at the last one; null after the window.
     #[schema(minimum = 0)]
     count: Option<u32>,
-    /// How many may.
+    /// Maximum number of requests in the window.
     #[schema(minimum = 1)]
     of: u32,
-    /// When the last request was counted.
+    /// Time of the last request.
     #[schema(value_type = String, format = DateTime)]
     seen_at: Timestamp,
-    /// Requests refused since it is listed.
+    /// Rejected requests since it was listed.
     #[schema(minimum = 0)]
     refused: u64,
-    /// When the last one was.
+    /// Time of the last rejection.
     #[schema(value_type = Option<String>, format = DateTime)]
     refused_at: Option<Timestamp>,
 }
 
-/// Limits on how often one caller may ask, and who is near one or was refused.
+/// List rate limits, and callers near a limit or rejected.
 #[utoipa::path(get, path = "/internal/limits", tag = "limits", security(("api_key" = []), ("bearer" = [])),
     responses((status = 200, description = "The limits", body = RateLimits), ApiError))]
 pub(crate) async fn list(State(app): State<App>) -> Json<RateLimits> {
@@ -86,7 +86,7 @@ impl RateLimits {
         }
     }
 
-    fn of(view: View) -> Self {
+    fn of(view: LimitsView) -> Self {
         let items = view.limits.into_iter().map(|limit| RateLimit {
             name: limit.name,
             category: limit.category,
@@ -98,9 +98,9 @@ impl RateLimits {
         });
         let callers = view.callers.into_iter().map(|caller| LimitedCaller {
             limit: caller.limit,
-            who: caller.who,
+            who: caller.identity,
             count: caller.count,
-            of: caller.of,
+            of: caller.allowed,
             seen_at: caller.at,
             refused: caller.refused,
             refused_at: caller.refused_at,

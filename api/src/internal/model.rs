@@ -5,7 +5,7 @@ use towpath_domain::job::JobState;
 use towpath_domain::{JobId, ScheduleId, TenantId, Timestamp, WorkerId};
 use towpath_durable::Explanation;
 use towpath_store::attempts;
-use towpath_store::jobs::Listed;
+use towpath_store::jobs::JobSummary;
 use towpath_store::pools::Overview;
 use towpath_store::schedules;
 use towpath_store::steps;
@@ -14,17 +14,17 @@ use towpath_store::workers;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Whether a pool's jobs are claimed.
+/// Whether jobs of a pool are claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum PoolStatus {
-    /// They are, by any worker that serves the pool.
+    /// Claimed by every worker that serves the pool.
     Active,
-    /// They are not.
+    /// Not claimed.
     Paused,
-    /// They are not, so that the pool gets empty, and some are still at work.
+    /// Not claimed, until the pool is empty; some jobs are still running.
     Draining,
-    /// They are not, so that the pool gets empty, and it is.
+    /// Not claimed, and no job is running.
     Drained,
 }
 
@@ -44,37 +44,37 @@ impl PoolStatus {
 pub(crate) struct Queue {
     pub(crate) pool: String,
     pub(crate) status: PoolStatus,
-    /// Jobs for later: delayed, backing off, snoozing.
+    /// Jobs for later: delayed, backing off or snoozing.
     #[schema(minimum = 0)]
     pub(crate) scheduled: i64,
-    /// Jobs that are due and whose lane is full.
+    /// Due jobs whose lane is full.
     #[schema(minimum = 0)]
     pub(crate) blocked: i64,
-    /// Jobs that want a worker: the depth of the queue.
+    /// Due jobs that wait for a worker: the depth of the queue.
     #[schema(minimum = 0)]
     pub(crate) ready: i64,
-    /// Jobs at work.
+    /// Running jobs.
     #[schema(minimum = 0)]
     pub(crate) running: i64,
-    /// Jobs that wait for their children; they take no worker.
+    /// Jobs that wait for their children; they occupy no worker.
     #[schema(minimum = 0)]
     pub(crate) waiting: i64,
     /// When the oldest ready job was due.
     #[schema(value_type = Option<String>, format = DateTime)]
     pub(crate) oldest_ready: Option<Timestamp>,
-    /// How long ago that was; 0 when no job is ready.
+    /// Seconds since then; 0 if no job is ready.
     #[schema(minimum = 0)]
     pub(crate) oldest_ready_age_seconds: f64,
-    /// Workers that serve the pool and claim.
+    /// Workers that serve the pool and claim jobs.
     #[schema(minimum = 0)]
     pub(crate) workers: i64,
-    /// Jobs those may have at work at the same time.
+    /// Total slots of these workers.
     #[schema(minimum = 0)]
     pub(crate) slots: i64,
 }
 
 impl Queue {
-    /// As seen at `now`, by the clock that due times are compared by.
+    /// State at `now`, by the clock of due times.
     pub(crate) fn of(pool: Overview, now: Timestamp) -> Self {
         let status = match (pool.paused, pool.draining, pool.running) {
             (false, ..) => PoolStatus::Active,
@@ -108,30 +108,30 @@ pub(crate) struct Queues {
     pub(crate) items: Vec<Queue>,
 }
 
-/// What an autoscaler asks: how much waits for this pool, and for how long.
+/// Metrics of a pool for autoscalers.
 #[derive(Clone, Debug, Serialize, utoipa::ToSchema)]
 pub(crate) struct Scaling {
     pub(crate) pool: String,
-    /// Ready jobs; 0 while the pool is paused, because further workers would have nothing to do.
+    /// Ready jobs; 0 while the pool is paused, since more workers would not help.
     #[schema(minimum = 0)]
     pub(crate) depth: i64,
-    /// Jobs that want a slot: those at work, and the ready ones unless the pool is paused. Scale by this figure: it
-    /// keeps the workers whose jobs are at work.
+    /// Jobs that need a slot: running ones, and ready ones unless the pool is paused. Scale by this number, which keeps
+    /// the workers of running jobs.
     #[schema(minimum = 0)]
     pub(crate) load: i64,
-    /// How long the oldest of them has been waiting.
+    /// Age of the oldest of them.
     #[schema(minimum = 0)]
     pub(crate) oldest_ready_age_seconds: f64,
-    /// Jobs at work.
+    /// Running jobs.
     #[schema(minimum = 0)]
     pub(crate) running: i64,
-    /// Jobs that the workers of the pool may have at work at the same time.
+    /// Total slots of the pool's workers.
     #[schema(minimum = 0)]
     pub(crate) slots: i64,
 }
 
 impl Scaling {
-    /// As seen at `now`, by the clock that due times are compared by.
+    /// State at `now`, by the clock of due times.
     pub(crate) fn of(pool: Overview, now: Timestamp) -> Self {
         let paused = pool.paused;
         let queue = Queue::of(pool, now);
@@ -152,36 +152,36 @@ impl Scaling {
 pub(crate) struct Job {
     #[schema(value_type = Uuid)]
     pub(crate) id: JobId,
-    /// Its workspace.
+    /// Workspace.
     #[schema(value_type = Uuid)]
     pub(crate) tenant_id: TenantId,
     pub(crate) kind: String,
     pub(crate) pool: String,
     #[schema(inline, value_type = State)]
     pub(crate) state: JobState,
-    /// Higher goes first within its workspace.
+    /// Higher values are claimed first within a workspace.
     pub(crate) priority: i64,
     pub(crate) lane: Option<String>,
     #[schema(value_type = Option<Uuid>)]
     pub(crate) parent_id: Option<JobId>,
-    /// Claims so far, less those given back.
+    /// Number of claims, without those that were returned.
     pub(crate) attempt: i64,
     pub(crate) failures: i64,
-    /// Leases lost in a row.
+    /// Number of consecutive lost leases.
     pub(crate) lost_leases: i64,
-    /// Who holds it.
+    /// Worker that runs it.
     #[schema(value_type = Option<Uuid>)]
     pub(crate) worker_id: Option<WorkerId>,
     /// The last error.
     pub(crate) error: Option<String>,
-    /// Ended badly and worth a look.
+    /// Whether it is a dead letter.
     pub(crate) dead: bool,
-    /// When it is or was due.
+    /// Due time.
     #[schema(value_type = String, format = DateTime)]
     pub(crate) run_at: Timestamp,
     #[schema(value_type = Option<String>, format = DateTime)]
     pub(crate) deadline_at: Option<Timestamp>,
-    /// When somebody asked it to stop.
+    /// Time of the cancellation request.
     #[schema(value_type = Option<String>, format = DateTime)]
     pub(crate) cancel_at: Option<Timestamp>,
     #[schema(value_type = String, format = DateTime)]
@@ -208,8 +208,8 @@ pub(crate) enum State {
     TimedOut,
 }
 
-impl From<Listed> for Job {
-    fn from(job: Listed) -> Self {
+impl From<JobSummary> for Job {
+    fn from(job: JobSummary) -> Self {
         Self {
             id: job.id,
             tenant_id: job.tenant_id,
@@ -235,54 +235,54 @@ impl From<Listed> for Job {
     }
 }
 
-/// A piece of a list of jobs.
+/// A page of jobs.
 #[derive(Clone, Debug, Serialize, utoipa::ToSchema)]
 pub(crate) struct Jobs {
-    /// The latest first.
+    /// Latest first.
     pub(crate) items: Vec<Job>,
-    /// Where the list goes on; null at its end.
+    /// Cursor of the next page; null on the last page.
     pub(crate) next_cursor: Option<String>,
 }
 
-/// A job with all that belongs to it.
+/// A job with details.
 #[derive(Clone, Debug, Serialize, utoipa::ToSchema)]
 pub(crate) struct JobDetail {
     #[serde(flatten)]
     pub(crate) job: Job,
-    /// The one reason why it is not running now: `reason` for programs, `text` for people.
+    /// Why it is not running: `reason` for programs, `text` for people.
     #[schema(value_type = Object)]
     pub(crate) explanation: Explanation,
-    /// Until when its worker holds it, unless renewed.
+    /// When its lease ends unless renewed.
     #[schema(value_type = Option<String>, format = DateTime)]
     pub(crate) lease_until: Option<Timestamp>,
-    /// Its lane, where it is in one.
+    /// Its lane, if any.
     pub(crate) lane_state: Option<LaneState>,
-    /// Attempts that did not end well, the oldest first.
+    /// Unsuccessful attempts, oldest first.
     pub(crate) attempts: Vec<Attempt>,
-    /// Steps that are finished and will not run again; the first 1,000.
+    /// Finished steps, which are not repeated; the first 1,000.
     pub(crate) steps: Vec<Step>,
-    /// The latest 100 jobs it recorded for itself.
+    /// The latest 100 children.
     pub(crate) children: Vec<Job>,
-    /// What it was given, where `?input=true` asked for it.
+    /// Input of the job, with `?input=true`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
     pub(crate) input: Option<Box<serde_json::value::RawValue>>,
 }
 
-/// How full a lane is.
+/// Usage of a lane.
 #[derive(Clone, Debug, Serialize, utoipa::ToSchema)]
 pub(crate) struct LaneState {
     pub(crate) key: String,
-    /// How many of its jobs may be at work.
+    /// Maximum number of running jobs.
     pub(crate) places: i64,
-    /// How many are.
+    /// Number of running jobs.
     pub(crate) held: i64,
 }
 
-/// An attempt that did not end well.
+/// An unsuccessful attempt.
 #[derive(Clone, Debug, Serialize, utoipa::ToSchema)]
 pub(crate) struct Attempt {
-    /// The number of the claim.
+    /// Number of the claim.
     pub(crate) fence: i64,
     /// `failed`, `timed_out`, `lost` (its worker died) or `cancelled`.
     pub(crate) outcome: String,
@@ -313,15 +313,14 @@ impl From<attempts::Attempt> for Attempt {
 #[derive(Clone, Debug, Serialize, utoipa::ToSchema)]
 pub(crate) struct Step {
     pub(crate) name: String,
-    /// The number of the claim that finished it.
+    /// Number of the claim that finished it.
     pub(crate) fence: i64,
-    /// When.
     #[schema(value_type = String, format = DateTime)]
     pub(crate) at: Timestamp,
 }
 
-impl From<steps::Done> for Step {
-    fn from(step: steps::Done) -> Self {
+impl From<steps::FinishedStep> for Step {
+    fn from(step: steps::FinishedStep) -> Self {
         Self {
             name: step.name,
             fence: step.fence,
@@ -333,29 +332,29 @@ impl From<steps::Done> for Step {
 /// A worker process.
 #[derive(Clone, Debug, Serialize, utoipa::ToSchema)]
 pub(crate) struct Worker {
-    /// One life of the process.
+    /// Id of this process life.
     #[schema(value_type = Uuid)]
     pub(crate) id: WorkerId,
     pub(crate) host: String,
-    /// Process id on that host.
+    /// Process id on the host.
     pub(crate) pid: i64,
     pub(crate) version: String,
-    /// `active`; `draining`: claims nothing more; `drained`: that, and its last job is over; `silent`: not seen for 15 s.
+    /// `active`; `draining`: claims no more jobs; `drained`: no jobs left either; `silent`: not seen for 15 s.
     pub(crate) status: &'static str,
-    /// Each pool with the jobs it may have at work there.
+    /// Slots by pool.
     pub(crate) pools: BTreeMap<String, i64>,
-    /// Jobs it has in hand, by pool.
+    /// Running jobs by pool.
     pub(crate) running: BTreeMap<String, i64>,
     #[schema(value_type = String, format = DateTime)]
     pub(crate) started_at: Timestamp,
-    /// Its last sign of life.
+    /// Time of the last heartbeat.
     #[schema(value_type = String, format = DateTime)]
     pub(crate) seen_at: Timestamp,
 }
 
 impl Worker {
     pub(crate) fn of(worker: workers::Worker, running: BTreeMap<String, i64>, now: Timestamp) -> Self {
-        let status = match (now.since(worker.seen_at) < workers::SEEN, worker.draining) {
+        let status = match (now.since(worker.seen_at) < workers::HEARTBEAT_WINDOW, worker.draining) {
             (false, _) => "silent",
             (true, true) if running.is_empty() && worker.has_stopped_claiming() => "drained",
             (true, true) => "draining",
@@ -378,23 +377,23 @@ impl Worker {
 /// The workers.
 #[derive(Clone, Debug, Serialize, utoipa::ToSchema)]
 pub(crate) struct Workers {
-    /// The latest to start first.
+    /// Latest start first.
     pub(crate) items: Vec<Worker>,
 }
 
-/// Something that spawns work again and again.
+/// A schedule of jobs.
 #[derive(Clone, Debug, Serialize, utoipa::ToSchema)]
 pub(crate) struct Schedule {
     #[schema(value_type = Uuid)]
     pub(crate) id: ScheduleId,
-    /// Its workspace.
+    /// Workspace.
     #[schema(value_type = Uuid)]
     pub(crate) tenant_id: TenantId,
-    /// Kind of the jobs that spawn.
+    /// Kind of its jobs.
     pub(crate) kind: String,
-    /// Pool of the jobs that spawn.
+    /// Pool of its jobs.
     pub(crate) pool: String,
-    /// The instant the next spawn stands for.
+    /// Time of the next job.
     #[schema(value_type = String, format = DateTime)]
     pub(crate) next_at: Timestamp,
     pub(crate) paused: bool,
@@ -420,12 +419,12 @@ impl From<schedules::Schedule> for Schedule {
     }
 }
 
-/// A piece of a list of schedules.
+/// A page of schedules.
 #[derive(Clone, Debug, Serialize, utoipa::ToSchema)]
 pub(crate) struct Schedules {
-    /// The latest first.
+    /// Latest first.
     pub(crate) items: Vec<Schedule>,
-    /// Where the list goes on; null at its end.
+    /// Cursor of the next page; null on the last page.
     pub(crate) next_cursor: Option<String>,
 }
 

@@ -27,7 +27,7 @@ pub(crate) use model::contents;
 /// Frames of an entry are counted below this.
 const FRAMES: i64 = 1 << 20;
 
-/// The routes. Only the platform has them: it folds traces.
+/// Routes of the quarantine. Only the platform has them, since it flushes traces.
 pub(super) fn routes() -> Routes<App> {
     Routes::default()
         .routes(routes!(list))
@@ -39,26 +39,29 @@ pub(super) fn routes() -> Routes<App> {
         .routes(routes!(discard))
 }
 
-/// Which entries.
+/// Filter and page of the list.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Which {
-    /// Of this workspace.
+pub(crate) struct ListQuarantine {
+    /// Workspace.
     #[param(value_type = Option<Uuid>)]
     tenant: Option<TenantId>,
-    /// At most so many, 1 to 1000; 100 unless said.
+    /// Maximum number of results, 1 to 1000; default 100.
     #[param(minimum = 1, maximum = 1000)]
     limit: Option<i64>,
-    /// The `next_cursor` of the answer before.
+    /// The `next_cursor` of the previous response.
     #[param(pattern = "^[0-9]{1,16}(_[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}){2}$")]
     cursor: Option<String>,
 }
 
-/// What is in quarantine: accepted trace data that could not be folded. By workspace, the latest first.
-#[utoipa::path(get, path = "/internal/quarantine", tag = "quarantine", security(("api_key" = []), ("bearer" = [])), params(Which),
+/// List quarantine entries: accepted trace data that could not be flushed. By workspace, latest first.
+#[utoipa::path(get, path = "/internal/quarantine", tag = "quarantine", security(("api_key" = []), ("bearer" = [])), params(ListQuarantine),
     responses((status = 200, description = "Entries", body = Entries), ApiError))]
-pub(crate) async fn list(State(app): State<App>, Query(which): Query<Which>) -> Result<Json<Entries>, ApiError> {
+pub(crate) async fn list(
+    State(app): State<App>,
+    Query(which): Query<ListQuarantine>,
+) -> Result<Json<Entries>, ApiError> {
     let limit = limit(which.limit)?;
     let after = which.cursor.as_deref().map(cursor).transpose()?;
     let mut found = app
@@ -69,12 +72,12 @@ pub(crate) async fn list(State(app): State<App>, Query(which): Query<Which>) -> 
     let more = found.len() > shown;
     found.truncate(shown);
     Ok(Json(Entries {
-        next_cursor: found.last().filter(|_| more).map(cursor_behind),
+        next_cursor: found.last().filter(|_| more).map(cursor_after),
         items: found.into_iter().map(Entry::try_from).collect::<Result<_, _>>()?,
     }))
 }
 
-/// How much each workspace has in quarantine. Workspaces that have nothing there are left out.
+/// List how much each workspace has in quarantine. Workspaces without entries are left out.
 #[utoipa::path(get, path = "/internal/quarantine/usage", tag = "quarantine", security(("api_key" = []), ("bearer" = [])),
     responses((status = 200, description = "Workspaces", body = Usages), ApiError))]
 pub(crate) async fn usage(State(app): State<App>) -> Result<Json<Usages>, ApiError> {
@@ -84,7 +87,7 @@ pub(crate) async fn usage(State(app): State<App>) -> Result<Json<Usages>, ApiErr
     }))
 }
 
-/// One entry, with what the heads of its frames say. The bodies are read by another route.
+/// Get an entry with the headers of its frames. Bodies have a route of their own.
 #[utoipa::path(get, path = "/internal/quarantine/{entry_id}", tag = "quarantine", security(("api_key" = []), ("bearer" = [])),
     params(("entry_id" = Uuid, Path, description = "The entry")),
     responses((status = 200, description = "The entry", body = EntryDetail),
@@ -99,22 +102,22 @@ pub(crate) async fn get(State(app): State<App>, Path(id): Path<QuarantineId>) ->
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct WhichFrame {
-    /// The frame, counted from 0, which is the default. Only an entry whose object was missing can have several.
+pub(crate) struct GetFrame {
+    /// Index of the frame, default 0. Only an entry whose object was missing can have several.
     #[param(minimum = 0, maximum = 1_048_575)]
     frame: Option<i64>,
 }
 
-/// The body of a frame, as its sender sent it. It holds data of users.
+/// Get the body of a frame as it was sent. It contains user data.
 #[utoipa::path(get, path = "/internal/quarantine/{entry_id}/body", tag = "quarantine", security(("api_key" = []), ("bearer" = [])),
-    params(("entry_id" = Uuid, Path, description = "The entry"), WhichFrame),
-    responses((status = 200, description = "The body, encoded as the frame's head says", content_type = "application/octet-stream"),
+    params(("entry_id" = Uuid, Path, description = "The entry"), GetFrame),
+    responses((status = 200, description = "The body with the frame's content encoding", content_type = "application/octet-stream"),
               (status = 404, description = "No such entry, or it has no such frame", body = Error),
-              (status = 409, description = "The frame is damaged, or its object is not there", body = Error), ApiError))]
+              (status = 409, description = "The frame is damaged, or its object is missing", body = Error), ApiError))]
 pub(crate) async fn body(
     State(app): State<App>,
     Path(id): Path<QuarantineId>,
-    Query(which): Query<WhichFrame>,
+    Query(which): Query<GetFrame>,
 ) -> Result<Response, ApiError> {
     let number = which.frame.unwrap_or(0);
     let Some(index) = usize::try_from(number).ok().filter(|_| number < FRAMES) else {
@@ -132,7 +135,7 @@ pub(crate) async fn body(
         .nth(index)
         .ok_or_else(|| ApiError::not_found("frame"))?;
     let frame = frame.map_err(|damage| {
-        let text = format!("frame {number} is {damage}; its bytes lie in the object {}", entry.path);
+        let text = format!("frame {number} is {damage}; its bytes are in the object {}", entry.path);
         ApiError::conflict(text)
     })?;
     tracing::info!(quarantine.id = %id, tenant.id = %entry.tenant_id, "an operator read a quarantined body");
@@ -150,30 +153,27 @@ pub(crate) async fn body(
     Ok(response)
 }
 
-/// Fold an entry again. It is accepted anew, behind everything that was accepted before, and leaves quarantine. Should it
-/// fail again, it comes back under another id.
+/// Retry an entry: it is accepted again as the latest data and leaves quarantine. If it fails again, it returns with
+/// another id.
 #[utoipa::path(post, path = "/internal/quarantine/{entry_id}/retry", tag = "quarantine", security(("api_key" = []), ("bearer" = [])),
     params(("entry_id" = Uuid, Path, description = "The entry")),
-    responses((status = 200, description = "The entry, which has left quarantine", body = Entry),
+    responses((status = 200, description = "The entry before it left quarantine", body = Entry),
               (status = 404, description = "No such entry", body = Error),
-              (status = 409, description = "Its object is not there, or not whole", body = Error), ApiError))]
+              (status = 409, description = "Its object is missing or incomplete", body = Error), ApiError))]
 pub(crate) async fn retry(State(app): State<App>, Path(id): Path<QuarantineId>) -> Result<Json<Entry>, ApiError> {
     Entry::try_from(retry_entry(&app, id).await?).map(Json)
 }
 
-/// Drop an entry for good, with its object where nothing else needs that. What was accepted with it is lost.
+/// Drop an entry permanently, with its object if nothing else needs it. The accepted data is lost.
 #[utoipa::path(post, path = "/internal/quarantine/{entry_id}/drop", tag = "quarantine", security(("api_key" = []), ("bearer" = [])),
     params(("entry_id" = Uuid, Path, description = "The entry")),
-    responses((status = 200, description = "The entry, which is gone", body = Entry),
+    responses((status = 200, description = "The deleted entry", body = Entry),
               (status = 404, description = "No such entry", body = Error), ApiError))]
 pub(crate) async fn discard(State(app): State<App>, Path(id): Path<QuarantineId>) -> Result<Json<Entry>, ApiError> {
     Entry::try_from(drop_entry(&app, id).await?).map(Json)
 }
 
-/// Has an entry folded again, and answers it as it was.
-///
-/// # Errors
-/// 404; 409 with the reason why it cannot be folded now.
+/// Retries an entry and returns it as it was. Fails with 409 and the reason if it cannot be flushed.
 pub(crate) async fn retry_entry(app: &App, id: QuarantineId) -> Result<stored::Entry, ApiError> {
     let entry = quarantine::retry(&app.store, &app.objects, id)
         .await
@@ -182,15 +182,12 @@ pub(crate) async fn retry_entry(app: &App, id: QuarantineId) -> Result<stored::E
         quarantine.id = %id,
         quarantine.operations = entry.items,
         tenant.id = %entry.tenant_id,
-        "an operator had quarantined trace data folded again"
+        "an operator retried quarantined trace data"
     );
     Ok(entry)
 }
 
-/// Drops an entry for good, and answers it as it was.
-///
-/// # Errors
-/// 404.
+/// Drops an entry permanently and returns it as it was.
 pub(crate) async fn drop_entry(app: &App, id: QuarantineId) -> Result<stored::Entry, ApiError> {
     let dropped = quarantine::discard(&app.store, &app.objects, id).await;
     let entry = dropped.map_err(|error| of_entry(error.into()))?;
@@ -203,8 +200,6 @@ pub(crate) async fn drop_entry(app: &App, id: QuarantineId) -> Result<stored::En
     Ok(entry)
 }
 
-/// # Errors
-/// 404.
 pub(crate) async fn find(app: &App, id: QuarantineId) -> Result<stored::Entry, ApiError> {
     let found = app.store.read(async |tx| stored::get(tx, id).await).await;
     found.map_err(|error| of_entry(error.into()))
@@ -217,26 +212,26 @@ fn of_entry(error: Failed) -> ApiError {
         Failed::Objects(error) => {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
-                "the object store did not do its part for a quarantined entry"
+                "the object store failed for a quarantined entry"
             );
-            ApiError::unavailable("the object store does not answer as it should", Duration::from_secs(5))
+            ApiError::unavailable("the object store is unavailable", Duration::from_secs(5))
         }
     }
 }
 
 /// Where a list of entries goes on, beside the moment: [`cursor_of`] has one id.
-struct Behind {
+struct EntryPosition {
     tenant: TenantId,
     id: QuarantineId,
 }
 
-impl std::fmt::Display for Behind {
+impl std::fmt::Display for EntryPosition {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}_{}", self.tenant, self.id)
     }
 }
 
-impl std::str::FromStr for Behind {
+impl std::str::FromStr for EntryPosition {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
@@ -248,13 +243,13 @@ impl std::str::FromStr for Behind {
     }
 }
 
-fn cursor_behind(entry: &stored::Entry) -> String {
+fn cursor_after(entry: &stored::Entry) -> String {
     let (tenant, id) = (entry.tenant_id, entry.id);
-    cursor_of(entry.created_at, Behind { tenant, id })
+    cursor_of(entry.created_at, EntryPosition { tenant, id })
 }
 
 fn cursor(text: &str) -> Result<Cursor, ApiError> {
-    let (created_at, behind): (Timestamp, Behind) = read_cursor(text)?;
+    let (created_at, behind): (Timestamp, EntryPosition) = read_cursor(text)?;
     Ok(Cursor {
         tenant_id: behind.tenant,
         created_at,

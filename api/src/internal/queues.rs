@@ -6,76 +6,80 @@ use towpath_store::{Store, jobs, pools, workers};
 
 use crate::errors::{ApiError, Error};
 use crate::extract::{Json, Path};
-use crate::internal::Operated;
+use crate::internal::JobStores;
 use crate::internal::model::{Queue, Queues, Scaling};
 
-/// All pools with what waits in them, over all workspaces.
+/// List all pools with their queues, across workspaces.
 #[utoipa::path(get, path = "/internal/queues", tag = "queues", security(("api_key" = []), ("bearer" = [])),
     responses((status = 200, description = "Pools by name", body = Queues), ApiError))]
-pub(crate) async fn list(State(Operated { store, .. }): State<Operated>) -> Result<Json<Queues>, ApiError> {
+pub(crate) async fn list(State(JobStores { store, .. }): State<JobStores>) -> Result<Json<Queues>, ApiError> {
     let (pools, now) = store
-        .read(async |tx| Ok((pools::list(tx, workers::SEEN).await?, jobs::db_now(tx).await?)))
+        .read(async |tx| {
+            Ok((
+                pools::list(tx, workers::HEARTBEAT_WINDOW).await?,
+                jobs::db_now(tx).await?,
+            ))
+        })
         .await?;
     let items = pools.into_iter().map(|pool| Queue::of(pool, now)).collect();
     Ok(Json(Queues { items }))
 }
 
-/// One pool.
+/// Get one pool.
 #[utoipa::path(get, path = "/internal/queues/{pool}", tag = "queues", security(("api_key" = []), ("bearer" = [])),
     params(("pool" = String, Path, description = "The pool's name")),
     responses((status = 200, description = "The pool", body = Queue),
               (status = 404, description = "No such pool", body = Error), ApiError))]
 pub(crate) async fn get(
-    State(Operated { store, .. }): State<Operated>,
+    State(JobStores { store, .. }): State<JobStores>,
     Path(name): Path<String>,
 ) -> Result<Json<Queue>, ApiError> {
     queue(&store, &name).await.map(Json)
 }
 
-/// Stop claiming jobs of a pool; those at work go on.
+/// Pause a pool: no jobs are claimed; running ones continue.
 #[utoipa::path(post, path = "/internal/queues/{pool}/pause", tag = "queues", security(("api_key" = []), ("bearer" = [])),
     params(("pool" = String, Path, description = "The pool's name")),
     responses((status = 200, description = "The pool, paused", body = Queue),
               (status = 404, description = "No such pool", body = Error), ApiError))]
 pub(crate) async fn pause(
-    State(Operated { store, .. }): State<Operated>,
+    State(JobStores { store, .. }): State<JobStores>,
     Path(name): Path<String>,
 ) -> Result<Json<Queue>, ApiError> {
     change(&store, &name, Change::Pause).await.map(Json)
 }
 
-/// Claim jobs of a pool again, after a pause or a drain.
+/// Resume a pool after a pause or drain.
 #[utoipa::path(post, path = "/internal/queues/{pool}/resume", tag = "queues", security(("api_key" = []), ("bearer" = [])),
     params(("pool" = String, Path, description = "The pool's name")),
     responses((status = 200, description = "The pool, active", body = Queue),
               (status = 404, description = "No such pool", body = Error), ApiError))]
 pub(crate) async fn resume(
-    State(Operated { store, .. }): State<Operated>,
+    State(JobStores { store, .. }): State<JobStores>,
     Path(name): Path<String>,
 ) -> Result<Json<Queue>, ApiError> {
     change(&store, &name, Change::Resume).await.map(Json)
 }
 
-/// Empty a pool: nothing more is claimed, and once the jobs at work are over its status is `drained`.
+/// Drain a pool: no jobs are claimed; its status is `drained` after running ones have ended.
 #[utoipa::path(post, path = "/internal/queues/{pool}/drain", tag = "queues", security(("api_key" = []), ("bearer" = [])),
     params(("pool" = String, Path, description = "The pool's name")),
     responses((status = 200, description = "The pool, `draining` or `drained`", body = Queue),
               (status = 404, description = "No such pool", body = Error), ApiError))]
 pub(crate) async fn drain(
-    State(Operated { store, .. }): State<Operated>,
+    State(JobStores { store, .. }): State<JobStores>,
     Path(name): Path<String>,
 ) -> Result<Json<Queue>, ApiError> {
     change(&store, &name, Change::Drain).await.map(Json)
 }
 
-/// What an autoscaler wants to know of a pool. A pool that this server's kinds of job use answers also before its
-/// first job and its first worker.
+/// Get the metrics of a pool for autoscalers. A pool that this server uses exists before its first job and worker.
 #[utoipa::path(get, path = "/internal/scaling/{pool}", tag = "queues", security(("api_key" = []), ("bearer" = [])),
     params(("pool" = String, Path, description = "The pool's name")),
-    responses((status = 200, description = "How much waits, and for how long", body = Scaling),
+    responses((status = 200, description = "Number and age of waiting jobs", body = Scaling),
               (status = 404, description = "No such pool", body = Error), ApiError))]
 pub(crate) async fn scaling(
-    State(Operated { store, .. }): State<Operated>,
+    State(JobStores { store, .. }): State<JobStores>,
     Path(name): Path<String>,
 ) -> Result<Json<Scaling>, ApiError> {
     let (pool, now) = find(&store, &name).await?;
@@ -115,7 +119,7 @@ async fn find(store: &Store, name: &str) -> Result<(Overview, towpath_domain::Ti
     }
     let found = store
         .read(async |tx| {
-            let pool = match pools::overview(tx, name, workers::SEEN).await? {
+            let pool = match pools::overview(tx, name, workers::HEARTBEAT_WINDOW).await? {
                 Some(pool) => Some(pool),
                 None if towpath_durable::has_pool(tx, name) => Some(Overview {
                     pool: name.to_owned(),

@@ -8,27 +8,27 @@ use towpath_store::{Store, schedules};
 use crate::errors::{ApiError, Error};
 use crate::extract::{Json, Path, Query};
 use crate::internal::model::{Schedule, Schedules};
-use crate::internal::{Operated, act, limit};
+use crate::internal::{JobStores, actions, limit};
 
-/// Which schedules.
+/// Page of the list.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Which {
-    /// At most so many, 1 to 1000; 100 unless said.
+pub(crate) struct ListSchedules {
+    /// Maximum number of results, 1 to 1000; default 100.
     #[param(minimum = 1, maximum = 1000)]
     limit: Option<i64>,
-    /// The `next_cursor` of the answer before.
+    /// The `next_cursor` of the previous response.
     #[param(value_type = Option<Uuid>)]
     cursor: Option<ScheduleId>,
 }
 
-/// Schedules that have not ended, of all workspaces, the latest first.
-#[utoipa::path(get, path = "/internal/schedules", tag = "schedules", security(("api_key" = []), ("bearer" = [])), params(Which),
+/// List active and paused schedules of all workspaces, latest first.
+#[utoipa::path(get, path = "/internal/schedules", tag = "schedules", security(("api_key" = []), ("bearer" = [])), params(ListSchedules),
     responses((status = 200, description = "Schedules", body = Schedules), ApiError))]
 pub(crate) async fn list(
-    State(Operated { store, .. }): State<Operated>,
-    Query(which): Query<Which>,
+    State(JobStores { store, .. }): State<JobStores>,
+    Query(which): Query<ListSchedules>,
 ) -> Result<Json<Schedules>, ApiError> {
     let limit = limit(which.limit)?;
     let mut found = store
@@ -43,32 +43,32 @@ pub(crate) async fn list(
     }))
 }
 
-/// Spawn nothing more until it is resumed.
+/// Pause a schedule.
 #[utoipa::path(post, path = "/internal/schedules/{schedule_id}/pause", tag = "schedules", security(("api_key" = []), ("bearer" = [])),
     params(("schedule_id" = Uuid, Path, description = "The schedule")),
     responses((status = 200, description = "The schedule, paused", body = Schedule),
               (status = 404, description = "No such schedule, or it has ended", body = Error), ApiError))]
 pub(crate) async fn pause(
-    State(Operated { store, .. }): State<Operated>,
+    State(JobStores { store, .. }): State<JobStores>,
     Path(id): Path<ScheduleId>,
 ) -> Result<Json<Schedule>, ApiError> {
     set(&store, id, true).await
 }
 
-/// Go on spawning, beginning with the instant the schedule stands at.
+/// Resume a schedule at its next time.
 #[utoipa::path(post, path = "/internal/schedules/{schedule_id}/resume", tag = "schedules", security(("api_key" = []), ("bearer" = [])),
     params(("schedule_id" = Uuid, Path, description = "The schedule")),
     responses((status = 200, description = "The schedule, active", body = Schedule),
               (status = 404, description = "No such schedule, or it has ended", body = Error), ApiError))]
 pub(crate) async fn resume(
-    State(Operated { store, .. }): State<Operated>,
+    State(JobStores { store, .. }): State<JobStores>,
     Path(id): Path<ScheduleId>,
 ) -> Result<Json<Schedule>, ApiError> {
     set(&store, id, false).await
 }
 
 async fn set(store: &Store, id: ScheduleId, paused: bool) -> Result<Json<Schedule>, ApiError> {
-    act::pause_schedule(store, id, paused).await?;
+    actions::pause_schedule(store, id, paused).await?;
     let found = store.read(async |tx| schedules::get(tx, id).await).await?;
     found
         .map(|schedule| Json(schedule.into()))

@@ -8,32 +8,32 @@ use towpath_store::{Store, jobs, workers};
 
 use crate::errors::{ApiError, Error};
 use crate::extract::{Json, Path};
-use crate::internal::Operated;
+use crate::internal::JobStores;
 use crate::internal::model::{Worker, Workers};
 
-/// Worker processes that have not left, the latest to start first.
+/// List running worker processes, latest start first.
 #[utoipa::path(get, path = "/internal/workers", tag = "workers", security(("api_key" = []), ("bearer" = [])),
     responses((status = 200, description = "Workers", body = Workers), ApiError))]
-pub(crate) async fn list(State(Operated { store, .. }): State<Operated>) -> Result<Json<Workers>, ApiError> {
+pub(crate) async fn list(State(JobStores { store, .. }): State<JobStores>) -> Result<Json<Workers>, ApiError> {
     let items = all(&store).await?;
     Ok(Json(Workers { items }))
 }
 
-/// Tell a worker to claim nothing more. It hears of it within five seconds, lets its jobs end and stays until it is
-/// stopped; its status is `drained` once it has none left.
+/// Drain a worker: it learns of it within five seconds, claims no more jobs, finishes its jobs and keeps running; its
+/// status is `drained` after its last job.
 #[utoipa::path(post, path = "/internal/workers/{worker_id}/drain", tag = "workers", security(("api_key" = []), ("bearer" = [])),
     params(("worker_id" = Uuid, Path, description = "The worker")),
     responses((status = 200, description = "The worker, `draining` or `drained`", body = Worker),
               (status = 404, description = "No such worker", body = Error), ApiError))]
 pub(crate) async fn drain(
-    State(Operated { store, .. }): State<Operated>,
+    State(JobStores { store, .. }): State<JobStores>,
     Path(id): Path<WorkerId>,
 ) -> Result<Json<Worker>, ApiError> {
     let missing = || ApiError::not_found("worker");
     if !store.write(async |tx| workers::drain(tx, id).await).await? {
         return Err(missing());
     }
-    tracing::info!(worker.id = %id, "an operator told a worker to drain");
+    tracing::info!(worker.id = %id, "an operator drained a worker");
     let worker = all(&store).await?.into_iter().find(|worker| worker.id == id);
     worker.map(Json).ok_or_else(missing)
 }
@@ -43,7 +43,7 @@ async fn all(store: &Store) -> Result<Vec<Worker>, ApiError> {
         .read(async |tx| {
             Ok((
                 workers::list(tx).await?,
-                jobs::in_hand(tx).await?,
+                jobs::running_counts(tx).await?,
                 jobs::db_now(tx).await?,
             ))
         })

@@ -12,20 +12,21 @@ const SHOWN: usize = 64;
 
 /// An identity.
 #[derive(Clone)]
-pub(crate) enum Who {
+pub(crate) enum LimitIdentity {
     /// A key that opens something.
     Key(KeyHash),
     /// A user at an address.
-    User { id: Vec<u8>, address: Option<IpAddr> },
+    User {
+        id: Vec<u8>,
+        address: Option<IpAddr>,
+    },
     /// An address, or a network of IPv6.
     Address(Option<IpAddr>),
-    /// A workspace.
     Workspace(TenantId),
-    /// A deployment.
     Deployment(DeploymentId),
 }
 
-impl Who {
+impl LimitIdentity {
     /// What stands for it among windows.
     pub(crate) fn digest(&self) -> [u8; 16] {
         match self {
@@ -42,7 +43,7 @@ impl Who {
 }
 
 /// For people: never a secret.
-impl fmt::Display for Who {
+impl fmt::Display for LimitIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Key(hash) => write!(f, "key {}", hex::encode(&hash.bytes()[..6])),
@@ -83,22 +84,22 @@ mod tests {
     #[test]
     fn identities_differ_in_each_of_their_parts_and_show_no_secret() {
         let at = |text: &str| Some(text.parse::<IpAddr>().unwrap());
-        let user = |id: &str, address| Who::User {
+        let user = |id: &str, address| LimitIdentity::User {
             id: id.as_bytes().to_vec(),
             address,
         };
         let all = [
-            Who::Key(KeyHash::of(b"one")),
-            Who::Key(KeyHash::of(b"two")),
+            LimitIdentity::Key(KeyHash::of(b"one")),
+            LimitIdentity::Key(KeyHash::of(b"two")),
             user("a", at("1.1.1.1")),
             user("a", at("1.1.1.2")),
             user("b", at("1.1.1.1")),
             user("", at("1.1.1.1")),
-            Who::Address(at("1.1.1.1")),
-            Who::Address(at("2001:db8::")),
-            Who::Address(None),
+            LimitIdentity::Address(at("1.1.1.1")),
+            LimitIdentity::Address(at("2001:db8::")),
+            LimitIdentity::Address(None),
         ];
-        let digests: std::collections::HashSet<[u8; 16]> = all.iter().map(Who::digest).collect();
+        let digests: std::collections::HashSet<[u8; 16]> = all.iter().map(LimitIdentity::digest).collect();
         assert_eq!(digests.len(), all.len());
         assert_eq!(all[0].to_string(), "key 7692c3ad3540");
         assert_eq!(all[2].to_string(), "user a at 1.1.1.1");

@@ -17,7 +17,7 @@ const HOSTED: &str = include_str!("rules.json");
 /// What stands before the paths of rules, where they have none of it themselves: clients put it there or leave it out.
 const PREFIXES: [&str; 3] = ["/api/v1", "/api/v2", "/v1"];
 /// The longest window. Its moments have to be kept for as long.
-const LONGEST: u64 = 86_400;
+const MAX_INTERVAL_SECONDS: u64 = 86_400;
 
 /// Rules in the order of their evaluation.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub struct Table {
 pub(crate) struct Rule {
     pub(crate) id: String,
     pub(crate) category: String,
-    pub(crate) identity: Identity,
+    pub(crate) identity: IdentityKind,
     pub(crate) count: u32,
     pub(crate) length: Duration,
     /// None is every method.
@@ -41,18 +41,17 @@ pub(crate) struct Rule {
 
 /// Whose requests a rule counts together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Identity {
+pub(crate) enum IdentityKind {
     /// Of one API key.
     Key,
     /// Of one user at one address.
     User,
-    /// Of one address.
     Address,
 }
 
 /// What of a request decides.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sight<'r> {
+pub(crate) struct RequestFacts<'r> {
     pub(crate) method: &'r Method,
     pub(crate) path: &'r str,
     /// It has an API key.
@@ -79,7 +78,7 @@ pub enum Error {
 struct Document {
     #[serde(default)]
     defaults: Defaults,
-    rules: Vec<Line>,
+    rules: Vec<RuleDocument>,
     /// Without it, the order of the rules.
     evaluation_order: Option<Vec<String>>,
 }
@@ -92,13 +91,13 @@ struct Defaults {
 /// As with [`Parts`].
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Line {
+struct RuleDocument {
     id: String,
     #[serde(default)]
     category: String,
     methods: Option<Vec<String>>,
     #[serde(rename = "match")]
-    condition: Parts,
+    condition: ConditionDocument,
     identity: Vec<String>,
     us: Option<Quota>,
     eu: Option<Quota>,
@@ -118,8 +117,8 @@ struct Quota {
 /// A name that is not known would make a rule match more than its author means.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Parts {
-    any: Option<Vec<Parts>>,
+struct ConditionDocument {
+    any: Option<Vec<ConditionDocument>>,
     method: Option<String>,
     path_is: Option<String>,
     path_prefix: Option<String>,
@@ -198,7 +197,7 @@ impl Table {
     }
 
     /// The rule that counts a request.
-    pub(crate) fn find(&self, sight: &Sight<'_>) -> Option<usize> {
+    pub(crate) fn find(&self, sight: &RequestFacts<'_>) -> Option<usize> {
         self.rules.iter().position(|rule| rule.counts(sight))
     }
 }
@@ -220,7 +219,7 @@ fn ordered(rules: Vec<Rule>, order: &[String]) -> Result<Vec<Rule>, Error> {
     }
 }
 
-impl Line {
+impl RuleDocument {
     fn rule(self, region: &str) -> Result<Rule, String> {
         // It stands in headers and in names of keys in Redis.
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-".contains(&byte);
@@ -247,14 +246,14 @@ impl Line {
         if quota.count == 0 {
             return Err("count: expected at least 1".to_owned());
         }
-        if !(1..=LONGEST).contains(&quota.interval_s) {
-            return Err(format!("interval_s: expected 1 to {LONGEST}"));
+        if !(1..=MAX_INTERVAL_SECONDS).contains(&quota.interval_s) {
+            return Err(format!("interval_s: expected 1 to {MAX_INTERVAL_SECONDS}"));
         }
         let identity: Vec<&str> = self.identity.iter().map(String::as_str).collect();
         let identity = match identity[..] {
-            ["x-api-key"] => Identity::Key,
-            ["x-user-id", "ip"] => Identity::User,
-            ["ip"] => Identity::Address,
+            ["x-api-key"] => IdentityKind::Key,
+            ["x-user-id", "ip"] => IdentityKind::User,
+            ["ip"] => IdentityKind::Address,
             _ => return Err("identity: expected [x-api-key], [x-user-id, ip] or [ip]".to_owned()),
         };
         Ok(Rule {
@@ -269,7 +268,7 @@ impl Line {
     }
 }
 
-impl Parts {
+impl ConditionDocument {
     fn condition(self) -> Result<Condition, String> {
         let mut all = Vec::new();
         if let Some(any) = self.any {
@@ -305,11 +304,11 @@ impl Parts {
 }
 
 impl Rule {
-    fn counts(&self, sight: &Sight<'_>) -> bool {
+    fn counts(&self, sight: &RequestFacts<'_>) -> bool {
         let has_identity = match self.identity {
-            Identity::Key => sight.key,
-            Identity::User => sight.user,
-            Identity::Address => true,
+            IdentityKind::Key => sight.key,
+            IdentityKind::User => sight.user,
+            IdentityKind::Address => true,
         };
         has_identity
             && self
@@ -326,13 +325,13 @@ fn is(method: &Method, name: &str) -> bool {
 }
 
 impl Condition {
-    fn holds(&self, sight: &Sight<'_>) -> bool {
+    fn holds(&self, sight: &RequestFacts<'_>) -> bool {
         match self {
             Self::Any(any) => any.iter().any(|condition| condition.holds(sight)),
             Self::All(all) => all.iter().all(|condition| condition.holds(sight)),
             Self::Method(name) => is(sight.method, name),
-            Self::Is(own) => in_some_place(sight.path, own, |path| path == own),
-            Self::Prefix(own) => in_some_place(sight.path, own, |path| {
+            Self::Is(own) => matches_any_prefix(sight.path, own, |path| path == own),
+            Self::Prefix(own) => matches_any_prefix(sight.path, own, |path| {
                 path.strip_prefix(own.as_str())
                     .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
             }),
@@ -347,7 +346,7 @@ impl Condition {
 }
 
 /// Whether the path fits as it is, or without a prefix that the rule's own path does not have.
-fn in_some_place(path: &str, own: &str, fits: impl Fn(&str) -> bool) -> bool {
+fn matches_any_prefix(path: &str, own: &str, fits: impl Fn(&str) -> bool) -> bool {
     let behind = |prefix: &&str| {
         let rest = path.strip_prefix(*prefix)?;
         (rest.starts_with('/') && below(own, prefix).is_none()).then_some(rest)
@@ -369,7 +368,7 @@ mod tests {
 
     fn found(table: &Table, method: &str, path: &str, key: bool, user: bool) -> String {
         let method: Method = method.parse().unwrap();
-        let sight = Sight {
+        let sight = RequestFacts {
             method: &method,
             path,
             key,

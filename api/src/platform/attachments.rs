@@ -1,6 +1,6 @@
-//! Files that came with trace runs, read by links that carry their own right.
+//! Attachments of trace runs, read through links that need no key.
 //!
-//! Clients fetch the link they were given without a key, so it names the file sealed and ends by itself.
+//! Clients fetch the link without a key, so it contains the sealed id of the file and expires.
 
 use std::time::Duration;
 
@@ -8,21 +8,23 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
 use serde::{Deserialize, Serialize};
-use towpath_domain::{TenantId, Timestamp, TraceRunId};
+use towpath_domain::{ExampleFileId, TenantId, Timestamp, TraceRunId};
+use towpath_store::datasets::files;
 use towpath_store::feedback::{self, Attachment};
-use towpath_store::sealing::Place;
+use towpath_store::sealing::SealContext;
 use uuid::Uuid;
 
 use crate::app::App;
 use crate::errors::ApiError;
 use crate::extract::Path;
 
-/// How long a link may be used.
-const LASTS: Duration = Duration::from_secs(3600);
+/// How long a link is valid.
+const LINK_TTL: Duration = Duration::from_secs(3600);
 
-/// What a link says, sealed.
+/// Content of a link before it is sealed.
 #[derive(Serialize, Deserialize)]
 struct Link {
     tenant: TenantId,
@@ -31,8 +33,8 @@ struct Link {
     until: i64,
 }
 
-const fn place() -> Place<'static> {
-    Place {
+const fn place() -> SealContext<'static> {
+    SealContext {
         tenant: TenantId::nil(),
         table: "attachment",
         column: "link",
@@ -40,35 +42,71 @@ const fn place() -> Place<'static> {
     }
 }
 
-/// The path under which an attachment can be read for an hour.
+/// Path under which an attachment can be read for an hour.
 pub fn link(app: &App, attachment: &Attachment) -> String {
     let link = Link {
         tenant: attachment.tenant_id,
         run: attachment.run_id,
         name: attachment.name.clone(),
-        until: app.clock.now().plus(LASTS).micros(),
+        until: app.clock.now().plus(LINK_TTL).micros(),
     };
     let plain = serde_json::to_vec(&link).expect("ids and a text are JSON");
     let sealed = app.sealer.seal(place(), &plain);
     format!("/attachments/{}", URL_SAFE_NO_PAD.encode(sealed))
 }
 
-/// The bytes of an attachment, by the link that a trace run shows under `s3_urls`. Needs no key; the link ends after an
-/// hour.
-#[utoipa::path(get, path = "/attachments/{link}", tag = "attachments", security(()),
-    params(("link" = String, Path, description = "As it was given out")),
-    responses((status = 200, description = "The file", content_type = "application/octet-stream"),
-              (status = 404, description = "The link was not given out here, or has ended, or the file is gone"),
-              (status = 503, description = "A dependency is away")))]
-pub async fn get(State(app): State<App>, Path(sealed): Path<String>) -> Result<Response, ApiError> {
-    let opened = URL_SAFE_NO_PAD.decode(&sealed).ok();
-    let opened = opened.and_then(|sealed| app.sealer.open(place(), &sealed).ok());
+/// Content of a link to a file of an example, before it is sealed.
+#[derive(Serialize, Deserialize)]
+struct ExampleLink {
+    tenant: TenantId,
+    file: ExampleFileId,
+    until: i64,
+}
+
+const fn example_seal_context() -> SealContext<'static> {
+    SealContext {
+        tenant: TenantId::nil(),
+        table: "example_file",
+        column: "link",
+        row: Uuid::nil(),
+    }
+}
+
+/// Path under which a file of an example can be read for an hour.
+pub fn example_link(app: &App, tenant: TenantId, file: ExampleFileId) -> String {
+    let link = ExampleLink {
+        tenant,
+        file,
+        until: app.clock.now().plus(LINK_TTL).micros(),
+    };
+    let plain = serde_json::to_vec(&link).expect("ids are JSON");
+    let sealed = app.sealer.seal(example_seal_context(), &plain);
+    format!("/attachments/{}", URL_SAFE_NO_PAD.encode(sealed))
+}
+
+/// Type and bytes of the file of an example, if `sealed` is a link to one.
+async fn read_example_file(app: &App, sealed: &[u8]) -> Result<Option<(String, Bytes)>, ApiError> {
+    let opened = app.sealer.open(example_seal_context(), sealed).ok();
+    let link: Option<ExampleLink> = opened.and_then(|plain| serde_json::from_slice(&plain).ok());
+    let Some(link) = link.filter(|link| app.clock.now() < Timestamp::from_micros(link.until)) else {
+        return Ok(None);
+    };
+    let read = app.store.read(async |tx| files::get(tx, link.tenant, link.file).await);
+    match read.await {
+        Ok(file) => Ok(Some((file.mime_type, file.data.into()))),
+        Err(towpath_store::Error::NotFound) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Type and bytes of the attachment of a trace run, if `sealed` is a link to one.
+async fn read_run_attachment(app: &App, sealed: &[u8]) -> Result<Option<(String, Bytes)>, ApiError> {
+    let opened = app.sealer.open(place(), sealed).ok();
     let link: Option<Link> = opened.and_then(|plain| serde_json::from_slice(&plain).ok());
-    let missing = || ApiError::not_found("attachment");
-    let link = link
-        .filter(|link| app.clock.now() < Timestamp::from_micros(link.until))
-        .ok_or_else(missing)?;
-    let read = app.reading.run(move |reader| async move {
+    let Some(link) = link.filter(|link| app.clock.now() < Timestamp::from_micros(link.until)) else {
+        return Ok(None);
+    };
+    let read = app.queries.run(move |reader| async move {
         let snapshot = reader.snapshot(link.tenant).await?;
         let stored = snapshot
             .store()
@@ -81,13 +119,30 @@ pub async fn get(State(app): State<App>, Path(sealed): Path<String>) -> Result<R
         };
         Ok(Some((found.content_type.clone(), snapshot.attachment(found).await?)))
     });
-    let (content_type, bytes) = read.await?.ok_or_else(missing)?;
+    read.await
+}
+
+/// Get an attachment by the link that a trace run shows under `s3_urls`, or an example under `attachment_urls`. Needs
+/// no key; the link expires after an hour.
+#[utoipa::path(get, path = "/attachments/{link}", tag = "attachments", security(()),
+    params(("link" = String, Path, description = "Token from the link")),
+    responses((status = 200, description = "The file", content_type = "application/octet-stream"),
+              (status = 404, description = "The link is invalid or expired, or the file was deleted"),
+              (status = 503, description = "A dependency is unavailable")))]
+pub async fn get(State(app): State<App>, Path(sealed): Path<String>) -> Result<Response, ApiError> {
+    let missing = || ApiError::not_found("attachment");
+    let sealed = URL_SAFE_NO_PAD.decode(&sealed).map_err(|_| missing())?;
+    let found = match read_example_file(&app, &sealed).await? {
+        Some(found) => Some(found),
+        None => read_run_attachment(&app, &sealed).await?,
+    };
+    let (content_type, bytes) = found.ok_or_else(missing)?;
     let content_type = http::HeaderValue::from_str(&content_type)
         .unwrap_or(http::HeaderValue::from_static("application/octet-stream"));
     let mut response = bytes.into_response();
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, content_type);
-    // Whoever sent the file chose its type: it must not run as a page of ours.
+    // The uploader chose the content type: the file must not run as a page of this origin.
     headers.insert(CONTENT_DISPOSITION, http::HeaderValue::from_static("attachment"));
     headers.insert(CONTENT_SECURITY_POLICY, http::HeaderValue::from_static("sandbox"));
     headers.insert(CACHE_CONTROL, http::HeaderValue::from_static("private, no-store"));

@@ -1,4 +1,4 @@
-//! Deployments: made, changed, deleted. What happens to their revisions stands in [`super::revisions`].
+//! Deployments: create, change, delete. Their revisions are in [`super::revisions`].
 
 pub(crate) mod keys;
 pub mod model;
@@ -19,30 +19,30 @@ use towpath_store::{self as store, placements, revisions};
 use towpath_workflows::deployments as work;
 
 use crate::app::App;
-use crate::auth::{Granted, Tenant};
+use crate::auth::{GrantedScopes, Tenant};
 use crate::errors::ApiError;
 use crate::extract::{Json, Path, Query};
-use crate::idempotency::{self, IdempotencyKey, Once};
+use crate::idempotency::{self, IdempotencyKey, IdempotentJson};
 use crate::platform::exports::MAX_OFFSET;
 use crate::platform::names;
 use crate::platform::revisions::model::NewRevisionConfig;
-use model::{Change, Deployment, DeploymentList, New};
+use model::{CreateDeployment, Deployment, DeploymentList, UpdateDeployment};
 
-/// Deployments one request may delete.
+/// Maximum number of deployments that one request may delete.
 const MOST_AT_ONCE: usize = 100;
 
-/// Make a deployment with its tracing project and its first revision. Sent again under the same `Idempotency-Key`, it
-/// makes none, and answers as the first time.
-#[utoipa::path(post, path = "/v2/deployments", tag = "deployments", request_body = New, params(IdempotencyKey),
+/// Create a deployment with its tracing project and its first revision. A repeated request with the same
+/// `Idempotency-Key` returns the first response.
+#[utoipa::path(post, path = "/v2/deployments", tag = "deployments", request_body = CreateDeployment, params(IdempotencyKey),
     responses((status = 201, description = "Recorded; poll the revision until it is `DEPLOYED`", body = Deployment),
-              (status = 409, description = "The `Idempotency-Key` belongs to another request"), ApiError))]
+              (status = 409, description = "The `Idempotency-Key` was used for another request"), ApiError))]
 pub async fn create(
     State(app): State<App>,
     tenant: Tenant,
-    Granted(granted): Granted,
-    sent: Once<New>,
+    GrantedScopes(granted): GrantedScopes,
+    sent: IdempotentJson<CreateDeployment>,
 ) -> Result<Response, ApiError> {
-    let Once { body: new, keyed } = sent;
+    let IdempotentJson { body: new, key } = sent;
     new.source_config.check_scopes(&granted)?;
     new.source_config.check_auth(&app)?;
     if new.agent.is_some() {
@@ -60,7 +60,7 @@ pub async fn create(
     let first = request.admit()?;
     let packages = new.tracked_packages.unwrap_or_default();
     let tell = |(row, revision)| Deployment::of(&app, row, &revision);
-    idempotency::once(&app.store, tenant.id, keyed.as_ref(), tell, async |tx| {
+    idempotency::run_once(&app.store, tenant.id, key.as_ref(), tell, async |tx| {
         if app.settings.one_workspace {
             work::check_workspace(tx, tenant.id).await?;
         }
@@ -79,30 +79,30 @@ fn refuse_references(sent: Option<&[serde_json::Value]>) -> Result<(), Rejection
     }
 }
 
-/// Which deployments.
+/// Filters and page of the list.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct Asked {
-    /// At most this many.
+pub struct ListDeployments {
+    /// Maximum number of results.
     #[param(minimum = 1, maximum = 100, default = 20)]
     limit: Option<i64>,
-    /// After leaving out this many.
+    /// Number of results to skip.
     #[param(minimum = 0, maximum = 1000000000, default = 0)]
     offset: Option<i64>,
-    /// Of exactly this name.
+    /// Exact name.
     name: Option<String>,
-    /// With this in the name, in any case.
+    /// Text in the name, in any case.
     name_contains: Option<String>,
-    /// With this status.
+    /// Status.
     #[param(value_type = Option<names::DeploymentState>)]
     status: Option<DeploymentStatus>,
-    /// Of this type.
+    /// Deployment type.
     #[param(value_type = Option<names::DeploymentTypeName>)]
     deployment_type: Option<DeploymentType>,
-    /// With this image version.
+    /// Image version.
     image_version: Option<String>,
-    /// Of these ids, with commas between them.
+    /// Deployment ids, separated by commas.
     deployment_ids: Option<String>,
     /// Refused: not available in this build.
     tag_value_ids: Option<String>,
@@ -114,7 +114,7 @@ pub struct Asked {
     agent_environment: Option<String>,
 }
 
-/// A page's bounds.
+/// Checks `limit` and `offset`.
 pub(crate) fn bounds(limit: Option<i64>, offset: Option<i64>) -> Result<(i64, i64), ApiError> {
     let (limit, offset) = (limit.unwrap_or(20), offset.unwrap_or(0));
     let out_of_range = |field: &str, text: String| {
@@ -141,7 +141,7 @@ fn ids(field: &str, text: &str) -> Result<Vec<DeploymentId>, ApiError> {
         .filter(|id| !id.is_empty())
         .map(str::parse)
         .collect();
-    let mut ids = ids.map_err(|_| wrong("expected UUIDs with commas between them"))?;
+    let mut ids = ids.map_err(|_| wrong("expected UUIDs separated by commas"))?;
     if ids.len() > MOST_AT_ONCE {
         return Err(wrong("expected at most 100 UUIDs"));
     }
@@ -150,13 +150,13 @@ fn ids(field: &str, text: &str) -> Result<Vec<DeploymentId>, ApiError> {
     Ok(ids)
 }
 
-/// Deployments, newest first.
-#[utoipa::path(get, path = "/v2/deployments", tag = "deployments", params(Asked),
+/// List deployments, newest first.
+#[utoipa::path(get, path = "/v2/deployments", tag = "deployments", params(ListDeployments),
     responses((status = 200, description = "Deployments", body = DeploymentList), ApiError))]
 pub async fn list(
     State(app): State<App>,
     tenant: Tenant,
-    Query(asked): Query<Asked>,
+    Query(asked): Query<ListDeployments>,
 ) -> Result<Json<DeploymentList>, ApiError> {
     let (limit, offset) = bounds(asked.limit, asked.offset)?;
     let refused = [
@@ -194,10 +194,10 @@ pub async fn list(
     let latest: HashMap<_, _> = latest.into_iter().map(|revision| (revision.id, revision)).collect();
     let next = offset + rows.len() as i64;
     let resources = rows.into_iter().filter_map(|row| {
-        // Between the two statements a deployment may have gone, and its revisions with it.
+        // The deployment may be deleted between the two statements, and its revisions with it.
         let revision = latest.get(&row.latest_revision_id?)?;
         let placement = placed.remove(&row.id);
-        Some(Deployment::of(&app, row, revision).map(|shown| shown.placed(placement)))
+        Some(Deployment::of(&app, row, revision).map(|shown| shown.with_placement(placement)))
     });
     Ok(Json(DeploymentList {
         resources: resources.collect::<Result<_, _>>()?,
@@ -205,7 +205,7 @@ pub async fn list(
     }))
 }
 
-/// One deployment.
+/// Get one deployment.
 #[utoipa::path(get, path = "/v2/deployments/{deployment_id}", tag = "deployments",
     params(("deployment_id" = Uuid, Path, description = "The deployment")),
     responses((status = 200, description = "The deployment", body = Deployment),
@@ -222,22 +222,22 @@ pub async fn get(
         Ok((row, latest, placements::get(tx, tenant.id, id).await?))
     });
     let (row, latest, placement) = read.await.map_err(missing(id))?;
-    Ok(Json(Deployment::of(&app, row, &latest)?.placed(placement)))
+    Ok(Json(Deployment::of(&app, row, &latest)?.with_placement(placement)))
 }
 
-/// Change a deployment. What its source revision configuration, its secrets or its resource specification say makes one
-/// new revision, also where they say what is so already.
+/// Change a deployment. Sending `source_revision_config`, secrets or a resource specification creates one revision,
+/// even if the values are unchanged.
 #[utoipa::path(patch, path = "/v2/deployments/{deployment_id}", tag = "deployments",
-    params(("deployment_id" = Uuid, Path, description = "The deployment")), request_body = Change,
-    responses((status = 200, description = "Changed", body = Deployment),
+    params(("deployment_id" = Uuid, Path, description = "The deployment")), request_body = UpdateDeployment,
+    responses((status = 200, description = "Updated", body = Deployment),
               (status = 404, description = "No such deployment in this workspace"),
-              (status = 409, description = "Somebody else changed it meanwhile"), ApiError))]
+              (status = 409, description = "Another request changed it at the same time"), ApiError))]
 pub async fn update(
     State(app): State<App>,
     tenant: Tenant,
-    Granted(granted): Granted,
+    GrantedScopes(granted): GrantedScopes,
     Path(id): Path<DeploymentId>,
-    Json(sent): Json<Change>,
+    Json(sent): Json<UpdateDeployment>,
 ) -> Result<Json<Deployment>, ApiError> {
     refuse_references(sent.secret_references.as_deref())?;
     if let Some(config) = &sent.source_config {
@@ -265,26 +265,26 @@ pub async fn update(
     Ok(Json(Deployment::of(&app, row, &latest)?))
 }
 
-/// What goes with a deployment.
+/// Options of the deletion.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct Along {
-    /// Whether its tracing project goes too.
+pub struct DeleteDeploymentQuery {
+    /// Also delete its tracing project.
     #[param(default = false)]
     delete_tracing_project: Option<bool>,
 }
 
-/// Delete a deployment. It is `AWAITING_DELETE` until all of it is torn down, and not found from then on.
+/// Delete a deployment. Its status is `AWAITING_DELETE` until its resources are removed; then it is not found.
 #[utoipa::path(delete, path = "/v2/deployments/{deployment_id}", tag = "deployments",
-    params(("deployment_id" = Uuid, Path, description = "The deployment"), Along),
-    responses((status = 204, description = "It is being deleted"),
+    params(("deployment_id" = Uuid, Path, description = "The deployment"), DeleteDeploymentQuery),
+    responses((status = 204, description = "Deletion has started"),
               (status = 404, description = "No such deployment in this workspace"), ApiError))]
 pub async fn delete(
     State(app): State<App>,
     tenant: Tenant,
     Path(id): Path<DeploymentId>,
-    Query(along): Query<Along>,
+    Query(along): Query<DeleteDeploymentQuery>,
 ) -> Result<StatusCode, ApiError> {
     let with_project = along.delete_tracing_project.unwrap_or(false);
     app.store
@@ -294,38 +294,38 @@ pub async fn delete(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Which deployments to delete.
+/// Deployments to delete.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct Many {
-    /// Their ids, with commas between them, at most 100.
+pub struct DeleteDeploymentsQuery {
+    /// Deployment ids, separated by commas, at most 100.
     deployment_ids: String,
-    /// Whether their tracing projects go too.
+    /// Also delete their tracing projects.
     #[param(default = false)]
     delete_tracing_project: Option<bool>,
 }
 
-/// What was deleted.
+/// Result of the deletion.
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct DeletedDeployments {
-    /// These are being deleted.
+    /// Deployments whose deletion has started.
     #[schema(value_type = Vec<Uuid>)]
     deleted: Vec<DeploymentId>,
-    /// There are none of these ids in this workspace.
+    /// Ids that do not exist in this workspace.
     #[schema(value_type = Vec<Uuid>)]
     not_found: Vec<DeploymentId>,
 }
 
 /// Delete several deployments.
-#[utoipa::path(delete, path = "/v2/deployments", tag = "deployments", params(Many),
-    responses((status = 200, description = "All of them are being deleted", body = DeletedDeployments),
-              (status = 207, description = "Some of them are; the others were not found", body = DeletedDeployments),
-              (status = 404, description = "None of them is in this workspace"), ApiError))]
+#[utoipa::path(delete, path = "/v2/deployments", tag = "deployments", params(DeleteDeploymentsQuery),
+    responses((status = 200, description = "Deletion of all of them has started", body = DeletedDeployments),
+              (status = 207, description = "Deletion of some has started; others were not found", body = DeletedDeployments),
+              (status = 404, description = "None of them exists in this workspace"), ApiError))]
 pub async fn delete_many(
     State(app): State<App>,
     tenant: Tenant,
-    Query(many): Query<Many>,
+    Query(many): Query<DeleteDeploymentsQuery>,
 ) -> Result<Response, ApiError> {
     let asked = ids("deployment_ids", &many.deployment_ids)?;
     let [first, ..] = asked[..] else {
@@ -338,7 +338,8 @@ pub async fn delete_many(
         not_found: Vec::new(),
     };
     for id in asked {
-        // Each alone: the locks of one are held while its lane is drained, and their order is then no matter.
+        // One transaction each: deleting holds the locks while the lane is drained, and the order of locks would
+        // matter.
         let gone = app
             .store
             .write(async |tx| work::delete(tx, tenant.id, id, with_project).await);
@@ -356,7 +357,7 @@ pub async fn delete_many(
     Ok((status, Json(answer)).into_response())
 }
 
-/// Clients know this sentence.
+/// Clients look for this sentence.
 pub(crate) fn missing(id: DeploymentId) -> impl Fn(store::Error) -> ApiError {
     move |error| match error {
         store::Error::NotFound => ApiError::new(StatusCode::NOT_FOUND, format!("Deployment ID {id} not found.")),

@@ -12,18 +12,18 @@ use towpath_domain::{DestinationId, Rejection, Secret, TenantId, Timestamp};
 use towpath_outbound::{DestinationFailure, Reason};
 use towpath_store::destinations::{self, NewDestination};
 use towpath_workflows::delete_destination;
-use towpath_workflows::world::prefix;
+use towpath_workflows::services::prefix;
 use uuid::Uuid;
 
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
 use crate::extract::{Json, Path, Query, object, optional_object};
-use crate::idempotency::{self, IdempotencyKey, Once};
+use crate::idempotency::{self, IdempotencyKey, IdempotentJson};
 use crate::platform::exports::Page;
 use crate::platform::names;
 
-/// Where exports are written.
+/// A destination of bulk exports.
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct Destination {
     #[schema(value_type = Uuid)]
@@ -33,9 +33,9 @@ pub struct Destination {
     #[schema(value_type = names::DestinationType)]
     destination_type: DestinationKind,
     display_name: String,
-    #[schema(value_type = Config)]
+    #[schema(value_type = NewDestinationConfig)]
     config: DestinationConfig,
-    /// Which credentials are kept. Their values are in no answer.
+    /// Names of the stored credentials. Their values are never returned.
     credentials_keys: Vec<String>,
     #[schema(value_type = String, format = DateTime)]
     created_at: Timestamp,
@@ -60,20 +60,20 @@ impl TryFrom<destinations::Destination> for Destination {
     }
 }
 
-/// A destination to be made.
+/// A destination to create.
 #[derive(Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = NewDestination)]
-pub struct New {
-    /// `s3` for any store that speaks S3, `file` for a folder below the one the operator configured.
+pub struct CreateDestination {
+    /// `s3` for S3-compatible stores, `file` for a folder below the one that the operator configured.
     #[schema(value_type = names::DestinationType)]
     destination_type: DestinationKind,
-    /// Letters, digits, `-`, `_`, blank and `'`; not blanks alone.
+    /// Letters, digits, `-`, `_`, space and `'`; not only spaces.
     #[schema(max_length = 255, pattern = r"^[\p{L}\p{N} _'-]*[\p{L}\p{N}_'-][\p{L}\p{N} _'-]*$")]
     display_name: String,
     #[serde(deserialize_with = "object")]
-    config: Config,
-    /// Omitted, the server's own are used, where its operator allows that.
+    config: NewDestinationConfig,
+    /// By default the server's own credentials, if the operator allows that.
     #[serde(default, deserialize_with = "optional_object")]
     credentials: Option<NewCredentials>,
 }
@@ -82,32 +82,32 @@ pub struct New {
 #[derive(Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = DestinationConfig)]
-pub struct Config {
-    /// Of an `s3` destination.
+pub struct NewDestinationConfig {
+    /// Required for an `s3` destination.
     #[schema(
         min_length = 3,
         max_length = 63,
         pattern = r"^[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*\.?[A-Za-z0-9]$"
     )]
     bucket_name: Option<String>,
-    /// Below which everything is written. Relative, at most 2048 bytes, and 255 in each part; a part is neither empty nor
-    /// `.` nor `..`, and has no backslash and no control character.
+    /// Prefix of all written objects. Relative, at most 2048 bytes, 255 per segment. A segment must not be empty, `.`
+    /// or `..`, nor contain a backslash or control characters.
     #[serde(default)]
     #[schema(
         pattern = r"^(([^./\\\u0000-\u001f\u007f-\u009f][^/\\\u0000-\u001f\u007f-\u009f]*|\.[^./\\\u0000-\u001f\u007f-\u009f][^/\\\u0000-\u001f\u007f-\u009f]*|\.\.[^/\\\u0000-\u001f\u007f-\u009f]+)(/([^./\\\u0000-\u001f\u007f-\u009f][^/\\\u0000-\u001f\u007f-\u009f]*|\.[^./\\\u0000-\u001f\u007f-\u009f][^/\\\u0000-\u001f\u007f-\u009f]*|\.\.[^/\\\u0000-\u001f\u007f-\u009f]+))*/?)?$"
     )]
     prefix: String,
-    /// `us-east-1` when absent.
+    /// Default `us-east-1`.
     #[schema(max_length = 64, pattern = "^[A-Za-z0-9_-]+$")]
     region: Option<String>,
-    /// Of a store other than the native one. An http or https address without user name, query or fragment.
+    /// Address of an S3-compatible store: http or https without user name, query or fragment.
     #[schema(max_length = 2048, pattern = r"^https?://[^@?#\\ \u0000-\u001f\u007f-\u009f]+$")]
     endpoint_url: Option<String>,
-    /// Begin keys with the bucket's name.
+    /// Prepend the bucket name to keys.
     #[serde(default)]
     include_bucket_in_prefix: Option<bool>,
     #[serde(default, deserialize_with = "optional_object")]
-    config_kwargs_s3: Option<Kwargs>,
+    config_kwargs_s3: Option<S3Kwargs>,
     /// Refused: not available in this build.
     #[schema(value_type = Option<Object>)]
     s3_additional_kwargs: Option<Map<String, Value>>,
@@ -115,15 +115,15 @@ pub struct Config {
     aws_role_arn: Option<String>,
 }
 
-/// Finer settings of S3.
+/// Advanced S3 settings.
 #[derive(Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = S3Kwargs)]
-pub struct Kwargs {
+pub struct S3Kwargs {
     #[serde(default)]
     #[schema(value_type = Option<names::Addressing>)]
     addressing_style: Option<AddressingStyle>,
-    /// Whether the signature covers the body; if absent, where the endpoint speaks http.
+    /// Whether the signature covers the body; by default only for http endpoints.
     payload_signing_enabled: Option<bool>,
     /// Refused when true: not available in this build.
     use_accelerate_endpoint: Option<bool>,
@@ -131,7 +131,7 @@ pub struct Kwargs {
     us_east_1_regional_endpoint: Option<String>,
 }
 
-/// Credentials. They are kept sealed and never shown.
+/// Credentials. Stored encrypted and never returned.
 #[derive(Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = DestinationCredentials)]
@@ -140,17 +140,17 @@ pub struct NewCredentials {
     access_key_id: Secret,
     #[schema(value_type = String, write_only, min_length = 1, max_length = 2048, pattern = "^[ -~]+$")]
     secret_access_key: Secret,
-    /// Of temporary credentials.
+    /// Only for temporary credentials.
     #[schema(value_type = Option<String>, write_only, min_length = 1, max_length = 2048, pattern = "^[ -~]+$")]
     session_token: Option<Secret>,
 }
 
-/// What may change of a destination. Runs that are at work go on with the credentials they began with.
+/// Changes of a destination. Running exports keep the credentials that they started with.
 #[derive(Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = DestinationChange)]
-pub struct Change {
-    /// As when it was made.
+pub struct UpdateDestination {
+    /// As for creation.
     #[schema(max_length = 255, pattern = r"^[\p{L}\p{N} _'-]*[\p{L}\p{N}_'-][\p{L}\p{N} _'-]*$")]
     display_name: Option<String>,
     #[serde(default, deserialize_with = "optional_object")]
@@ -167,8 +167,8 @@ impl From<NewCredentials> for Credentials {
     }
 }
 
-impl Config {
-    /// What this build does not have is refused, never ignored.
+impl NewDestinationConfig {
+    /// Rejects unsupported settings instead of ignoring them.
     fn admit(self) -> Result<DestinationConfig, Rejection> {
         let unsupported = |field: &str| Err(Rejection::unsupported(format!("config.{field}"), field));
         if self.s3_additional_kwargs.is_some_and(|kwargs| !kwargs.is_empty()) {
@@ -178,13 +178,13 @@ impl Config {
             return unsupported("aws_role_arn");
         }
         let kwargs = match self.config_kwargs_s3 {
-            Some(Kwargs {
+            Some(S3Kwargs {
                 use_accelerate_endpoint: Some(true),
                 ..
             }) => {
                 return unsupported("config_kwargs_s3.use_accelerate_endpoint");
             }
-            Some(Kwargs {
+            Some(S3Kwargs {
                 us_east_1_regional_endpoint: Some(kind),
                 ..
             }) if kind != "regional" => {
@@ -207,17 +207,21 @@ impl Config {
     }
 }
 
-/// Make a destination. A small file is written to it first, and deleted again where that is allowed. Sent again under
-/// the same `Idempotency-Key`, it makes none, and answers as the first time.
-#[utoipa::path(post, path = "/api/v1/bulk-exports/destinations", tag = "bulk-export-destinations", request_body = New,
+/// Create a destination. A small test file is written to it first, and deleted again if permitted. A repeated request
+/// with the same `Idempotency-Key` returns the first response.
+#[utoipa::path(post, path = "/api/v1/bulk-exports/destinations", tag = "bulk-export-destinations", request_body = CreateDestination,
     params(IdempotencyKey),
-    responses((status = 200, description = "Made", body = Destination),
-              (status = 400, description = "It cannot be written to; nothing was stored"),
-              (status = 409, description = "The `Idempotency-Key` belongs to another request"), ApiError))]
-pub async fn create(State(app): State<App>, tenant: Tenant, sent: Once<New>) -> Result<Response, ApiError> {
-    let Once { body: new, keyed } = sent;
-    // Before anything is written to the destination.
-    if let Some(answer) = idempotency::answered(&app.store, tenant.id, keyed.as_ref()).await? {
+    responses((status = 200, description = "Created", body = Destination),
+              (status = 400, description = "The destination is not writable; nothing was stored"),
+              (status = 409, description = "The `Idempotency-Key` was used for another request"), ApiError))]
+pub async fn create(
+    State(app): State<App>,
+    tenant: Tenant,
+    sent: IdempotentJson<CreateDestination>,
+) -> Result<Response, ApiError> {
+    let IdempotentJson { body: new, key } = sent;
+    // Before the test file is written.
+    if let Some(answer) = idempotency::recorded_answer(&app.store, tenant.id, key.as_ref()).await? {
         return Ok(answer);
     }
     let request = DestinationRequest {
@@ -240,17 +244,13 @@ pub async fn create(State(app): State<App>, tenant: Tenant, sent: Once<New>) -> 
         config: &request.config,
         credentials: sealed,
     };
-    idempotency::once(
-        &app.store,
-        tenant.id,
-        keyed.as_ref(),
-        Destination::try_from,
-        async |tx| destinations::insert(tx, tenant.id, row).await,
-    )
+    idempotency::run_once(&app.store, tenant.id, key.as_ref(), Destination::try_from, async |tx| {
+        destinations::insert(tx, tenant.id, row).await
+    })
     .await
 }
 
-/// Destinations, newest first.
+/// List destinations, newest first.
 #[utoipa::path(get, path = "/api/v1/bulk-exports/destinations", tag = "bulk-export-destinations", params(Page),
     responses((status = 200, description = "Destinations", body = Vec<Destination>), ApiError))]
 pub async fn list(
@@ -268,7 +268,7 @@ pub async fn list(
     ))
 }
 
-/// One destination.
+/// Get one destination.
 #[utoipa::path(get, path = "/api/v1/bulk-exports/destinations/{destination_id}", tag = "bulk-export-destinations",
     params(("destination_id" = Uuid, Path, description = "The destination")),
     responses((status = 200, description = "The destination", body = Destination),
@@ -281,17 +281,17 @@ pub async fn get(
     Ok(Json(read(&app, tenant, id).await?.try_into()?))
 }
 
-/// Rename a destination or give it other credentials, which are tested as when it was made.
+/// Rename a destination or replace its credentials, which are tested as for creation.
 #[utoipa::path(patch, path = "/api/v1/bulk-exports/destinations/{destination_id}", tag = "bulk-export-destinations",
-    params(("destination_id" = Uuid, Path, description = "The destination")), request_body = Change,
-    responses((status = 200, description = "Changed", body = Destination),
-              (status = 400, description = "It cannot be written to with these; nothing was changed"),
+    params(("destination_id" = Uuid, Path, description = "The destination")), request_body = UpdateDestination,
+    responses((status = 200, description = "Updated", body = Destination),
+              (status = 400, description = "The destination is not writable; nothing was changed"),
               (status = 404, description = "No such destination in this workspace"), ApiError))]
 pub async fn update(
     State(app): State<App>,
     tenant: Tenant,
     Path(id): Path<DestinationId>,
-    Json(change): Json<Change>,
+    Json(change): Json<UpdateDestination>,
 ) -> Result<Json<Destination>, ApiError> {
     let row = read(&app, tenant, id).await?;
     let (kind, config) = (row.destination_type, row.config()?);
@@ -317,8 +317,8 @@ pub async fn update(
     Ok(Json(changed.map_err(missing)?.try_into()?))
 }
 
-/// Delete a destination and its credentials. Its unfinished exports fail at once and its schedules stop; both show the
-/// reason. Finished exports and their files stay.
+/// Delete a destination and its credentials. Its unfinished exports fail and its schedules stop; both show the reason.
+/// Finished exports and their files remain.
 #[utoipa::path(delete, path = "/api/v1/bulk-exports/destinations/{destination_id}", tag = "bulk-export-destinations",
     params(("destination_id" = Uuid, Path, description = "The destination")),
     responses((status = 204, description = "Deleted"),
@@ -353,7 +353,7 @@ fn seal(app: &App, tenant: TenantId, id: DestinationId, given: &Credentials) -> 
     (destinations::seal(&app.sealer, tenant, id, given), given.keys())
 }
 
-/// Writes a file there.
+/// Writes a test file to the destination.
 async fn test(
     app: &App,
     kind: DestinationKind,
@@ -365,8 +365,8 @@ async fn test(
             Rejection::unsupported("destination_type", "a file destination (exports.file_root is not set)").into(),
         );
     }
-    // An address that does not answer holds its request for a while; it must not take the places of others.
-    let outside = app.outside.enter();
+    // An address that does not answer holds its request for a while; it must not occupy the slots of other requests.
+    let outside = app.destination_checks.try_acquire();
     let _place = outside.map_err(|wait| ApiError::too_many("too many destinations are being tested at once", wait))?;
     let file = prefix(config)?.test_file(&Uuid::now_v7().to_string());
     let open = towpath_outbound::Destination::open(&app.destinations, kind, config, credentials);

@@ -4,10 +4,10 @@ use axum::extract::State;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use towpath_domain::export::{Compression, Ends, ExportRequest, ExportStatus, Field, FormatVersion};
+use towpath_domain::export::{Compression, ExportEnd, ExportRequest, ExportStatus, Field, FormatVersion};
 use towpath_domain::{DestinationId, ExportId, ExportRunId, ProjectId, Rejection, TenantId, Timestamp};
 use towpath_store::exports::files::{self, ExportFile};
-use towpath_store::exports::listing::{self, Listed};
+use towpath_store::exports::listing::{self, ExportSummary};
 use towpath_store::exports::runs;
 use towpath_workflows::{run_export, spawn_export};
 
@@ -15,7 +15,7 @@ use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
 use crate::extract::{Json, Path, Query, whole};
-use crate::idempotency::{self, IdempotencyKey, Once};
+use crate::idempotency::{self, IdempotencyKey, IdempotentJson};
 use crate::platform::names;
 
 /// A bulk export, or a schedule of bulk exports.
@@ -31,10 +31,10 @@ pub struct Export {
     session_id: ProjectId,
     #[schema(value_type = names::Status)]
     status: ExportStatus,
-    /// Trace runs that started at this time or later…
+    /// Include trace runs that started at this time or later.
     #[schema(value_type = String, format = DateTime)]
     start_time: Timestamp,
-    /// … and before this one. A schedule has none.
+    /// Include trace runs that started before this time. Null for a schedule.
     #[schema(value_type = Option<String>, format = DateTime)]
     end_time: Option<Timestamp>,
     filter: Option<String>,
@@ -44,17 +44,17 @@ pub struct Export {
     format_version: FormatVersion,
     #[schema(value_type = names::CompressionName)]
     compression: Compression,
-    /// Of a schedule: how long an interval is.
+    /// Schedules only: length of the interval.
     interval_hours: Option<i64>,
-    /// Null is all.
+    /// Exported fields; null means all.
     #[schema(value_type = Option<Vec<names::ExportField>>)]
     export_fields: Option<Vec<Field>>,
-    /// The schedule it was spawned from.
+    /// The schedule that created it.
     #[schema(value_type = Option<Uuid>)]
     source_bulk_export_id: Option<ExportId>,
     /// Why the export failed, or why the schedule stopped. Null for a schedule that was cancelled.
     error: Option<String>,
-    /// Of a schedule: null.
+    /// Null for a schedule.
     metadata: Option<ExportMetadata>,
     #[schema(value_type = String, format = DateTime)]
     created_at: Timestamp,
@@ -64,25 +64,25 @@ pub struct Export {
     finished_at: Option<Timestamp>,
 }
 
-/// What became of an export.
+/// Result of an export, in metadata.
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct ExportMetadata {
     result: ExportResult,
 }
 
-/// What an export has, and what it lacks. What its days have stands in its runs.
+/// Totals of an export. Totals per day are in its runs.
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct ExportResult {
-    /// Operations that were accepted before the export and could not be folded, so that they may be missing from it:
-    /// those in quarantine that may belong to its project and range.
+    /// Operations in quarantine that may belong to the export's project and range. They were accepted before the export
+    /// and may be missing from it.
     #[schema(minimum = 0)]
     missing_operations: i64,
 }
 
-impl TryFrom<Listed> for Export {
+impl TryFrom<ExportSummary> for Export {
     type Error = ApiError;
 
-    fn try_from(row: Listed) -> Result<Self, ApiError> {
+    fn try_from(row: ExportSummary) -> Result<Self, ApiError> {
         Ok(Self {
             export_fields: row.fields()?,
             id: row.id,
@@ -109,11 +109,11 @@ impl TryFrom<Listed> for Export {
     }
 }
 
-/// An export to be made.
+/// An export to create.
 #[derive(Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = NewExport)]
-pub struct New {
+pub struct CreateExport {
     #[schema(value_type = Uuid)]
     bulk_export_destination_id: DestinationId,
     #[schema(value_type = Uuid)]
@@ -123,55 +123,54 @@ pub struct New {
     /// Required unless `interval_hours` is set.
     #[schema(value_type = Option<String>, format = DateTime)]
     end_time: Option<Timestamp>,
-    /// In the filter language; absent is all trace runs. A mistake is answered with 400, which says where it is.
+    /// Filter expression; by default all trace runs. An invalid filter is rejected with 400 and the position of the
+    /// error.
     filter: Option<String>,
     #[schema(value_type = Option<names::Format>)]
     format: Option<String>,
-    /// `v1` is the default; `v2_beta` has times in microseconds adjusted to UTC, and folders that are all `key=value`.
+    /// Default `v1`. `v2_beta` has times in microseconds adjusted to UTC and `key=value` folders only.
     #[schema(value_type = Option<names::FormatVersion>)]
     format_version: Option<String>,
-    /// `zstandard` is the default.
+    /// Default `zstandard`.
     #[schema(value_type = Option<names::CompressionName>)]
     compression: Option<String>,
-    /// Makes it a schedule: one export for each so many hours from `start_time` on, begun ten minutes after their end.
+    /// Creates a schedule: one export per interval from `start_time` on, started ten minutes after its end.
     #[serde(default, deserialize_with = "whole")]
     #[schema(minimum = 1, maximum = 168)]
     interval_hours: Option<i64>,
-    /// Absent is all.
+    /// Fields to export; by default all.
     #[schema(value_type = Option<Vec<names::ExportField>>, min_items = 1)]
     export_fields: Option<Vec<String>>,
     /// Refused when true: not available in this build.
     all_experiments: Option<bool>,
 }
 
-/// What may change of an export.
+/// Changes of an export.
 #[derive(Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = ExportChange)]
-pub struct Change {
+pub struct UpdateExport {
     #[schema(value_type = names::NewStatus)]
     status: String,
 }
 
-/// The most rows of a list that can be skipped. Skipping reads them all.
+/// Maximum offset of a list. Skipped rows are read.
 pub const MAX_OFFSET: i64 = 1_000_000_000;
 
-/// Which part of a list.
+/// A page of a list.
 #[derive(Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub struct Page {
-    /// At most so many, 1 to 1000, which is the default.
+    /// Maximum number of results, 1 to 1000; default 1000.
     #[param(minimum = 1, maximum = 1000)]
     limit: Option<i64>,
-    /// Skip so many.
+    /// Number of results to skip.
     #[param(minimum = 0, maximum = 1_000_000_000)]
     offset: Option<i64>,
 }
 
 impl Page {
-    /// # Errors
-    /// Out of range.
     pub fn admit(&self) -> Result<(i64, i64), ApiError> {
         let (limit, offset) = (self.limit.unwrap_or(1000), self.offset.unwrap_or(0));
         let refuse = |field: &str, msg: String| {
@@ -191,43 +190,43 @@ impl Page {
     }
 }
 
-/// Which exports.
+/// Filters and page of the list.
 #[derive(Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub struct Wanted {
-    /// At most so many, 1 to 1000, which is the default.
+pub struct ListExports {
+    /// Maximum number of results, 1 to 1000; default 1000.
     #[param(minimum = 1, maximum = 1000)]
     limit: Option<i64>,
-    /// Skip so many.
+    /// Number of results to skip.
     #[param(minimum = 0, maximum = 1_000_000_000)]
     offset: Option<i64>,
-    /// Those of this project.
+    /// Project id.
     #[param(value_type = Option<Uuid>)]
     session_id: Option<ProjectId>,
-    /// Those that go to this destination.
+    /// Destination id.
     #[param(value_type = Option<Uuid>)]
     bulk_export_destination_id: Option<DestinationId>,
-    /// Those that stand so.
+    /// Status.
     #[param(value_type = Option<names::Status>)]
     status: Option<ExportStatus>,
-    /// Those spawned from this schedule.
+    /// The schedule that created the exports.
     #[param(value_type = Option<Uuid>)]
     source_bulk_export_id: Option<ExportId>,
 }
 
-/// Which export runs.
+/// Selects export runs.
 #[derive(Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub struct WantedRuns {
-    /// Those of all exports spawned from this schedule.
+pub struct ListSpawnedRuns {
+    /// Runs of all exports that this schedule created.
     #[param(value_type = Uuid)]
     source_bulk_export_id: ExportId,
-    /// At most so many, 1 to 1000, which is the default.
+    /// Maximum number of results, 1 to 1000; default 1000.
     #[param(minimum = 1, maximum = 1000)]
     limit: Option<i64>,
-    /// Skip so many.
+    /// Number of results to skip.
     #[param(minimum = 0, maximum = 1_000_000_000)]
     offset: Option<i64>,
 }
@@ -239,19 +238,19 @@ pub struct ExportRun {
     id: ExportRunId,
     #[schema(value_type = Uuid)]
     bulk_export_id: ExportId,
-    /// As of an export.
+    /// Same values as for an export.
     #[schema(value_type = names::Status)]
     status: ExportStatus,
-    /// Failed attempts so far.
+    /// Number of failed attempts.
     retry_number: i64,
-    /// What went wrong, by attempt: `retry_0`, `retry_1`, …
+    /// Error of each attempt: `retry_0`, `retry_1`, …
     #[schema(value_type = Object, example = json!({"retry_0": "Destination is not available: SlowDown (503) for key …"}))]
     errors: Box<RawValue>,
     #[schema(value_type = String, format = DateTime)]
     start_time: Timestamp,
     #[schema(value_type = String, format = DateTime)]
     end_time: Timestamp,
-    metadata: Metadata,
+    metadata: ExportRunMetadata,
     #[schema(value_type = String, format = DateTime)]
     created_at: Timestamp,
     #[schema(value_type = String, format = DateTime)]
@@ -260,36 +259,36 @@ pub struct ExportRun {
     finished_at: Option<Timestamp>,
 }
 
-/// What an export run is about and how far it is.
+/// Details and progress of an export run.
 #[derive(Serialize, utoipa::ToSchema)]
 #[schema(as = ExportRunMetadata)]
-pub struct Metadata {
-    /// Folder of its files.
+pub struct ExportRunMetadata {
+    /// Folder of the files.
     prefix: String,
     #[schema(value_type = String, format = DateTime)]
     start_time: Timestamp,
     #[schema(value_type = String, format = DateTime)]
     end_time: Timestamp,
-    result: Progress,
+    result: ExportRunProgress,
 }
 
-/// How far an export run is. While it runs, rows and bytes include the file that is not finished.
+/// Progress of an export run. While it runs, rows and bytes include the unfinished file.
 #[derive(Serialize, utoipa::ToSchema)]
 #[schema(as = ExportRunResult)]
-pub struct Progress {
+pub struct ExportRunProgress {
     rows_written: i64,
-    /// The same number.
+    /// Same as `rows_written`.
     rows_exported: i64,
     bytes_written: i64,
     files_written: i64,
     /// Finished files.
     exported_files: Vec<String>,
-    /// Folder of its files.
+    /// Folder of the files.
     export_path: String,
-    /// The last row in them.
+    /// The last row in the finished files.
     #[schema(value_type = Option<Object>)]
     latest_cursor: Option<Box<RawValue>>,
-    /// The file that is about to be visible.
+    /// The upload that is about to complete.
     #[schema(value_type = Option<Object>)]
     pending_upload: Option<Box<RawValue>>,
 }
@@ -302,10 +301,10 @@ impl ExportRun {
         let written = written.iter().filter(|file| file.export_run_id == row.id);
         Ok(Self {
             errors: json("errors", row.errors)?,
-            metadata: Metadata {
+            metadata: ExportRunMetadata {
                 start_time: row.start_time,
                 end_time: row.end_time,
-                result: Progress {
+                result: ExportRunProgress {
                     rows_written: row.rows_written,
                     rows_exported: row.rows_written,
                     bytes_written: row.bytes_written,
@@ -333,14 +332,18 @@ impl ExportRun {
     }
 }
 
-/// Start a bulk export. Sent again under the same `Idempotency-Key`, it starts none, and answers as the first time.
-#[utoipa::path(post, path = "/api/v1/bulk-exports", tag = "bulk-exports", request_body = New, params(IdempotencyKey),
-    responses((status = 200, description = "Recorded; it runs as soon as it has a place", body = Export),
-              (status = 400, description = "The fields do not go together, or this build does not have it"),
+/// Start a bulk export. A repeated request with the same `Idempotency-Key` returns the first response.
+#[utoipa::path(post, path = "/api/v1/bulk-exports", tag = "bulk-exports", request_body = CreateExport, params(IdempotencyKey),
+    responses((status = 200, description = "Recorded; it starts as soon as a slot is free", body = Export),
+              (status = 400, description = "The request is invalid or not supported by this build"),
               (status = 404, description = "No such destination or tracing project in this workspace"),
-              (status = 409, description = "The `Idempotency-Key` belongs to another request"), ApiError))]
-pub async fn create(State(app): State<App>, tenant: Tenant, sent: Once<New>) -> Result<Response, ApiError> {
-    let Once { body: new, keyed } = sent;
+              (status = 409, description = "The `Idempotency-Key` was used for another request"), ApiError))]
+pub async fn create(
+    State(app): State<App>,
+    tenant: Tenant,
+    sent: IdempotentJson<CreateExport>,
+) -> Result<Response, ApiError> {
+    let IdempotentJson { body: new, key } = sent;
     if new.all_experiments == Some(true) {
         return Err(Rejection::unsupported("all_experiments", "an export of all experiments").into());
     }
@@ -356,35 +359,35 @@ pub async fn create(State(app): State<App>, tenant: Tenant, sent: Once<New>) -> 
         interval_hours: new.interval_hours,
         export_fields: new.export_fields,
     };
-    // Sent again, it is answered as the first time, whatever has gone since.
-    if let Some(answer) = idempotency::answered(&app.store, tenant.id, keyed.as_ref()).await? {
+    // A repeated request gets its first response even if the destination or project was deleted since.
+    if let Some(answer) = idempotency::recorded_answer(&app.store, tenant.id, key.as_ref()).await? {
         return Ok(answer);
     }
-    // What it names comes before what it says of it: 404 where there is nothing to export, or nowhere to.
+    // Missing destinations and projects (404) are reported before errors in other fields.
     let (destination, project) = (asked.destination, asked.project);
     app.store
         .read(async |tx| run_export::check_references(tx, tenant.id, destination, project).await)
         .await?;
     let asked = asked.admit()?;
     let limits = app.settings.exports;
-    idempotency::once(&app.store, tenant.id, keyed.as_ref(), Export::try_from, async |tx| {
-        let (content, start) = (&asked.content, asked.start_time);
-        let id = match asked.ends {
-            Ends::At(end) => run_export::start(tx, tenant.id, &limits, content, start..end).await?.id,
-            Ends::Every { hours } => spawn_export::create(tx, tenant.id, content, start, hours).await?,
+    idempotency::run_once(&app.store, tenant.id, key.as_ref(), Export::try_from, async |tx| {
+        let (content, start) = (&asked.spec, asked.start_time);
+        let id = match asked.end {
+            ExportEnd::At(end) => run_export::start(tx, tenant.id, &limits, content, start..end).await?.id,
+            ExportEnd::Every { hours } => spawn_export::create(tx, tenant.id, content, start, hours).await?,
         };
         listing::get(tx, tenant.id, id).await
     })
     .await
 }
 
-/// Bulk exports and schedules, newest first.
-#[utoipa::path(get, path = "/api/v1/bulk-exports", tag = "bulk-exports", params(Wanted),
+/// List bulk exports and schedules, newest first.
+#[utoipa::path(get, path = "/api/v1/bulk-exports", tag = "bulk-exports", params(ListExports),
     responses((status = 200, description = "Exports", body = Vec<Export>), ApiError))]
 pub async fn list(
     State(app): State<App>,
     tenant: Tenant,
-    Query(wanted): Query<Wanted>,
+    Query(wanted): Query<ListExports>,
 ) -> Result<Json<Vec<Export>>, ApiError> {
     let page = Page {
         limit: wanted.limit,
@@ -405,7 +408,7 @@ pub async fn list(
     Ok(Json(rows.into_iter().map(Export::try_from).collect::<Result<_, _>>()?))
 }
 
-/// One bulk export.
+/// Get one bulk export.
 #[utoipa::path(get, path = "/api/v1/bulk-exports/{export_id}", tag = "bulk-exports",
     params(("export_id" = Uuid, Path, description = "The export")),
     responses((status = 200, description = "The export", body = Export),
@@ -419,20 +422,20 @@ pub async fn get(State(app): State<App>, tenant: Tenant, Path(id): Path<ExportId
     Ok(Json(row.try_into()?))
 }
 
-/// Cancel a bulk export: finished files stay, and no manifest is written. Or a schedule: what it has spawned goes on.
+/// Cancel a bulk export: finished files remain and no manifest is written. Exports of a cancelled schedule continue.
 #[utoipa::path(patch, path = "/api/v1/bulk-exports/{export_id}", tag = "bulk-exports",
-    params(("export_id" = Uuid, Path, description = "The export")), request_body = Change,
-    responses((status = 200, description = "Cancelled, now or before", body = Export),
-              (status = 400, description = "It is over in another way"),
+    params(("export_id" = Uuid, Path, description = "The export")), request_body = UpdateExport,
+    responses((status = 200, description = "Cancelled", body = Export),
+              (status = 400, description = "The export has already ended"),
               (status = 404, description = "No such export in this workspace"), ApiError))]
 pub async fn update(
     State(app): State<App>,
     tenant: Tenant,
     Path(id): Path<ExportId>,
-    Json(change): Json<Change>,
+    Json(change): Json<UpdateExport>,
 ) -> Result<Json<Export>, ApiError> {
     ExportStatus::admit_change(&change.status)?;
-    // Whatever is at work is told through the hints of this transaction.
+    // The hints of this transaction notify running workers.
     let row = app
         .store
         .write(async |tx| {
@@ -446,7 +449,7 @@ pub async fn update(
     Ok(Json(row.try_into()?))
 }
 
-/// The runs of a bulk export, one per UTC day, latest first. There are none before it is planned.
+/// List the runs of a bulk export, one per UTC day, latest first. Empty before the export is planned.
 #[utoipa::path(get, path = "/api/v1/bulk-exports/{export_id}/runs", tag = "bulk-export-runs",
     params(("export_id" = Uuid, Path, description = "The export")),
     responses((status = 200, description = "Its runs", body = Vec<ExportRun>),
@@ -471,15 +474,15 @@ pub async fn list_runs(
     ))
 }
 
-/// The runs of all bulk exports that a schedule has spawned, latest first.
+/// List the runs of all bulk exports of a schedule, latest first.
 #[utoipa::path(get, path = "/api/v1/bulk-exports/runs", tag = "bulk-export-runs", operation_id = "spawned",
-    params(WantedRuns),
+    params(ListSpawnedRuns),
     responses((status = 200, description = "Their runs", body = Vec<ExportRun>),
               (status = 404, description = "No such schedule in this workspace"), ApiError))]
 pub async fn list_spawned_runs(
     State(app): State<App>,
     tenant: Tenant,
-    Query(wanted): Query<WantedRuns>,
+    Query(wanted): Query<ListSpawnedRuns>,
 ) -> Result<Json<Vec<ExportRun>>, ApiError> {
     let page = Page {
         limit: wanted.limit,
@@ -504,7 +507,7 @@ pub async fn list_spawned_runs(
     ))
 }
 
-/// One run of a bulk export.
+/// Get one run of a bulk export.
 #[utoipa::path(get, path = "/api/v1/bulk-exports/{export_id}/runs/{run_id}", tag = "bulk-export-runs",
     params(("export_id" = Uuid, Path, description = "The export"), ("run_id" = Uuid, Path, description = "The run")),
     responses((status = 200, description = "The run", body = ExportRun),

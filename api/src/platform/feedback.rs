@@ -1,7 +1,7 @@
-//! Judgements on trace runs. New ones take the way of the traces themselves: durable first, a row when folded. Changes
-//! are made to the row at once, so that a fold that is behind does not bring the old ones back.
+//! Feedback on trace runs. New feedback is accepted like traces: durable first, a row after the flush. Changes update
+//! the row at once, so that a late flush does not restore the old values.
 
-pub mod given;
+pub mod submission;
 pub mod tokens;
 
 use axum::extract::{Request, State};
@@ -11,10 +11,10 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use towpath_domain::json::Object;
 use towpath_domain::{Timestamp, TraceRunId};
-use towpath_query::feedback::later;
+use towpath_query::feedback::keep_latest;
 use towpath_query::{Reader, Snapshot};
 use towpath_store as store;
-use towpath_store::feedback::{self, Wanted};
+use towpath_store::feedback::{self, Filter};
 use towpath_traces::accept::Route;
 use uuid::Uuid;
 
@@ -23,12 +23,12 @@ use crate::auth::Tenant;
 use crate::errors::ApiError;
 use crate::extract::{Json, JsonObject, Pairs, Path};
 use crate::platform::exports::MAX_OFFSET;
-use crate::platform::ingest::{Answer, Ingested, take};
+use crate::platform::ingest::{Answer, Ingested, accept_body};
 
-/// Trace runs whose feedback is listed at once.
+/// Maximum number of trace runs in one request.
 const MOST_RUNS: usize = 1000;
 
-/// Feedback: all that was sent, as it was sent, with what is known beside it.
+/// Feedback as it was sent, with the fields that the server adds.
 #[derive(Serialize)]
 #[serde(transparent)]
 pub struct Feedback(Box<RawValue>);
@@ -40,7 +40,7 @@ impl TryFrom<feedback::Feedback> for Feedback {
         let unreadable = || ApiError::from(store::Error::corrupt("feedback", "body", row.id));
         let mut body = Object::parse(&row.body).map_err(|_| unreadable())?;
         let modified = row.modified_at.unwrap_or(row.created_at);
-        // What is not folded yet has no time of its own; the client said one, or it is now.
+        // Unflushed feedback has no time of its own: use the client's time, or now.
         for (name, known, over) in [
             ("created_at", row.created_at, false),
             ("modified_at", modified, row.modified_at.is_some()),
@@ -71,21 +71,21 @@ impl TryFrom<feedback::Feedback> for Feedback {
     }
 }
 
-/// Feedback on a trace run: `id` and `key` at least, `run_id`, `score`, `value`, `comment` and what else there is.
+/// Create feedback on a trace run. Requires `id` and `key`.
 #[utoipa::path(post, path = "/feedback", tag = "feedback",
     request_body(content = ref("#/components/schemas/NewFeedback"), content_type = "application/json"),
-    responses((status = 202, description = "On disk", body = Ingested), ApiError))]
+    responses((status = 202, description = "Stored durably", body = Ingested), ApiError))]
 pub async fn create(State(app): State<App>, tenant: Tenant, request: Request) -> Answer {
-    take(&app, tenant, Route::Feedback, "Feedback ingested", request).await
+    accept_body(&app, tenant, Route::Feedback, "Feedback ingested", request).await
 }
 
-/// Feedback of the workspace, newest first. It is there as soon as it was acknowledged.
+/// List feedback of the workspace, newest first. Acknowledged feedback is visible at once.
 #[utoipa::path(get, path = "/feedback", tag = "feedback",
-    params(("run" = Option<Vec<Uuid>>, Query, description = "On one of these trace runs, at most 1000"),
-           ("key" = Option<Vec<String>>, Query, description = "Under one of these names"),
-           ("source" = Option<Vec<String>>, Query, description = "From one of these sources: `api`, `model`, …"),
-           ("limit" = Option<i64>, Query, minimum = 1, maximum = 100, description = "At most so many; 100 is the default"),
-           ("offset" = Option<i64>, Query, minimum = 0, maximum = 1_000_000_000, description = "Skip so many")),
+    params(("run" = Option<Vec<Uuid>>, Query, description = "Trace run ids, at most 1000"),
+           ("key" = Option<Vec<String>>, Query, description = "Feedback keys"),
+           ("source" = Option<Vec<String>>, Query, description = "Sources: `api`, `model`, …"),
+           ("limit" = Option<i64>, Query, minimum = 1, maximum = 100, description = "Maximum results; default 100"),
+           ("offset" = Option<i64>, Query, minimum = 0, maximum = 1_000_000_000, description = "Results to skip")),
     responses((status = 200, description = "Feedback", body = Vec<Object>), ApiError))]
 pub async fn list(State(app): State<App>, tenant: Tenant, sent: Pairs) -> Result<Json<Vec<Feedback>>, ApiError> {
     sent.only(&["run", "key", "source", "limit", "offset"])?;
@@ -95,47 +95,49 @@ pub async fn list(State(app): State<App>, tenant: Tenant, sent: Pairs) -> Result
         .map(TraceRunId)
         .collect();
     if named.len() > MOST_RUNS {
-        return Err(ApiError::bad_request(format!("run: at most {MOST_RUNS} at once")));
+        return Err(ApiError::bad_request(format!("run: expected at most {MOST_RUNS}")));
     }
-    let wanted = Wanted {
+    let wanted = Filter {
         keys: sent.all("key").map(str::to_owned).collect(),
         sources: sent.all("source").map(str::to_owned).collect(),
     };
     let limit = sent.number("limit", 1..=100)?.unwrap_or(100);
     let offset = sent.number("offset", 0..=MAX_OFFSET)?.unwrap_or(0);
     let now = app.clock.now();
-    let read = app.reading.run(move |reader| async move {
+    let read = app.queries.run(move |reader| async move {
         let snapshot = reader.snapshot(tenant.id).await?;
         if named.is_empty() {
             return all(&snapshot, &wanted, limit, offset).await;
         }
         let mut given = snapshot.feedback(&named).await?;
-        given.retain(|row| meets(row, &wanted));
+        given.retain(|row| matches_query(row, &wanted));
         given.reverse();
         let (skip, most) = (usize::try_from(offset), usize::try_from(limit));
         let skipped = given.into_iter().skip(skip.unwrap_or(usize::MAX));
         Ok(skipped.take(most.unwrap_or(0)).collect())
     });
     let given: Vec<feedback::Feedback> = read.await?;
-    let shown = given.into_iter().map(|row| Feedback::try_from(dated(row, now)));
+    let shown = given
+        .into_iter()
+        .map(|row| Feedback::try_from(with_received_time(row, now)));
     Ok(Json(shown.collect::<Result<_, ApiError>>()?))
 }
 
-/// What is not folded yet comes first, since it was accepted last.
+/// Unflushed feedback comes first, since it was accepted last.
 async fn all(
     snapshot: &Snapshot,
-    wanted: &Wanted,
+    wanted: &Filter,
     limit: i64,
     offset: i64,
 ) -> Result<Vec<feedback::Feedback>, ApiError> {
     let tenant = snapshot.tenant();
     let mut open = std::collections::HashMap::new();
-    for row in snapshot.fresh_feedback() {
-        later(&mut open, row);
+    for row in snapshot.unstored_feedback() {
+        keep_latest(&mut open, row);
     }
     let mut fresh = Vec::new();
-    for row in open.into_values().filter(|row| meets(row, wanted)) {
-        // Folded meanwhile, changed or taken back: then the table has the word.
+    for row in open.into_values().filter(|row| matches_query(row, wanted)) {
+        // Feedback that was flushed, changed or deleted meanwhile is read from the table.
         let stored = snapshot
             .store()
             .read(async |tx| feedback::find(tx, tenant, row.id).await)
@@ -161,28 +163,28 @@ async fn all(
     Ok(given)
 }
 
-fn meets(row: &feedback::Feedback, wanted: &Wanted) -> bool {
+fn matches_query(row: &feedback::Feedback, wanted: &Filter) -> bool {
     (wanted.keys.is_empty() || wanted.keys.contains(&row.key))
         && (wanted.sources.is_empty()
             || feedback::source(&row.body).is_some_and(|source| wanted.sources.contains(&source)))
 }
 
-/// A row that is not in the table yet has no time: it came just now.
-fn dated(mut row: feedback::Feedback, now: Timestamp) -> feedback::Feedback {
+/// Sets the current time for feedback that is not in the table yet.
+fn with_received_time(mut row: feedback::Feedback, now: Timestamp) -> feedback::Feedback {
     if row.created_at.micros() == 0 {
         row.created_at = now;
     }
     row
 }
 
-/// One piece of feedback.
+/// Get one piece of feedback.
 #[utoipa::path(get, path = "/feedback/{feedback_id}", tag = "feedback",
     params(("feedback_id" = Uuid, Path, description = "The feedback")),
     responses((status = 200, description = "The feedback", body = Object),
               (status = 404, description = "No such feedback in this workspace"), ApiError))]
 pub async fn get(State(app): State<App>, tenant: Tenant, Path(id): Path<Uuid>) -> Result<Json<Feedback>, ApiError> {
-    let row = app.reading.run(move |reader| find(reader, tenant, id)).await?;
-    Ok(Json(Feedback::try_from(dated(row, app.clock.now()))?))
+    let row = app.queries.run(move |reader| find(reader, tenant, id)).await?;
+    Ok(Json(Feedback::try_from(with_received_time(row, app.clock.now()))?))
 }
 
 async fn find(reader: Reader, tenant: Tenant, id: Uuid) -> Result<feedback::Feedback, ApiError> {
@@ -191,13 +193,13 @@ async fn find(reader: Reader, tenant: Tenant, id: Uuid) -> Result<feedback::Feed
     found.ok_or_else(|| ApiError::not_found("feedback"))
 }
 
-/// Feedback as it was accepted last, if that is not folded yet.
+/// The latest accepted state of feedback, if it is not flushed yet.
 async fn fresh(reader: Reader, tenant: Tenant, id: Uuid) -> Result<Option<feedback::Feedback>, ApiError> {
     let snapshot = reader.snapshot(tenant.id).await?;
-    Ok(snapshot.one_fresh(id).cloned())
+    Ok(snapshot.unstored_feedback_by_id(id).cloned())
 }
 
-/// Members that say what feedback is about, and when it was given.
+/// Fields that cannot be changed: subject and creation time.
 const FIXED: [&str; 7] = [
     "id",
     "run_id",
@@ -208,10 +210,10 @@ const FIXED: [&str; 7] = [
     "session_id",
 ];
 
-/// Change feedback: what is named replaces what was there.
+/// Change feedback. Fields that are sent replace the stored ones.
 #[utoipa::path(patch, path = "/feedback/{feedback_id}", tag = "feedback", request_body = Object,
     params(("feedback_id" = Uuid, Path, description = "The feedback")),
-    responses((status = 200, description = "Changed", body = Object),
+    responses((status = 200, description = "Updated", body = Object),
               (status = 404, description = "No such feedback in this workspace"), ApiError))]
 pub async fn update(
     State(app): State<App>,
@@ -219,40 +221,40 @@ pub async fn update(
     Path(id): Path<Uuid>,
     change: JsonObject,
 ) -> Result<Json<Feedback>, ApiError> {
-    let open = app.reading.run(move |reader| fresh(reader, tenant, id)).await?;
+    let open = app.queries.run(move |reader| fresh(reader, tenant, id)).await?;
     let mut changed = change.members();
     changed.remove(&FIXED);
     let row = app
         .store
-        .write(async |tx| feedback::amend(tx, tenant.id, id, open.as_ref(), &changed).await)
+        .write(async |tx| feedback::update_body(tx, tenant.id, id, open.as_ref(), &changed).await)
         .await
-        .map_err(unchanged)?;
+        .map_err(not_changed_error)?;
     Ok(Json(Feedback::try_from(row)?))
 }
 
-/// Why feedback is as it was.
-fn unchanged(error: store::Error) -> ApiError {
+/// Maps an error of a change.
+fn not_changed_error(error: store::Error) -> ApiError {
     match error {
         store::Error::NotFound => ApiError::not_found("feedback"),
         error @ store::Error::Corrupt { .. } => {
-            tracing::error!(%error, "feedback cannot be changed");
-            let text = "the stored feedback cannot be read, so nothing of it was changed; delete it and give it again";
+            tracing::error!(%error, "cannot change feedback: the stored row is corrupt");
+            let text = "the stored feedback is unreadable and was not changed; delete it and create it again";
             ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, text)
         }
         error => error.into(),
     }
 }
 
-/// Take feedback back.
+/// Delete feedback.
 #[utoipa::path(delete, path = "/feedback/{feedback_id}", tag = "feedback",
     params(("feedback_id" = Uuid, Path, description = "The feedback")),
-    responses((status = 200, description = "Taken back", body = Object),
+    responses((status = 200, description = "Deleted", body = Object),
               (status = 404, description = "No such feedback in this workspace"), ApiError))]
 pub async fn delete(State(app): State<App>, tenant: Tenant, Path(id): Path<Uuid>) -> Result<Json<Value>, ApiError> {
-    let open = app.reading.run(move |reader| fresh(reader, tenant, id)).await?;
+    let open = app.queries.run(move |reader| fresh(reader, tenant, id)).await?;
     app.store
-        .write(async |tx| feedback::take_back(tx, tenant.id, id, open.as_ref()).await)
+        .write(async |tx| feedback::delete(tx, tenant.id, id, open.as_ref()).await)
         .await
-        .map_err(unchanged)?;
+        .map_err(not_changed_error)?;
     Ok(Json(json!({"message": "Feedback deleted"})))
 }

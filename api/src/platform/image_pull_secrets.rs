@@ -1,4 +1,4 @@
-//! Image-pull secrets of a workspace: what opens the registries its images come from.
+//! Image-pull secrets of a workspace: credentials of container registries.
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -15,14 +15,14 @@ use crate::auth::Tenant;
 use crate::errors::ApiError;
 use crate::extract::{Json, Path};
 
-/// An image-pull secret. What is in it is never shown.
+/// An image-pull secret. Its content is never returned.
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct ImagePullSecret {
     #[schema(value_type = Uuid)]
     id: ImagePullSecretId,
-    /// What `resource_spec.image_pull_secrets` names it by.
+    /// Name to use in `resource_spec.image_pull_secrets`.
     name: String,
-    /// The registries it opens.
+    /// Registries that it has credentials for.
     registries: Vec<String>,
     #[schema(value_type = String, format = DateTime)]
     created_at: Timestamp,
@@ -48,39 +48,38 @@ pub struct ImagePullSecretList {
     resources: Vec<ImagePullSecret>,
 }
 
-/// What opens one registry, or what a `config.json` of Docker says about several.
+/// Credentials of one registry, or a Docker `config.json` with several.
 #[derive(Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = NewImagePullSecret)]
-pub struct New {
-    /// The registry, as image references begin: `registry.example`, `registry.example:5000/team`, `docker.io`.
+pub struct PutImagePullSecret {
+    /// Registry as a prefix of image references: `registry.example`, `registry.example:5000/team`, `docker.io`.
     #[serde(default)]
     #[schema(min_length = 1, max_length = 255)]
     registry: Option<String>,
     #[serde(default)]
     #[schema(min_length = 1, max_length = 255, pattern = r"^[^:\u0000-\u001f\u007f-\u009f]+$")]
     username: Option<String>,
-    /// Kept sealed and never shown.
+    /// Stored encrypted and never returned.
     #[serde(default)]
     #[schema(value_type = Option<String>, write_only, min_length = 1, max_length = 65536,
              pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$")]
     password: Option<Secret>,
-    /// In their place: the content of a `config.json`, as an object. Kept sealed and never shown.
+    /// Instead of the other fields: the content of a `config.json` as an object. Stored encrypted and never returned.
     #[serde(default)]
     #[schema(value_type = Option<Object>, write_only)]
     docker_config: Option<Value>,
 }
 
-impl New {
+impl PutImagePullSecret {
     fn admit(self) -> Result<Vec<RegistryLogin>, Rejection> {
         let sent = (self.registry, self.username, self.password);
         match (self.docker_config, sent) {
-            (Some(config), (None, None, None)) => {
-                registry::of_docker_config(&config.to_string()).map_err(|why| Rejection::invalid("docker_config", why))
-            }
+            (Some(config), (None, None, None)) => registry::parse_docker_config(&config.to_string())
+                .map_err(|why| Rejection::invalid("docker_config", why)),
             (None, (Some(registry), Some(username), Some(password))) => {
                 let registry =
-                    registry::registry_named(&registry).map_err(|why| Rejection::invalid("registry", why))?;
+                    registry::parse_registry_name(&registry).map_err(|why| Rejection::invalid("registry", why))?;
                 let fits = |text: &str, longest: usize| {
                     (1..=longest).contains(&text.chars().count()) && !text.chars().any(char::is_control)
                 };
@@ -100,13 +99,13 @@ impl New {
             }
             _ => Err(Rejection::rule(
                 "registry",
-                "send registry, username and password, or docker_config alone",
+                "send either registry, username and password, or docker_config",
             )),
         }
     }
 }
 
-/// Names follow the rule of Kubernetes, so that they are the same everywhere.
+/// Names follow the Kubernetes rule, so that they are portable.
 fn check_name(name: &str) -> Result<(), ApiError> {
     let edge = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
     let part = |part: &str| {
@@ -124,7 +123,7 @@ fn check_name(name: &str) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Image-pull secrets, by name.
+/// List image-pull secrets, sorted by name.
 #[utoipa::path(get, path = "/v2/image-pull-secrets", tag = "image-pull-secrets",
     responses((status = 200, description = "Image-pull secrets", body = ImagePullSecretList), ApiError))]
 pub async fn list(State(app): State<App>, tenant: Tenant) -> Result<Json<ImagePullSecretList>, ApiError> {
@@ -136,18 +135,18 @@ pub async fn list(State(app): State<App>, tenant: Tenant) -> Result<Json<ImagePu
     Ok(Json(ImagePullSecretList { resources }))
 }
 
-/// Make an image-pull secret, or replace what is in it. Deployments whose `resource_spec.image_pull_secrets` names it
-/// pull with it from then on.
-#[utoipa::path(put, path = "/v2/image-pull-secrets/{name}", tag = "image-pull-secrets", request_body = New,
+/// Create or replace an image-pull secret. Deployments whose `resource_spec.image_pull_secrets` names it use it for
+/// later pulls.
+#[utoipa::path(put, path = "/v2/image-pull-secrets/{name}", tag = "image-pull-secrets", request_body = PutImagePullSecret,
     params(("name" = String, Path, description = "Its name", max_length = 253,
             pattern = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")),
     responses((status = 200, description = "Replaced", body = ImagePullSecret),
-              (status = 201, description = "Made", body = ImagePullSecret), ApiError))]
+              (status = 201, description = "Created", body = ImagePullSecret), ApiError))]
 pub async fn put(
     State(app): State<App>,
     tenant: Tenant,
     Path(name): Path<String>,
-    Json(new): Json<New>,
+    Json(new): Json<PutImagePullSecret>,
 ) -> Result<Response, ApiError> {
     check_name(&name)?;
     let logins = new.admit()?;
@@ -159,14 +158,14 @@ pub async fn put(
     Ok((status, Json(ImagePullSecret::of(row)?)).into_response())
 }
 
-/// Delete an image-pull secret. What was pulled with it stays.
+/// Delete an image-pull secret. Pulled images remain.
 #[utoipa::path(delete, path = "/v2/image-pull-secrets/{name}", tag = "image-pull-secrets",
     params(("name" = String, Path, description = "Its name")),
     responses((status = 204, description = "Deleted"),
               (status = 404, description = "No such image-pull secret in this workspace"), ApiError))]
 pub async fn delete(State(app): State<App>, tenant: Tenant, Path(name): Path<String>) -> Result<StatusCode, ApiError> {
     if check_name(&name).is_err() {
-        // None has such a name, and PostgreSQL cannot be asked for all of them.
+        // No secret has such a name, and PostgreSQL rejects a text with NUL.
         return Err(ApiError::not_found("image-pull secret"));
     }
     let gone = app

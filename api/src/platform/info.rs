@@ -1,4 +1,4 @@
-//! `/info`: what this server can do, as the tracing clients ask it once.
+//! `/info`: capabilities of this server, which tracing clients read once.
 
 use axum::extract::State;
 use serde::Serialize;
@@ -6,48 +6,50 @@ use serde::Serialize;
 use crate::app::App;
 use crate::extract::Json;
 
-/// The newest interface of the tracing clients that this server speaks: below it they warn.
+/// The newest interface version of the tracing clients that this server supports: they warn about an older one.
 const COMPATIBLE_WITH: &str = "0.16.14";
 
-/// What the clients take for granted where nothing is said.
+/// The clients' own default.
 const BATCH_BYTES: usize = 20 * 1024 * 1024;
 
-/// What this server can do.
+/// Capabilities of this server.
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct Info {
-    /// The version of the interface, as the tracing clients count.
+    /// Interface version, as the tracing clients count.
     version: &'static str,
-    /// What this is.
+    /// Product name.
     product: &'static str,
-    /// Its own version.
+    /// Product version.
     product_version: &'static str,
     batch_ingest_config: BatchIngest,
     instance_flags: Flags,
 }
 
-/// How the clients shall send.
+/// Limits of batches.
 #[derive(Serialize, utoipa::ToSchema)]
 struct BatchIngest {
     use_multipart_endpoint: bool,
-    /// Most operations in one body.
+    /// Maximum number of operations in one body.
     size_limit: u32,
-    /// Most bytes in one body.
+    /// Maximum number of bytes in one body.
     size_limit_bytes: usize,
     scale_up_nthreads_limit: u32,
     scale_up_qsize_trigger: u32,
     scale_down_nempty_trigger: u32,
 }
 
-/// What the clients may use.
+/// Feature flags for clients.
 #[derive(Serialize, utoipa::ToSchema)]
 struct Flags {
     zstd_compression_enabled: bool,
     gzip_body_enabled: bool,
+    /// Examples can be sent with files.
+    dataset_examples_multipart_enabled: bool,
 }
 
-/// Versions and abilities of this server. Needs no key.
+/// Get version and capabilities of this server. Needs no key.
 #[utoipa::path(get, path = "/info", tag = "server", security(()),
-    responses((status = 200, description = "Versions and abilities", body = Info)))]
+    responses((status = 200, description = "Version and capabilities", body = Info)))]
 pub async fn get(State(app): State<App>) -> Json<Info> {
     Json(Info {
         version: COMPATIBLE_WITH,
@@ -64,6 +66,7 @@ pub async fn get(State(app): State<App>) -> Json<Info> {
         instance_flags: Flags {
             zstd_compression_enabled: true,
             gzip_body_enabled: true,
+            dataset_examples_multipart_enabled: true,
         },
     })
 }

@@ -1,11 +1,11 @@
 //! Trace ingest, as the official tracing clients send it.
 //!
-//! A 202 means: the body lies on disk (or in the object store) as sent and is registered in the database. Sending a
-//! body twice is harmless, since folding knows each trace run by its id; so there is no 409 here.
+//! A 202 means that the body is durable on disk or in the object store and registered in the database. Sending a body
+//! twice is harmless, since the flush identifies each trace run by its id; there is no 409.
 
-mod described;
-mod intake;
-mod stored;
+mod body_schemas;
+mod limiter;
+mod quota;
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, StatusCode};
 use serde::Serialize;
 use towpath_domain::TraceRunId;
-use towpath_traces::accept::{self, Accepted, Refusal, RefusalKind, Route};
+use towpath_traces::accept::{self, AcceptedRequest, Refusal, RefusalKind, Route};
 use towpath_traces::body::Limits;
 use towpath_traces::wal::AppendError;
 
@@ -24,77 +24,85 @@ use crate::errors::ApiError;
 use crate::extract::{Json, Path};
 use crate::metric;
 
-pub(crate) use described::schemas;
-pub use intake::Intake;
-pub use stored::Stored;
+pub(crate) use body_schemas::schemas;
+pub use limiter::IngestLimiter;
+pub use quota::StorageQuota;
 
-/// Plain bodies at most this long are checked where they arrive: that takes less time than handing them over.
+/// Plain bodies up to this size are checked on the current thread: moving them costs more than the check.
 const SMALL_BYTES: usize = 16 * 1024;
 
-/// What was done with a body.
+/// Result of an ingest request.
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct Ingested {
-    /// For people; official clients read only the status.
+    /// A message for people; official clients read only the status.
     pub(super) message: &'static str,
 }
 
-/// What a handler of this module answers.
 pub type Answer = Result<(StatusCode, Json<Ingested>), ApiError>;
 
-/// Many operations on trace runs, with attachments and feedback, in parts.
+/// Send operations on trace runs, attachments and feedback as a multipart body.
 ///
 /// Parts are named `post.<run id>`, `patch.<run id>`, either with `.inputs`, `.outputs`, `.events`, `.extra`, `.error` or
 /// `.serialized` behind it, `attachment.<run id>.<name>`, and `feedback.<feedback id>`.
 #[utoipa::path(post, path = "/runs/multipart", tag = "traces",
-    request_body(content = String, content_type = "multipart/form-data", description = "May be gzip or zstd as a whole"),
-    responses((status = 202, description = "On disk", body = Ingested),
-              (status = 404, description = "A project that is named by its id is not in this workspace"),
-              (status = 413, description = "Too large, as sent or unpacked, or a field of a trace run is"),
+    request_body(content = String, content_type = "multipart/form-data", description = "May be compressed with gzip or zstd"),
+    responses((status = 202, description = "Stored durably", body = Ingested),
+              (status = 404, description = "A project referenced by id does not exist in this workspace"),
+              (status = 413, description = "The body or a field of the trace run is too large"),
               ApiError))]
 pub async fn multipart(State(app): State<App>, tenant: Tenant, request: Request) -> Answer {
-    take(&app, tenant, Route::Multipart, "Runs batch ingested", request).await
+    accept_body(&app, tenant, Route::Multipart, "Runs batch ingested", request).await
 }
 
-/// Many operations on trace runs: `{"post": [run, …], "patch": [run, …]}`.
+/// Send operations on trace runs: `{"post": [run, …], "patch": [run, …]}`.
 #[utoipa::path(post, path = "/runs/batch", tag = "traces",
     request_body(content = ref("#/components/schemas/TraceRunBatch"), content_type = "application/json",
-        description = "May be gzip or zstd as a whole"),
-    responses((status = 202, description = "On disk", body = Ingested),
-              (status = 404, description = "A project that is named by its id is not in this workspace"),
-              (status = 413, description = "Too large, as sent or unpacked, or a field of a trace run is"), ApiError))]
+        description = "May be compressed with gzip or zstd"),
+    responses((status = 202, description = "Stored durably", body = Ingested),
+              (status = 404, description = "A project referenced by id does not exist in this workspace"),
+              (status = 413, description = "The body or a field of the trace run is too large"), ApiError))]
 pub async fn batch(State(app): State<App>, tenant: Tenant, request: Request) -> Answer {
-    take(&app, tenant, Route::Batch, "Runs batch ingested", request).await
+    accept_body(&app, tenant, Route::Batch, "Runs batch ingested", request).await
 }
 
-/// One trace run.
+/// Create a trace run.
 #[utoipa::path(post, path = "/runs", tag = "traces",
     request_body(content = ref("#/components/schemas/TraceRun"), content_type = "application/json"),
-    responses((status = 202, description = "On disk", body = Ingested),
-              (status = 404, description = "A project that is named by its id is not in this workspace"),
-              (status = 413, description = "Too large, as sent or unpacked, or a field of it is"), ApiError))]
+    responses((status = 202, description = "Stored durably", body = Ingested),
+              (status = 404, description = "A project referenced by id does not exist in this workspace"),
+              (status = 413, description = "The body or a field of the trace run is too large"), ApiError))]
 pub async fn create(State(app): State<App>, tenant: Tenant, request: Request) -> Answer {
-    take(&app, tenant, Route::Run, "Run ingested", request).await
+    accept_body(&app, tenant, Route::Run, "Run ingested", request).await
 }
 
-/// A change of one trace run. The trace run need not be there yet.
+/// Change a trace run. It need not exist yet.
 #[utoipa::path(patch, path = "/runs/{run_id}", tag = "traces",
     request_body(content = ref("#/components/schemas/TraceRunChange"), content_type = "application/json"),
     params(("run_id" = Uuid, Path, description = "The trace run")),
-    responses((status = 202, description = "On disk", body = Ingested),
-              (status = 404, description = "A project that is named by its id is not in this workspace"),
-              (status = 413, description = "Too large, as sent or unpacked, or a field of it is"), ApiError))]
+    responses((status = 202, description = "Stored durably", body = Ingested),
+              (status = 404, description = "A project referenced by id does not exist in this workspace"),
+              (status = 413, description = "The body or a field of the trace run is too large"), ApiError))]
 pub async fn update(State(app): State<App>, tenant: Tenant, Path(id): Path<TraceRunId>, request: Request) -> Answer {
-    take(&app, tenant, Route::Patch(id), "Run update ingested", request).await
+    accept_body(&app, tenant, Route::Patch(id), "Run update ingested", request).await
 }
 
-/// Reads, checks, makes durable, answers.
-pub(super) async fn take(app: &App, tenant: Tenant, route: Route, message: &'static str, request: Request) -> Answer {
+/// Reads and checks a body, makes it durable and answers.
+pub(super) async fn accept_body(
+    app: &App,
+    tenant: Tenant,
+    route: Route,
+    message: &'static str,
+    request: Request,
+) -> Answer {
     let (head, body) = request.into_parts();
     let content_type = text(&head.headers, &CONTENT_TYPE)?;
     let encoding = text(&head.headers, &CONTENT_ENCODING)?;
-    app.stored.check(&app.store, &app.clock, tenant.id).await?;
-    // `_place` stands for the body's memory until it is written.
-    let (body, _place) = app.intake.read(body, app.settings.ingest_body_bytes, tenant.id).await?;
+    app.storage_quota.check(&app.store, &app.clock, tenant.id).await?;
+    // `_place` holds the body's memory until the body is written.
+    let (body, _place) = app
+        .ingest_limiter
+        .read(body, app.settings.ingest_body_bytes, tenant.id)
+        .await?;
 
     let received_at = app.clock.now();
     let sent_bytes = body.len() as u64;
@@ -102,7 +110,7 @@ pub(super) async fn take(app: &App, tenant: Tenant, route: Route, message: &'sta
     let check = move || {
         let content_type = content_type.as_deref().unwrap_or(match route {
             Route::Multipart => "",
-            // The JSON routes have always been read without it.
+            // The JSON routes have always accepted a missing content type.
             _ => "application/json",
         });
         let content_encoding = encoding.as_deref();
@@ -116,14 +124,18 @@ pub(super) async fn take(app: &App, tenant: Tenant, route: Route, message: &'sta
         };
         accept::accept(request, &Limits::default())
     };
-    let accepted = if small { check() } else { app.intake.check(check).await? }?;
-    keep(app, accepted, sent_bytes).await?;
+    let accepted = if small {
+        check()
+    } else {
+        app.ingest_limiter.check(check).await?
+    }?;
+    append(app, accepted, sent_bytes).await?;
     Ok((StatusCode::ACCEPTED, Json(Ingested { message })))
 }
 
-/// Makes durable what was accepted, and counts it.
-pub(super) async fn keep(app: &App, accepted: Accepted, sent_bytes: u64) -> Result<(), ApiError> {
-    let Accepted {
+/// Makes accepted data durable and counts it.
+pub(super) async fn append(app: &App, accepted: AcceptedRequest, sent_bytes: u64) -> Result<(), ApiError> {
+    let AcceptedRequest {
         operations,
         feedback,
         attachments,
@@ -151,7 +163,7 @@ pub(super) async fn keep(app: &App, accepted: Accepted, sent_bytes: u64) -> Resu
     Ok(())
 }
 
-/// A header's text. One that is there twice could be read in two ways.
+/// The text of a header. A repeated header is rejected as ambiguous.
 pub(super) fn text(headers: &HeaderMap, name: &HeaderName) -> Result<Option<String>, ApiError> {
     let mut values = headers.get_all(name).iter();
     let (first, second) = (values.next(), values.next());
@@ -178,8 +190,8 @@ impl From<Refusal> for ApiError {
     }
 }
 
-/// The log has told operators why; senders learn when to come back. The official clients try a few more times at the
-/// pace of `Retry-After`, and give up after three seconds without it.
+/// The log has the cause; clients get a time to retry. Official clients retry a few times after `Retry-After`, and give
+/// up after three seconds without it.
 impl From<AppendError> for ApiError {
     fn from(error: AppendError) -> Self {
         let text = error.to_string();

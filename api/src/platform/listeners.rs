@@ -1,4 +1,4 @@
-//! Listeners: the processes that hold a compute backend.
+//! Listeners: processes that run deployments on a compute backend.
 
 use axum::extract::State;
 use http::StatusCode;
@@ -14,7 +14,7 @@ use crate::errors::ApiError;
 use crate::extract::{Json, Path, Query, object, optional_object};
 use crate::platform::names;
 
-/// Namespaces one listener may serve.
+/// Maximum number of namespaces of a listener.
 const MOST_NAMESPACES: usize = 100;
 
 /// A listener.
@@ -25,7 +25,7 @@ pub struct Listener {
     version: &'static str,
     #[schema(value_type = names::ComputeType)]
     compute_type: String,
-    /// Which one of that type.
+    /// Which backend of that type.
     compute_id: String,
     compute_config: ComputeConfigAnswer,
     #[schema(value_type = String, format = DateTime)]
@@ -34,7 +34,6 @@ pub struct Listener {
     updated_at: Timestamp,
 }
 
-/// What it serves.
 #[derive(Serialize, utoipa::ToSchema)]
 #[schema(as = ComputeConfigAnswer)]
 pub struct ComputeConfigAnswer {
@@ -45,11 +44,10 @@ pub struct ComputeConfigAnswer {
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct ListenerList {
     resources: Vec<Listener>,
-    /// Where the next page begins.
+    /// Offset of the next page.
     offset: i64,
 }
 
-/// What a listener serves.
 #[derive(Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = ComputeConfig)]
@@ -59,26 +57,26 @@ pub struct NewComputeConfig {
     k8s_namespaces: Vec<String>,
 }
 
-/// A listener to be recorded.
+/// A listener to register.
 #[derive(Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = NewListener)]
-pub struct New {
+pub struct CreateListener {
     /// `k8s`.
     #[schema(pattern = "^k8s$")]
     compute_type: String,
-    /// Which cluster; unique in the workspace.
+    /// The cluster; unique in the workspace.
     #[schema(min_length = 1, max_length = 255)]
     compute_id: String,
     #[serde(deserialize_with = "object")]
     compute_config: NewComputeConfig,
 }
 
-/// A change of a listener.
+/// Changes of a listener.
 #[derive(Default, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = ListenerChange)]
-pub struct Change {
+pub struct UpdateListener {
     #[serde(default, deserialize_with = "optional_object")]
     compute_config: Option<NewComputeConfig>,
 }
@@ -105,7 +103,7 @@ impl NewComputeConfig {
     }
 }
 
-fn shown(row: listeners::Listener) -> Result<Listener, ApiError> {
+fn listener_answer(row: listeners::Listener) -> Result<Listener, ApiError> {
     Ok(Listener {
         compute_config: ComputeConfigAnswer {
             k8s_namespaces: row.namespaces()?,
@@ -119,7 +117,7 @@ fn shown(row: listeners::Listener) -> Result<Listener, ApiError> {
     })
 }
 
-/// The one that is part of the platform. It is as old as time.
+/// The listener of the platform itself.
 fn built_in() -> Listener {
     Listener {
         id: BUILT_IN_LISTENER,
@@ -134,28 +132,28 @@ fn built_in() -> Listener {
     }
 }
 
-/// Which listeners.
+/// Page of the list.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct Asked {
-    /// At most this many.
+pub struct ListListeners {
+    /// Maximum number of results.
     #[serde(default)]
     #[param(minimum = 1, maximum = 100, default = 20)]
     limit: Option<i64>,
-    /// After leaving out this many.
+    /// Number of results to skip.
     #[serde(default)]
     #[param(minimum = 0, maximum = 1000000000, default = 0)]
     offset: Option<i64>,
 }
 
-/// Listeners, oldest first; the built-in one leads.
-#[utoipa::path(get, path = "/v2/listeners", tag = "listeners", params(Asked),
+/// List listeners, oldest first, starting with the built-in one.
+#[utoipa::path(get, path = "/v2/listeners", tag = "listeners", params(ListListeners),
     responses((status = 200, description = "Listeners", body = ListenerList), ApiError))]
 pub async fn list(
     State(app): State<App>,
     tenant: Tenant,
-    Query(asked): Query<Asked>,
+    Query(asked): Query<ListListeners>,
 ) -> Result<Json<ListenerList>, ApiError> {
     let (limit, offset) = bounds(asked.limit, asked.offset)?;
     let mut resources: Vec<_> = (offset == 0).then(built_in).into_iter().collect();
@@ -169,7 +167,7 @@ pub async fn list(
         .read(async |tx| listeners::list(tx, tenant.id, left, skipped).await)
         .await?;
     for row in rows {
-        resources.push(shown(row)?);
+        resources.push(listener_answer(row)?);
     }
     Ok(Json(ListenerList {
         offset: offset + resources.len() as i64,
@@ -177,14 +175,14 @@ pub async fn list(
     }))
 }
 
-/// Record a listener. This build runs deployments on the built-in one only.
-#[utoipa::path(post, path = "/v2/listeners", tag = "listeners", request_body = New,
+/// Register a listener. This build only runs deployments on the built-in one.
+#[utoipa::path(post, path = "/v2/listeners", tag = "listeners", request_body = CreateListener,
     responses((status = 201, description = "Recorded", body = Listener),
-              (status = 409, description = "The workspace has one for this compute id"), ApiError))]
+              (status = 409, description = "The workspace already has a listener for this compute id"), ApiError))]
 pub async fn create(
     State(app): State<App>,
     tenant: Tenant,
-    Json(new): Json<New>,
+    Json(new): Json<CreateListener>,
 ) -> Result<(StatusCode, Json<Listener>), ApiError> {
     if new.compute_type != "k8s" {
         return Err(Rejection::invalid("compute_type", "expected k8s").into());
@@ -200,14 +198,14 @@ pub async fn create(
         .await
         .map_err(|error| match error {
             store::Error::Conflict { .. } => {
-                ApiError::conflict("compute_id: this workspace has a listener for this compute id already")
+                ApiError::conflict("compute_id: this workspace already has a listener for this compute id")
             }
             error => error.into(),
         })?;
-    Ok((StatusCode::CREATED, Json(shown(row)?)))
+    Ok((StatusCode::CREATED, Json(listener_answer(row)?)))
 }
 
-/// One listener.
+/// Get one listener.
 #[utoipa::path(get, path = "/v2/listeners/{listener_id}", tag = "listeners",
     params(("listener_id" = Uuid, Path, description = "The listener")),
     responses((status = 200, description = "The listener", body = Listener),
@@ -221,20 +219,20 @@ pub async fn get(
         return Ok(Json(built_in()));
     }
     let row = app.store.read(async |tx| listeners::get(tx, tenant.id, id).await).await;
-    Ok(Json(shown(row.map_err(missing(id))?)?))
+    Ok(Json(listener_answer(row.map_err(missing(id))?)?))
 }
 
 /// Change a listener.
 #[utoipa::path(patch, path = "/v2/listeners/{listener_id}", tag = "listeners",
-    params(("listener_id" = Uuid, Path, description = "The listener")), request_body = Change,
-    responses((status = 200, description = "Changed", body = Listener),
+    params(("listener_id" = Uuid, Path, description = "The listener")), request_body = UpdateListener,
+    responses((status = 200, description = "Updated", body = Listener),
               (status = 404, description = "No such listener in this workspace"),
-              (status = 409, description = "It is the built-in one"), ApiError))]
+              (status = 409, description = "The built-in listener cannot be changed"), ApiError))]
 pub async fn update(
     State(app): State<App>,
     tenant: Tenant,
     Path(id): Path<ListenerId>,
-    Json(change): Json<Change>,
+    Json(change): Json<UpdateListener>,
 ) -> Result<Json<Listener>, ApiError> {
     refuse_built_in(id)?;
     let namespaces = change.compute_config.map(NewComputeConfig::admit).transpose()?;
@@ -242,7 +240,7 @@ pub async fn update(
         Some(namespaces) => listeners::update(tx, tenant.id, id, namespaces).await,
         None => listeners::get(tx, tenant.id, id).await,
     });
-    Ok(Json(shown(row.await.map_err(missing(id))?)?))
+    Ok(Json(listener_answer(row.await.map_err(missing(id))?)?))
 }
 
 /// Delete a listener.
@@ -250,7 +248,7 @@ pub async fn update(
     params(("listener_id" = Uuid, Path, description = "The listener")),
     responses((status = 204, description = "Deleted"),
               (status = 404, description = "No such listener in this workspace"),
-              (status = 409, description = "It is the built-in one"), ApiError))]
+              (status = 409, description = "The built-in listener cannot be deleted"), ApiError))]
 pub async fn delete(
     State(app): State<App>,
     tenant: Tenant,

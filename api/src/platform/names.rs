@@ -1,4 +1,4 @@
-//! Texts with a fixed set of values, for the API description: taken from the domain, so that the two cannot differ.
+//! Enumerations for the API description, derived from the domain types.
 
 use std::borrow::Cow;
 
@@ -28,18 +28,18 @@ macro_rules! names {
 }
 
 names! {
-    /// How far an export or an export run is.
+    /// Status of an export or an export run.
     Status = [
         ExportStatus::Created, ExportStatus::Running, ExportStatus::Completed, ExportStatus::Failed,
         ExportStatus::Cancelled, ExportStatus::TimedOut,
     ].map(ExportStatus::as_str);
-    /// What the status of an export can be set to.
+    /// Status that an export can be set to.
     NewStatus = ["Cancelled", "CANCELLED"];
     /// A field that can be exported.
     ExportField = Field::ALL.map(Field::name);
-    /// How the columns of an exported file are compressed.
+    /// Compression of columns in exported files.
     CompressionName = Compression::NAMES;
-    /// Which trace runs come first.
+    /// Order of trace runs.
     RunOrder = ["desc", "asc"];
     /// File format.
     Format = ["Parquet"];
@@ -47,25 +47,25 @@ names! {
     FormatVersion = ["v1", "v2_beta"];
     /// Kind of a destination.
     DestinationType = ["s3", "file"];
-    /// How a bucket is named in a request.
+    /// How requests name a bucket.
     Addressing = ["auto", "virtual", "path"];
-    /// Where a deployment comes from.
+    /// Source of a deployment.
     DeploymentSource = [Source::Github, Source::ExternalDocker, Source::InternalDocker, Source::InternalSource]
         .map(Source::as_str);
-    /// How large a deployment is by default.
+    /// Default size of a deployment.
     DeploymentTypeName = [DeploymentType::DevFree, DeploymentType::Dev, DeploymentType::Prod, DeploymentType::DevZero]
         .map(DeploymentType::as_str);
-    /// Where a deployment stands.
+    /// Status of a deployment.
     DeploymentState = [
         DeploymentStatus::AwaitingDatabase, DeploymentStatus::Ready, DeploymentStatus::Unused,
         DeploymentStatus::AwaitingDelete, DeploymentStatus::Unknown,
     ].map(DeploymentStatus::as_str);
-    /// Where a revision stands.
+    /// Status of a revision.
     RevisionState = RevisionStatus::ALL.map(RevisionStatus::as_str);
-    /// Which way a list goes.
+    /// Sort direction.
     Order = ["asc", "desc"];
-    /// How loud a log line is.
+    /// Level of a log line.
     LogLevel = ["DEBUG", "INFO", "WARNING", "ERROR"];
-    /// What a listener deploys to: `process` is the built-in one.
+    /// Compute backend of a listener; `process` is the built-in one.
     ComputeType = ["k8s", "process"];
 }

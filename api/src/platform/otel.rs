@@ -1,4 +1,4 @@
-//! Spans of OpenTelemetry, taken as trace runs.
+//! Ingest of OpenTelemetry spans as trace runs.
 
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
@@ -11,19 +11,19 @@ use towpath_traces::otlp::{self, Format, OtlpError};
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
-use crate::platform::ingest::{keep, text};
+use crate::platform::ingest::{append, text};
 
 const PROJECT: HeaderName = HeaderName::from_static("langsmith-project");
 
-/// Spans as an exporter sends them (OTLP over HTTP, protobuf or JSON, plain, gzip or zstd). Each becomes a trace run of
-/// the project that it names (`langsmith.trace.session_name`), else of the one in the header `Langsmith-Project`, else of
-/// `default`. A span that cannot be taken is left out, and the others are taken.
+/// Ingest spans (OTLP over HTTP, protobuf or JSON, plain, gzip or zstd). Each span becomes a trace run of the project
+/// in `langsmith.trace.session_name`, else in the header `Langsmith-Project`, else of `default`. Invalid spans are left
+/// out.
 #[utoipa::path(post, path = "/otel/v1/traces", tag = "otel",
     request_body(content = String, content_type = "application/x-protobuf", description = "An ExportTraceServiceRequest"),
-    params(("Langsmith-Project" = Option<String>, Header, description = "Project of spans that name none")),
-    responses((status = 200, description = "On disk; the body is an ExportTraceServiceResponse, with `partial_success` where spans were left out"),
-              (status = 404, description = "A project that is named by its id is not in this workspace"),
-              (status = 413, description = "Too large, as sent or unpacked"),
+    params(("Langsmith-Project" = Option<String>, Header, description = "Project of spans without a project")),
+    responses((status = 200, description = "Stored durably; the body is an ExportTraceServiceResponse, with `partial_success` where spans were left out"),
+              (status = 404, description = "A project referenced by id does not exist in this workspace"),
+              (status = 413, description = "The body is too large, compressed or decompressed"),
               (status = 415, description = "Neither protobuf nor JSON"), ApiError))]
 pub async fn create(State(app): State<App>, tenant: Tenant, request: Request) -> Result<Response, ApiError> {
     let (head, body) = request.into_parts();
@@ -39,8 +39,11 @@ pub async fn create(State(app): State<App>, tenant: Tenant, request: Request) ->
             return Err(ApiError::unsupported_media_type(text));
         }
     };
-    app.stored.check(&app.store, &app.clock, tenant.id).await?;
-    let (body, _place) = app.intake.read(body, app.settings.ingest_body_bytes, tenant.id).await?;
+    app.storage_quota.check(&app.store, &app.clock, tenant.id).await?;
+    let (body, _place) = app
+        .ingest_limiter
+        .read(body, app.settings.ingest_body_bytes, tenant.id)
+        .await?;
     let received_at = app.clock.now();
     let sent_bytes = body.len() as u64;
     let check = move || -> Result<_, OtlpError> {
@@ -56,9 +59,9 @@ pub async fn create(State(app): State<App>, tenant: Tenant, request: Request) ->
         };
         otlp::accept(&request, &limits)
     };
-    let (accepted, rejected) = app.intake.check(check).await??;
+    let (accepted, rejected) = app.ingest_limiter.check(check).await??;
     if accepted.operations > 0 {
-        keep(&app, accepted, sent_bytes).await?;
+        append(&app, accepted, sent_bytes).await?;
     }
     if rejected.count() > 0 {
         tracing::debug!(ingest.rejected = rejected.count(), "left spans out");

@@ -1,6 +1,7 @@
-//! What builds and deployments say. A deployment is called a project here, as version 1 did.
+//! Logs of builds and deployments. Version 1 of the API calls a deployment a project.
 
 use axum::extract::State;
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use towpath_domain::deployment::{Level, LogKind};
 use towpath_domain::{DeploymentId, LogLineId, Rejection, RevisionId, Timestamp};
@@ -14,55 +15,62 @@ use crate::errors::ApiError;
 use crate::extract::{Json, Path};
 use crate::platform::names;
 
-/// Lines one answer may have.
-const MOST: i64 = 1_000;
+/// Maximum number of lines in one response.
+const MAX_LINES: i64 = 1_000;
 
-/// Which lines.
+/// Filters of log lines.
 #[derive(Default, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = LogQuery)]
-pub struct Wanted {
-    /// At most this many; 100 unless said.
+pub struct LogQuery {
+    /// Maximum number of lines; default 100.
     #[serde(default, deserialize_with = "crate::extract::whole")]
     #[schema(minimum = 1, maximum = 1000)]
     limit: Option<i64>,
-    /// `desc`, the newest first, unless said.
+    /// `desc` for newest first, which is the default, or `asc`.
     #[serde(default)]
     #[schema(value_type = Option<names::Order>)]
     order: Option<Order>,
-    /// The `next_offset` of an earlier answer: what comes after that.
+    /// `next_offset` of an earlier response: continue after it.
     #[serde(default)]
     offset: Option<String>,
-    /// At least this loud; `CRITICAL` is taken for `ERROR`.
+    /// Minimum level; `CRITICAL` counts as `ERROR`.
     #[serde(default)]
     #[schema(value_type = Option<String>, pattern = "^(?i:debug|info|warning|error|critical)$")]
     level: Option<String>,
-    /// With this in the message, in any case.
+    /// Text in the message, in any case.
     #[serde(default)]
     query: Option<String>,
-    /// Said at or after.
+    /// Lines at or after this time.
     #[serde(default)]
     #[schema(value_type = Option<String>, format = DateTime)]
     start_time: Option<Moment>,
-    /// Said before.
+    /// Lines before this time.
     #[serde(default)]
     #[schema(value_type = Option<String>, format = DateTime)]
     end_time: Option<Moment>,
 }
 
-/// A time as text, or in milliseconds since 1970, which is how lines carry theirs.
+/// A time as text, or in milliseconds since 1970 like in log lines.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Moment {
     Text(String),
-    Millis(i64),
+    Millis(#[serde(deserialize_with = "crate::extract::whole_number")] i64),
+    Other(IgnoredAny),
 }
 
 impl Moment {
     fn admit(self, field: &str) -> Result<Timestamp, Rejection> {
-        let wrong = || Rejection::invalid(field, "expected a date-time such as 2026-03-08T00:00:00Z");
+        let wrong = || {
+            Rejection::invalid(
+                field,
+                "expected a date-time such as 2026-03-08T00:00:00Z, or milliseconds since 1970",
+            )
+        };
         let millis = match self {
             Self::Millis(millis) => millis,
+            Self::Other(_) => return Err(wrong()),
             Self::Text(text) => match text.parse() {
                 Ok(millis) => millis,
                 Err(_) => return Timestamp::parse(&text).map_err(|_| wrong()),
@@ -84,18 +92,18 @@ enum Order {
     Desc,
 }
 
-/// Lines, and where to go on.
+/// Log lines.
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct Logs {
-    logs: Vec<Line>,
-    /// The place behind the last of these lines; null where there are none. Also lines that come later are behind it.
+    logs: Vec<LogLineView>,
+    /// Position after the last line, for the next request; null without lines. Later lines follow it.
     next_offset: Option<String>,
 }
 
-/// A line.
+/// A log line.
 #[derive(Serialize, utoipa::ToSchema)]
 #[schema(as = LogLine)]
-pub struct Line {
+pub struct LogLineView {
     #[serde(default)]
     #[schema(value_type = Uuid)]
     id: LogLineId,
@@ -109,11 +117,11 @@ pub struct Line {
     message: String,
 }
 
-impl Wanted {
+impl LogQuery {
     fn admit(self, revision: Option<RevisionId>, kind: LogKind) -> Result<(Filter, i64), Rejection> {
         let limit = self.limit.unwrap_or(100);
-        if !(1..=MOST).contains(&limit) {
-            let text = format!("expected a number between 1 and {MOST}");
+        if !(1..=MAX_LINES).contains(&limit) {
+            let text = format!("expected a number between 1 and {MAX_LINES}");
             return Err(Rejection::invalid("limit", text));
         }
         let level = self.level.map(|name| {
@@ -124,7 +132,7 @@ impl Wanted {
             Level::parse(&name).ok_or_else(wrong)
         });
         let past = self.offset.filter(|offset| !offset.is_empty()).map(|offset| {
-            let wrong = || Rejection::invalid("offset", "expected the next_offset of an earlier answer");
+            let wrong = || Rejection::invalid("offset", "expected the next_offset of an earlier response");
             offset.parse().map_err(|_| wrong())
         });
         let filter = Filter {
@@ -147,7 +155,7 @@ async fn read(
     deployment: DeploymentId,
     revision: Option<RevisionId>,
     kind: LogKind,
-    wanted: Wanted,
+    wanted: LogQuery,
 ) -> Result<Json<Logs>, ApiError> {
     let (filter, limit) = wanted.admit(revision, kind)?;
     let read = app.store.read(async |tx| {
@@ -163,7 +171,7 @@ async fn read(
         revision_logs::list(tx, tenant.id, deployment, &filter, limit).await
     });
     let lines = read.await.map_err(missing(deployment))?;
-    let line = |line: LogLine| Line {
+    let line = |line: LogLine| LogLineView {
         id: line.id,
         timestamp: line.at.micros() / 1_000,
         level: line.level,
@@ -175,48 +183,48 @@ async fn read(
     }))
 }
 
-/// What the build of a revision says.
+/// Get the build log of a revision.
 #[utoipa::path(post, path = "/v1/projects/{project_id}/revisions/{revision_id}/build_logs", tag = "logs",
     params(("project_id" = Uuid, Path, description = "The deployment"),
            ("revision_id" = Uuid, Path, description = "The revision")),
-    request_body = Wanted,
+    request_body = LogQuery,
     responses((status = 200, description = "Lines", body = Logs),
               (status = 404, description = "No such deployment or revision in this workspace"), ApiError))]
 pub async fn of_build(
     State(app): State<App>,
     tenant: Tenant,
     Path((deployment, revision)): Path<(DeploymentId, RevisionId)>,
-    Json(wanted): Json<Wanted>,
+    Json(wanted): Json<LogQuery>,
 ) -> Result<Json<Logs>, ApiError> {
     read(&app, tenant, deployment, Some(revision), LogKind::Build, wanted).await
 }
 
-/// What a revision says when it is deployed and while it serves.
+/// Get the deploy log of a revision.
 #[utoipa::path(post, path = "/v1/projects/{project_id}/revisions/{revision_id}/deploy_logs", tag = "logs",
     params(("project_id" = Uuid, Path, description = "The deployment"),
            ("revision_id" = Uuid, Path, description = "The revision")),
-    request_body = Wanted,
+    request_body = LogQuery,
     responses((status = 200, description = "Lines", body = Logs),
               (status = 404, description = "No such deployment or revision in this workspace"), ApiError))]
 pub async fn of_revision(
     State(app): State<App>,
     tenant: Tenant,
     Path((deployment, revision)): Path<(DeploymentId, RevisionId)>,
-    Json(wanted): Json<Wanted>,
+    Json(wanted): Json<LogQuery>,
 ) -> Result<Json<Logs>, ApiError> {
     read(&app, tenant, deployment, Some(revision), LogKind::Deploy, wanted).await
 }
 
-/// What a deployment says, whichever of its revisions serves.
+/// Get the log of a deployment, of all its revisions.
 #[utoipa::path(post, path = "/v1/projects/{project_id}/deploy_logs", tag = "logs",
-    params(("project_id" = Uuid, Path, description = "The deployment")), request_body = Wanted,
+    params(("project_id" = Uuid, Path, description = "The deployment")), request_body = LogQuery,
     responses((status = 200, description = "Lines", body = Logs),
               (status = 404, description = "No such deployment in this workspace"), ApiError))]
 pub async fn of_deployment(
     State(app): State<App>,
     tenant: Tenant,
     Path(deployment): Path<DeploymentId>,
-    Json(wanted): Json<Wanted>,
+    Json(wanted): Json<LogQuery>,
 ) -> Result<Json<Logs>, ApiError> {
     read(&app, tenant, deployment, None, LogKind::Deploy, wanted).await
 }

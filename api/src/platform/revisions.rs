@@ -17,36 +17,36 @@ use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
 use crate::extract::{Json, Path, Query};
-use crate::idempotency::{self, IdempotencyKey, Once, OnceOrEmpty};
+use crate::idempotency::{self, IdempotencyKey, IdempotentJson, IdempotentJsonOrEmpty};
 use model::{NewRevision, NewRevisionConfig, Revision, RevisionList};
 
-/// Which revisions.
+/// Filters and page of the list.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct Asked {
-    /// At most this many.
+pub struct ListRevisions {
+    /// Maximum number of results.
     #[param(minimum = 1, maximum = 100, default = 20)]
     limit: Option<i64>,
-    /// After leaving out this many.
+    /// Number of results to skip.
     #[param(minimum = 0, maximum = 1000000000, default = 0)]
     offset: Option<i64>,
-    /// With one of these statuses, with commas between them.
+    /// Statuses, separated by commas.
     status: Option<String>,
     /// Refused: not available in this build.
     remote_reconciled: Option<String>,
 }
 
-/// Revisions of a deployment, newest first.
+/// List the revisions of a deployment, newest first.
 #[utoipa::path(get, path = "/v2/deployments/{deployment_id}/revisions", tag = "revisions",
-    params(("deployment_id" = Uuid, Path, description = "The deployment"), Asked),
+    params(("deployment_id" = Uuid, Path, description = "The deployment"), ListRevisions),
     responses((status = 200, description = "Revisions", body = RevisionList),
               (status = 404, description = "No such deployment in this workspace"), ApiError))]
 pub async fn list(
     State(app): State<App>,
     tenant: Tenant,
     Path(deployment): Path<DeploymentId>,
-    Query(asked): Query<Asked>,
+    Query(asked): Query<ListRevisions>,
 ) -> Result<Json<RevisionList>, ApiError> {
     let (limit, offset) = bounds(asked.limit, asked.offset)?;
     if asked.remote_reconciled.is_some() {
@@ -56,11 +56,7 @@ pub async fn list(
     let wrong = || {
         let names = RevisionStatus::ALL.map(RevisionStatus::as_str).join(", ");
         let loc = vec!["query".into(), "status".into()];
-        ApiError::invalid_at(
-            loc,
-            "enum",
-            format!("expected some of {names}, with commas between them"),
-        )
+        ApiError::invalid_at(loc, "enum", format!("expected some of {names}, separated by commas"))
     };
     let statuses = asked.status.map(|text| {
         let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
@@ -80,22 +76,22 @@ pub async fn list(
     }))
 }
 
-/// Make a revision, from what the latest one was made from and what the body says otherwise. Sent again under the same
-/// `Idempotency-Key`, it makes none, and answers as the first time.
+/// Create a revision from the latest one with the changes in the body. A repeated request with the same
+/// `Idempotency-Key` returns the first response.
 #[utoipa::path(post, path = "/v2/deployments/{deployment_id}/revisions", tag = "revisions",
     params(("deployment_id" = Uuid, Path, description = "The deployment"), IdempotencyKey),
     request_body = Option<NewRevision>,
     responses((status = 201, description = "Recorded", body = Revision),
               (status = 404, description = "No such deployment in this workspace"),
-              (status = 409, description = "Somebody else changed it meanwhile, or the `Idempotency-Key` belongs to another request"),
+              (status = 409, description = "Changed by another request, or the `Idempotency-Key` is in use"),
               ApiError))]
 pub async fn create(
     State(app): State<App>,
     tenant: Tenant,
     Path(deployment): Path<DeploymentId>,
-    OnceOrEmpty(sent): OnceOrEmpty<NewRevision>,
+    IdempotentJsonOrEmpty(sent): IdempotentJsonOrEmpty<NewRevision>,
 ) -> Result<Response, ApiError> {
-    let Once { body: new, keyed } = sent;
+    let IdempotentJson { body: new, key } = sent;
     let config = new.source_revision_config.map(NewRevisionConfig::admit).transpose()?;
     let change = DeploymentChange {
         revision: config.unwrap_or_else(RevisionConfig::default),
@@ -104,7 +100,7 @@ pub async fn create(
         ..DeploymentChange::default()
     };
     let mut is_missing = false;
-    let made = idempotency::once(&app.store, tenant.id, keyed.as_ref(), Revision::try_from, async |tx| {
+    let made = idempotency::run_once(&app.store, tenant.id, key.as_ref(), Revision::try_from, async |tx| {
         let changed = work::change(tx, tenant.id, &app.sealer, deployment, &change, true).await;
         is_missing = matches!(changed, Err(store::Error::NotFound));
         Ok(changed?.1)
@@ -116,7 +112,7 @@ pub async fn create(
     }
 }
 
-/// One revision.
+/// Get one revision.
 #[utoipa::path(get, path = "/v2/deployments/{deployment_id}/revisions/{revision_id}", tag = "revisions",
     params(("deployment_id" = Uuid, Path, description = "The deployment"),
            ("revision_id" = Uuid, Path, description = "The revision")),
@@ -139,11 +135,11 @@ pub async fn get(
     Ok(Json(row.try_into()?))
 }
 
-/// Deploy what a revision built once more, with the secrets it had: the way back. Nothing is built.
+/// Redeploy the artifact and secrets of a revision, for example to roll back. Nothing is built.
 #[utoipa::path(post, path = "/v2/deployments/{deployment_id}/revisions/{revision_id}/redeploy", tag = "revisions",
     params(("deployment_id" = Uuid, Path, description = "The deployment"),
            ("revision_id" = Uuid, Path, description = "The revision")),
-    responses((status = 200, description = "A new revision is recorded", body = Deployment),
+    responses((status = 200, description = "The new revision is recorded", body = Deployment),
               (status = 404, description = "No such deployment or revision in this workspace"), ApiError))]
 pub async fn redeploy(
     State(app): State<App>,
@@ -158,18 +154,18 @@ pub async fn redeploy(
     Ok(Json(Deployment::of(&app, row, &latest)?))
 }
 
-/// Stop a revision that is not over. What it started is stopped too; the one that has the traffic keeps it.
+/// Interrupt an unfinished revision and stop what it started. The active revision keeps serving.
 #[utoipa::path(post, path = "/v2/deployments/{deployment_id}/revisions/{revision_id}/interrupt", tag = "revisions",
     params(("deployment_id" = Uuid, Path, description = "The deployment"),
            ("revision_id" = Uuid, Path, description = "The revision")),
-    responses((status = 200, description = "Interrupted, now or before", body = Revision),
+    responses((status = 200, description = "Interrupted", body = Revision),
               (status = 404, description = "No such deployment or revision in this workspace"), ApiError))]
 pub async fn interrupt(
     State(app): State<App>,
     tenant: Tenant,
     Path((deployment, id)): Path<(DeploymentId, RevisionId)>,
 ) -> Result<Json<Revision>, ApiError> {
-    // Whoever is at work is told through the hints of this transaction.
+    // The hints of this transaction notify running workers.
     let stopped = app.store.write(async |tx| {
         deployments::get(tx, tenant.id, deployment).await?;
         work::interrupt(tx, tenant.id, deployment, id).await
@@ -177,11 +173,11 @@ pub async fn interrupt(
     Ok(Json(stopped.await.map_err(missing(deployment))?.try_into()?))
 }
 
-/// Stop a revision, under the address of version 1.
+/// Interrupt a revision, at the address of version 1.
 #[utoipa::path(post, path = "/v1/projects/{project_id}/revisions/{revision_id}/interrupt", tag = "revisions",
     params(("project_id" = Uuid, Path, description = "The deployment"),
            ("revision_id" = Uuid, Path, description = "The revision")),
-    responses((status = 200, description = "Interrupted, now or before", body = Revision),
+    responses((status = 200, description = "Interrupted", body = Revision),
               (status = 404, description = "No such deployment or revision in this workspace"), ApiError))]
 pub async fn interrupt_of_project(
     app: State<App>,

@@ -1,15 +1,17 @@
-//! Trace runs, read back as the tracing clients ask for them.
+//! Queries of trace runs.
 
 mod criteria;
 pub mod v2;
 mod view;
+
+use std::collections::HashMap;
 
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use towpath_domain::{ProjectId, Rejection, Timestamp, TraceRunId};
 use towpath_query::statistics::Statistics;
-use towpath_query::{Direction, Position, Question, Reader, Snapshot};
+use towpath_query::{Direction, Position, Reader, RunQuery, Snapshot};
 use towpath_traces::row::Row;
 use uuid::Uuid;
 
@@ -21,78 +23,76 @@ use crate::platform::names;
 pub(crate) use criteria::position;
 pub use criteria::{Criteria, parse};
 use view::cost;
-use view::{Beside, Dialect, FIELDS, Shown};
+use view::{Dialect, FIELDS, PageEnrichment, TraceRunView};
 
-/// Runs on a page of v1.
+/// Maximum number of runs on a page of v1.
 const PAGE: usize = 100;
-/// What v1 shows whatever was asked for: official clients cannot read a run without.
+/// Fields that v1 always returns: official clients require them.
 const ALWAYS: [&str; 6] = ["id", "name", "run_type", "start_time", "trace_id", "session_id"];
 
-/// Which trace runs, and what of them. Fields that are not here are ignored: official clients send more.
+/// Filters and fields of a query. Other fields are ignored.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[schema(as = TraceRunQuery)]
 pub struct Query {
-    /// Projects.
+    /// Project ids.
     #[schema(value_type = Option<Vec<Uuid>>)]
     session: Option<OneOrMore<ProjectId>>,
     /// Trace runs by id, at most 1000.
     #[schema(value_type = Option<Vec<Uuid>>)]
     id: Option<OneOrMore<TraceRunId>>,
-    /// All of one trace.
+    /// Trace id.
     trace: Option<Uuid>,
-    /// Directly below this one.
+    /// Parent run.
     parent_run: Option<Uuid>,
-    /// Made from one of these examples.
+    /// Example ids.
     #[schema(value_type = Option<Vec<Uuid>>)]
     reference_example: Option<OneOrMore<Uuid>>,
     /// `chain`, `llm`, `tool`, …
     run_type: Option<String>,
-    /// With an error, or without.
+    /// With or without an error.
     error: Option<bool>,
-    /// Without a parent, or with one.
+    /// Root runs only, or child runs only.
     is_root: Option<bool>,
-    /// Started at this time or later…
+    /// Started at or after this time.
     #[schema(value_type = Option<String>, format = DateTime)]
     start_time: Option<Timestamp>,
-    /// … and before this one.
+    /// Started before this time.
     #[schema(value_type = Option<String>, format = DateTime)]
     end_time: Option<Timestamp>,
-    /// Text to be found in names, errors, tags, inputs, outputs or metadata.
+    /// Text in names, errors, tags, inputs, outputs or metadata.
     query: Option<String>,
-    /// In the filter language.
+    /// Filter expression.
     filter: Option<String>,
-    /// A filter of which the root of the trace is looked at.
+    /// Filter expression for the root run of the trace.
     trace_filter: Option<String>,
-    /// A filter which some run of the trace passes.
+    /// Filter expression that some run of the trace must match.
     tree_filter: Option<String>,
-    /// `desc`, the newest first, which is the default, or `asc`.
+    /// `desc` for newest first, which is the default, or `asc`.
     #[schema(value_type = Option<names::RunOrder>)]
     order: Option<Order>,
-    /// At most so many, 1 to 100, which is the default.
+    /// Maximum number of results, 1 to 100; default 100.
     #[schema(minimum = 1, maximum = 100)]
     #[serde(default, deserialize_with = "whole")]
     limit: Option<i64>,
-    /// Where the page before ended.
+    /// `next` cursor of the previous page.
     cursor: Option<String>,
     /// Refused: not available in this build.
     data_source_type: Option<String>,
-    /// Refused: not available in this build; put it into `filter`.
+    /// Refused: not available in this build; use `filter`.
     search_filter: Option<String>,
-    /// Refused: not available in this build; `is_root` says as much.
+    /// Refused: not available in this build; use `is_root`.
     #[serde(default, deserialize_with = "whole")]
     execution_order: Option<i64>,
-    /// Fields wanted; all where nothing is said. Names that are not known are left out; `id`, `name`, `run_type`,
-    /// `start_time`, `trace_id` and `session_id` are always there.
+    /// Fields to return; by default all. Unknown names are ignored; `id`, `name`, `run_type`, `start_time`, `trace_id`
+    /// and `session_id` are always returned.
     select: Option<Vec<String>>,
 }
 
-/// One value, or a list of them: clients send either.
+/// One value or a list.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged)]
 pub enum OneOrMore<T> {
-    /// One.
     One(T),
-    /// A list.
     More(Vec<T>),
 }
 
@@ -118,21 +118,21 @@ enum Order {
 #[derive(Serialize, utoipa::ToSchema)]
 #[schema(as = TraceRunPage)]
 pub struct Page {
-    /// The fields asked for of each.
+    /// Selected fields of each run.
     #[schema(value_type = Vec<Object>)]
-    runs: Vec<Shown>,
+    runs: Vec<TraceRunView>,
     cursors: Cursors,
 }
 
-/// Where to go on.
+/// Cursors of a page.
 #[derive(Serialize, utoipa::ToSchema)]
 #[schema(as = TraceRunCursors)]
 pub struct Cursors {
-    /// For the next page; null after the last.
+    /// Cursor of the next page; null on the last page.
     next: Option<String>,
 }
 
-/// Refuses what would choose and is not there: an answer that ignored it would show too much.
+/// Rejects unsupported filters: ignoring them would return too much.
 fn refuse(asked: &[(&str, bool)]) -> Result<(), ApiError> {
     match asked.iter().find(|(_, there)| *there) {
         None => Ok(()),
@@ -169,8 +169,8 @@ impl Query {
     }
 }
 
-/// What one page is made of.
-struct Wanted {
+/// Options of a page.
+struct PageOptions {
     direction: Direction,
     after: Option<Position>,
     limit: usize,
@@ -206,17 +206,17 @@ async fn read(
     reader: Reader,
     tenant: Tenant,
     criteria: Criteria,
-    wanted: Wanted,
-) -> Result<(Vec<Shown>, Option<String>), ApiError> {
+    wanted: PageOptions,
+) -> Result<(Vec<TraceRunView>, Option<String>), ApiError> {
     let snapshot = reader.snapshot(tenant.id).await?;
     let resolved = criteria.resolve(&snapshot).await?;
-    let (rows, next) = match resolved.places {
+    let (rows, next) = match resolved.positions {
         None => {
             let page = snapshot
-                .page(&Question {
+                .page(&RunQuery {
                     projects: resolved.projects,
                     range: resolved.range,
-                    within: resolved.within,
+                    extent: resolved.within,
                     predicate: resolved.predicate,
                     direction: wanted.direction,
                     after: wanted.after,
@@ -254,14 +254,52 @@ async fn show(
     rows: &[(ProjectId, Row)],
     fields: &[&'static str],
     dialect: Dialect,
-) -> Result<Vec<Shown>, ApiError> {
-    let beside = Beside::read(snapshot, rows, fields).await?;
+) -> Result<Vec<TraceRunView>, ApiError> {
+    let beside = PageEnrichment::read(snapshot, rows, fields).await?;
     rows.iter()
         .map(|(project, row)| view::show(app, tenant.id, *project, row, &beside, fields, dialect))
         .collect()
 }
 
-/// Trace runs, newest first. They are there as soon as they were acknowledged.
+/// Rows as v1 shows them, grouped by example.
+pub(crate) async fn views_by_example(
+    app: &App,
+    snapshot: &Snapshot,
+    tenant: Tenant,
+    rows: &[(ProjectId, Row)],
+) -> Result<HashMap<Uuid, Vec<TraceRunView>>, ApiError> {
+    let shown = show(app, snapshot, tenant, rows, &FIELDS, Dialect::V1).await?;
+    let mut by_example: HashMap<Uuid, Vec<TraceRunView>> = HashMap::new();
+    for ((_, row), shown) in rows.iter().zip(shown) {
+        if let Some(example) = row.fields().reference_example_id {
+            by_example.entry(example).or_default().push(shown);
+        }
+    }
+    Ok(by_example)
+}
+
+/// The existing runs with these ids, as v1 shows them.
+pub(crate) async fn views_by_id(
+    app: &App,
+    tenant: Tenant,
+    ids: Vec<TraceRunId>,
+) -> Result<HashMap<TraceRunId, TraceRunView>, ApiError> {
+    let own = app.clone();
+    let read = app.queries.run(move |reader| async move {
+        let snapshot = reader.snapshot(tenant.id).await?;
+        let criteria = Criteria {
+            ids,
+            ..Criteria::default()
+        };
+        let places = criteria.resolve(&snapshot).await?.positions.unwrap_or_default();
+        let rows = snapshot.rows(&places).await?;
+        let shown = show(&own, &snapshot, tenant, &rows, &FIELDS, Dialect::V1).await?;
+        Ok(rows.iter().map(|(_, row)| row.id()).zip(shown).collect())
+    });
+    read.await
+}
+
+/// Query trace runs, newest first. Acknowledged runs are visible at once.
 #[utoipa::path(post, path = "/runs/query", tag = "traces", request_body = Query,
     responses((status = 200, description = "A page", body = Page),
               (status = 404, description = "No such tracing project in this workspace"), ApiError))]
@@ -278,7 +316,7 @@ pub async fn query(
             .filter(|field| ALWAYS.contains(field) || names.iter().any(|name| name == field))
             .collect(),
     };
-    let wanted = Wanted {
+    let wanted = PageOptions {
         direction: match asked.order.unwrap_or_default() {
             Order::Desc => Direction::Newest,
             Order::Asc => Direction::Oldest,
@@ -292,7 +330,7 @@ pub async fn query(
     criteria.admit()?;
     let own = app.clone();
     let read = app
-        .reading
+        .queries
         .run(move |reader| read(own, reader, tenant, criteria, wanted));
     let (runs, next) = read.await?;
     Ok(Json(Page {
@@ -301,12 +339,16 @@ pub async fn query(
     }))
 }
 
-/// One trace run.
+/// Get one trace run.
 #[utoipa::path(get, path = "/runs/{run_id}", tag = "traces",
     params(("run_id" = Uuid, Path, description = "The trace run")),
     responses((status = 200, description = "The trace run", body = Object),
               (status = 404, description = "No such trace run in this workspace"), ApiError))]
-pub async fn get(State(app): State<App>, tenant: Tenant, Path(id): Path<TraceRunId>) -> Result<Json<Shown>, ApiError> {
+pub async fn get(
+    State(app): State<App>,
+    tenant: Tenant,
+    Path(id): Path<TraceRunId>,
+) -> Result<Json<TraceRunView>, ApiError> {
     one(&app, tenant, id, FIELDS.to_vec(), Dialect::V1).await.map(Json)
 }
 
@@ -316,52 +358,52 @@ async fn one(
     id: TraceRunId,
     fields: Vec<&'static str>,
     dialect: Dialect,
-) -> Result<Shown, ApiError> {
+) -> Result<TraceRunView, ApiError> {
     let own = app.clone();
-    let read = app.reading.run(move |reader| async move {
+    let read = app.queries.run(move |reader| async move {
         let snapshot = reader.snapshot(tenant.id).await?;
         let criteria = Criteria {
             ids: vec![id],
             ..Criteria::default()
         };
-        let places = criteria.resolve(&snapshot).await?.places.unwrap_or_default();
-        // The same id may have come to several projects; the first to have it shows it.
+        let places = criteria.resolve(&snapshot).await?.positions.unwrap_or_default();
+        // The same id may exist in several projects; the first one is shown.
         let rows = snapshot.rows(places.get(..1).unwrap_or_default()).await?;
         show(&own, &snapshot, tenant, &rows, &fields, dialect).await
     });
     read.await?.pop().ok_or_else(|| ApiError::not_found("run"))
 }
 
-/// Filters to be looked at.
+/// Filters to validate.
 #[derive(Deserialize, utoipa::ToSchema)]
 #[schema(as = FilterCheck)]
-pub struct Validate {
+pub struct ValidateFilters {
     filter: Option<String>,
     trace_filter: Option<String>,
     tree_filter: Option<String>,
 }
 
-/// What was found.
+/// Result of the validation.
 #[derive(Serialize, utoipa::ToSchema)]
 #[schema(as = FilterChecked)]
-pub struct Validated {
-    /// Always true: a filter that is none is answered with 400.
+pub struct FilterValidation {
+    /// Always true: an invalid filter is rejected with 400.
     valid: bool,
 }
 
-/// Look at filters without reading anything. A mistake is answered with 400, which says at which character it is.
-#[utoipa::path(post, path = "/runs/query/validate", tag = "traces", request_body = Validate,
-    responses((status = 200, description = "They are understood", body = Validated), ApiError))]
-pub async fn validate(_: Tenant, Json(asked): Json<Validate>) -> Result<Json<Validated>, ApiError> {
+/// Validate filters without reading data. An invalid filter is rejected with 400 and the position of the error.
+#[utoipa::path(post, path = "/runs/query/validate", tag = "traces", request_body = ValidateFilters,
+    responses((status = 200, description = "The filters are valid", body = FilterValidation), ApiError))]
+pub async fn validate(_: Tenant, Json(asked): Json<ValidateFilters>) -> Result<Json<FilterValidation>, ApiError> {
     parse("filter", asked.filter.as_deref())?;
     parse("trace_filter", asked.trace_filter.as_deref())?;
     parse("tree_filter", asked.tree_filter.as_deref())?;
-    Ok(Json(Validated { valid: true }))
+    Ok(Json(FilterValidation { valid: true }))
 }
 
-/// Numbers about trace runs.
+/// Get statistics of trace runs.
 #[utoipa::path(post, path = "/runs/stats", tag = "traces", request_body = Query,
-    responses((status = 200, description = "Counts, sums and quantiles; quantiles to within a hundredth", body = Object),
+    responses((status = 200, description = "Counts, sums and quantiles; quantiles are accurate to 1 %", body = Object),
               (status = 404, description = "No such tracing project in this workspace"), ApiError))]
 pub async fn statistics(
     State(app): State<App>,
@@ -369,22 +411,22 @@ pub async fn statistics(
     Json(mut asked): Json<Query>,
 ) -> Result<Json<Value>, ApiError> {
     asked.admit()?;
-    // They choose nothing here, but what a query refuses is no better in a count.
+    // Not used for statistics, but rejected like in a query.
     cursor(asked.cursor.as_deref())?;
     limit(asked.limit, PAGE, "limit", PAGE)?;
     let criteria = asked.criteria();
     criteria.admit()?;
-    let read = app.reading.run(move |reader| async move {
+    let read = app.queries.run(move |reader| async move {
         let snapshot = reader.snapshot(tenant.id).await?;
         counted(&snapshot, &criteria).await
     });
-    Ok(Json(numbers(&read.await?)))
+    Ok(Json(statistics_json(&read.await?)))
 }
 
-/// Counts what meets the criteria.
+/// Statistics of runs that match the criteria.
 pub(crate) async fn counted(snapshot: &Snapshot, criteria: &Criteria) -> Result<Statistics, ApiError> {
     let resolved = criteria.resolve(snapshot).await?;
-    let Some(places) = resolved.places else {
+    let Some(places) = resolved.positions else {
         let within = resolved.within.as_ref();
         let counted = snapshot.statistics(&resolved.projects, resolved.range, within, &resolved.predicate);
         return Ok(counted.await?);
@@ -394,8 +436,8 @@ pub(crate) async fn counted(snapshot: &Snapshot, criteria: &Criteria) -> Result<
     Ok(Statistics::of(snapshot.tenant(), &rows)?)
 }
 
-/// As the clients read them.
-pub(crate) fn numbers(counted: &Statistics) -> Value {
+/// Statistics in the format of the clients.
+pub(crate) fn statistics_json(counted: &Statistics) -> Value {
     let rate = |part: u64| (counted.runs > 0).then(|| part as f64 / counted.runs as f64);
     let [total_tokens, prompt_tokens, completion_tokens] = counted.token_sums;
     let [total_cost, prompt_cost, completion_cost] = counted.cost_sums.map(|units| cost(units, Dialect::V1));

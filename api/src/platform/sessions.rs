@@ -14,6 +14,7 @@ use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
 use crate::extract::{Json, Pairs, Path, Query};
+use crate::platform::datasets::results;
 use crate::platform::exports::MAX_OFFSET;
 use crate::platform::runs;
 
@@ -32,10 +33,10 @@ pub struct Session {
     reference_dataset_id: Option<Uuid>,
     #[schema(value_type = String, format = DateTime)]
     start_time: Timestamp,
-    /// When it was over, where somebody said so.
+    /// When it ended, if a client set it.
     #[schema(value_type = Option<String>, format = DateTime)]
     end_time: Option<Timestamp>,
-    /// Counts, sums and quantiles of its trace runs, where they were asked for.
+    /// Statistics of its trace runs, if requested.
     #[serde(flatten)]
     #[schema(ignore)]
     statistics: Option<Value>,
@@ -61,7 +62,7 @@ impl TryFrom<Project> for Session {
     }
 }
 
-/// A project to be made. Further fields that the official clients send are ignored.
+/// A project to create. Other fields are ignored.
 #[derive(Deserialize, utoipa::ToSchema)]
 #[schema(as = NewTracingProject)]
 pub struct NewSession {
@@ -77,18 +78,18 @@ pub struct NewSession {
     start_time: Option<Timestamp>,
 }
 
-/// What to do about a name that is taken.
+/// Options of the request.
 #[derive(Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-pub struct Upsert {
-    /// Change the project of that name in place of refusing with 409.
+pub struct CreateSessionQuery {
+    /// Change an existing project with this name instead of responding with 409.
     #[serde(default)]
     #[param(value_type = Option<bool>)]
     upsert: Flag,
 }
 
-/// A yes or no as the clients write it: Python sends `True`, JavaScript `true`.
+/// A boolean in a query: Python sends `True`, JavaScript `true`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flag(bool);
 
@@ -103,14 +104,14 @@ impl<'de> Deserialize<'de> for Flag {
     }
 }
 
-/// Make a tracing project. Trace runs also make theirs, by name.
-#[utoipa::path(post, path = "/sessions", tag = "sessions", request_body = NewSession, params(Upsert),
-    responses((status = 200, description = "Made, or changed", body = Session),
-              (status = 409, description = "The name or the id is taken"), ApiError))]
+/// Create a tracing project. Ingest creates projects by name, too.
+#[utoipa::path(post, path = "/sessions", tag = "sessions", request_body = NewSession, params(CreateSessionQuery),
+    responses((status = 200, description = "Created or updated", body = Session),
+              (status = 409, description = "The name or the id is already in use"), ApiError))]
 pub async fn create(
     State(app): State<App>,
     tenant: Tenant,
-    Query(how): Query<Upsert>,
+    Query(how): Query<CreateSessionQuery>,
     Json(new): Json<NewSession>,
 ) -> Result<Json<Session>, ApiError> {
     let new = NewProject {
@@ -128,7 +129,7 @@ pub async fn create(
     Ok(Json(made.await?.try_into()?))
 }
 
-/// What the list can be asked for.
+/// Parameters of the list.
 const PARAMETERS: [&str; 13] = [
     "id",
     "name",
@@ -145,17 +146,17 @@ const PARAMETERS: [&str; 13] = [
     "facets",
 ];
 
-/// Tracing projects, newest first. A filter that is not here is refused, not ignored.
+/// List tracing projects, newest first. Unknown filters are rejected.
 #[utoipa::path(get, path = "/sessions", tag = "sessions",
-    params(("id" = Option<Vec<Uuid>>, Query, description = "One of these"),
-           ("name" = Option<String>, Query, description = "Exactly this name"),
-           ("name_contains" = Option<String>, Query, description = "With this in its name, in upper or lower case"),
-           ("reference_dataset" = Option<Uuid>, Query, description = "Experiments of this data set"),
-           ("reference_free" = Option<bool>, Query, description = "Of no data set, or of one"),
-           ("metadata" = Option<String>, Query, description = "A JSON object that `extra.metadata` has in it"),
-           ("include_stats" = Option<bool>, Query, description = "With numbers about the trace runs, for at most 10 projects"),
-           ("limit" = Option<i64>, Query, minimum = 1, maximum = 100, description = "At most so many; 100 is the default"),
-           ("offset" = Option<i64>, Query, minimum = 0, maximum = 1_000_000_000, description = "Skip so many")),
+    params(("id" = Option<Vec<Uuid>>, Query, description = "Project ids"),
+           ("name" = Option<String>, Query, description = "Exact name"),
+           ("name_contains" = Option<String>, Query, description = "Text in the name, in any case"),
+           ("reference_dataset" = Option<Uuid>, Query, description = "Experiments of this dataset"),
+           ("reference_free" = Option<bool>, Query, description = "Without a dataset, or with one"),
+           ("metadata" = Option<String>, Query, description = "A JSON object that `extra.metadata` contains"),
+           ("include_stats" = Option<bool>, Query, description = "Include statistics, for at most 10 projects"),
+           ("limit" = Option<i64>, Query, minimum = 1, maximum = 100, description = "Maximum results; default 100"),
+           ("offset" = Option<i64>, Query, minimum = 0, maximum = 1_000_000_000, description = "Results to skip")),
     responses((status = 200, description = "Tracing projects", body = Vec<Session>), ApiError))]
 pub async fn list(State(app): State<App>, tenant: Tenant, sent: Pairs) -> Result<Json<Vec<Session>>, ApiError> {
     sent.only(&PARAMETERS)?;
@@ -171,12 +172,12 @@ pub async fn list(State(app): State<App>, tenant: Tenant, sent: Pairs) -> Result
             Some(object.ok_or_else(|| ApiError::bad_request("metadata: expected a JSON object"))?)
         }
     };
-    let wanted = projects::Wanted {
+    let wanted = projects::Filter {
         ids: sent.read::<Uuid>("id", "a UUID")?.into_iter().map(ProjectId).collect(),
         name: sent.all("name").last().map(str::to_owned),
         name_contains: sent.all("name_contains").last().map(str::to_owned),
         reference_dataset: sent.read("reference_dataset", "a UUID")?.pop(),
-        reference_free: sent.flag("reference_free")?,
+        without_reference: sent.flag("reference_free")?,
         metadata,
     };
     let statistics = sent.flag("include_stats")?.unwrap_or(false);
@@ -191,32 +192,45 @@ pub async fn list(State(app): State<App>, tenant: Tenant, sent: Pairs) -> Result
         .map(Session::try_from)
         .collect::<Result<Vec<_>, _>>()?;
     if statistics {
-        for session in sessions.iter_mut().take(COUNTED) {
-            session.statistics = Some(numbers(&app, tenant, session.id).await?);
+        for session in sessions.iter_mut().take(MAX_COUNTED_PROJECTS) {
+            session.statistics = Some(session_stats(&app, tenant, session).await?);
         }
     }
     Ok(Json(sessions))
 }
 
-/// Projects whose trace runs are counted for one list.
-const COUNTED: usize = 10;
+/// Maximum number of projects with statistics in one list.
+const MAX_COUNTED_PROJECTS: usize = 10;
 
-async fn numbers(app: &App, tenant: Tenant, id: ProjectId) -> Result<Value, ApiError> {
-    let counted = app.reading.run(move |reader| async move {
+async fn session_stats(app: &App, tenant: Tenant, session: &Session) -> Result<Value, ApiError> {
+    let (id, is_experiment) = (session.id, session.reference_dataset_id.is_some());
+    let counted = app.queries.run(move |reader| async move {
         let snapshot = reader.snapshot(tenant.id).await?;
         let criteria = runs::Criteria {
             projects: vec![id],
             ..runs::Criteria::default()
         };
-        runs::counted(&snapshot, &criteria).await
+        let counted = runs::counted(&snapshot, &criteria).await?;
+        // Only for experiments: other projects may have very many runs.
+        let feedback = match is_experiment {
+            true => Some(results::feedback(reader, tenant.id, id).await?),
+            false => None,
+        };
+        Ok((counted, feedback))
     });
-    Ok(runs::numbers(&counted.await?))
+    let (counted, feedback) = counted.await?;
+    let mut numbers = runs::statistics_json(&counted);
+    if let Some((on_runs, on_experiment)) = feedback {
+        numbers["feedback_stats"] = on_runs;
+        numbers["session_feedback_stats"] = on_experiment;
+    }
+    Ok(numbers)
 }
 
-/// One tracing project.
+/// Get one tracing project.
 #[utoipa::path(get, path = "/sessions/{session_id}", tag = "sessions",
     params(("session_id" = Uuid, Path, description = "The project"),
-           ("include_stats" = Option<bool>, Query, description = "With numbers about its trace runs")),
+           ("include_stats" = Option<bool>, Query, description = "Include statistics of its trace runs")),
     responses((status = 200, description = "The project", body = Session),
               (status = 404, description = "No such project in this workspace"), ApiError))]
 pub async fn get(
@@ -233,16 +247,15 @@ pub async fn get(
         .map_err(missing)?;
     let mut session = Session::try_from(project)?;
     if statistics {
-        session.statistics = Some(numbers(&app, tenant, id).await?);
+        session.statistics = Some(session_stats(&app, tenant, &session).await?);
     }
     Ok(Json(session))
 }
 
-/// What changes of a project; null and what is not sent stay. Further fields that the official clients send are
-/// ignored.
+/// Changes of a project; null and omitted fields stay unchanged. Other fields are ignored.
 #[derive(Deserialize, utoipa::ToSchema)]
 #[schema(as = TracingProjectChange)]
-pub struct Change {
+pub struct UpdateSession {
     #[schema(min_length = 1, max_length = 512, pattern = r"^[^\u0000]*$")]
     name: Option<String>,
     #[schema(pattern = r"^[^\u0000]*$")]
@@ -253,16 +266,16 @@ pub struct Change {
 }
 
 /// Change a tracing project.
-#[utoipa::path(patch, path = "/sessions/{session_id}", tag = "sessions", request_body = Change,
+#[utoipa::path(patch, path = "/sessions/{session_id}", tag = "sessions", request_body = UpdateSession,
     params(("session_id" = Uuid, Path, description = "The project")),
-    responses((status = 200, description = "Changed", body = Session),
+    responses((status = 200, description = "Updated", body = Session),
               (status = 404, description = "No such project in this workspace"),
-              (status = 409, description = "The name is taken"), ApiError))]
+              (status = 409, description = "The name is already in use"), ApiError))]
 pub async fn update(
     State(app): State<App>,
     tenant: Tenant,
     Path(id): Path<ProjectId>,
-    Json(change): Json<Change>,
+    Json(change): Json<UpdateSession>,
 ) -> Result<Json<Session>, ApiError> {
     let change = ProjectChange {
         name: change.name,
@@ -298,10 +311,10 @@ fn missing(error: towpath_store::Error) -> ApiError {
     }
 }
 
-/// Delete a tracing project with its trace runs and its scheduled exports. Exports that have begun go on.
+/// Delete a tracing project with its trace runs and scheduled exports. Running exports continue.
 #[utoipa::path(delete, path = "/sessions/{session_id}", tag = "sessions",
     params(("session_id" = Uuid, Path, description = "The project")),
-    responses((status = 204, description = "Nobody sees it any more"),
+    responses((status = 204, description = "Deleted"),
               (status = 404, description = "No such project in this workspace"), ApiError))]
 pub async fn delete(State(app): State<App>, tenant: Tenant, Path(id): Path<ProjectId>) -> Result<StatusCode, ApiError> {
     app.store

@@ -1,4 +1,4 @@
-//! `/settings`: which workspace a key opens, as the tracing clients ask it for links.
+//! `/settings`: the workspace of a key, which tracing clients read for links.
 
 use axum::extract::State;
 use serde::Serialize;
@@ -23,7 +23,7 @@ pub struct Settings {
     tenant_handle: Option<String>,
 }
 
-/// The workspace of this request.
+/// Get the workspace of this request.
 #[utoipa::path(get, path = "/settings", tag = "settings",
     responses((status = 200, description = "The workspace", body = Settings), ApiError))]
 pub async fn get(State(app): State<App>, tenant: Tenant) -> Result<Json<Settings>, ApiError> {

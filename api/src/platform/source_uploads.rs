@@ -1,4 +1,4 @@
-//! Source archives of `langgraph deploy`, and what it asks for to push an image.
+//! Source archives and push tokens for `langgraph deploy`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -24,42 +24,42 @@ use crate::errors::ApiError;
 use crate::extract::{Json, Path, Query};
 use crate::registry;
 
-/// A sender that is silent for longer has gone away.
-const SILENCE: Duration = Duration::from_secs(60);
-/// What a gzip file begins with.
+/// A client that sends nothing for longer is disconnected.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Magic number of gzip.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
-/// What the client is able to do.
+/// Capabilities of the client.
 #[derive(Default, Deserialize, utoipa::ToSchema)]
 #[schema(as = UploadWish)]
-pub struct UploadWish {
-    /// Whether it sends `upload_headers`, which it need not.
+pub struct CreateUploadUrl {
+    /// Whether it supports `upload_headers`.
     #[serde(default, rename = "supports_upload_headers")]
     #[schema(rename = "supports_upload_headers")]
     _supports_upload_headers: Option<bool>,
 }
 
-/// Where to send an archive.
+/// Address for an archive.
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct UploadUrl {
     /// PUT a gzipped tar of at most 200 MiB here within an hour. Needs no key.
     upload_url: String,
-    /// What `source_tarball_path` says of it afterwards.
+    /// Value for `source_tarball_path`.
     object_path: String,
-    /// To be sent with it.
+    /// Headers to send with the archive.
     upload_headers: BTreeMap<&'static str, &'static str>,
 }
 
-/// Hand out an address for a source archive.
+/// Create an upload address for a source archive.
 #[utoipa::path(post, path = "/v2/deployments/{deployment_id}/upload-url", tag = "sources",
-    params(("deployment_id" = Uuid, Path, description = "The deployment")), request_body = UploadWish,
-    responses((status = 200, description = "An address", body = UploadUrl),
+    params(("deployment_id" = Uuid, Path, description = "The deployment")), request_body = CreateUploadUrl,
+    responses((status = 200, description = "The upload address", body = UploadUrl),
               (status = 404, description = "No such deployment in this workspace"), ApiError))]
 pub async fn upload_url(
     State(app): State<App>,
     tenant: Tenant,
     Path(deployment): Path<DeploymentId>,
-    Json(_wish): Json<UploadWish>,
+    Json(_wish): Json<CreateUploadUrl>,
 ) -> Result<Json<UploadUrl>, ApiError> {
     let id = UploadId::new();
     let token = access::new_secret();
@@ -84,45 +84,45 @@ pub async fn upload_url(
     }))
 }
 
-/// The right to send one archive.
+/// Upload token.
 #[derive(Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
-pub struct Token {
-    /// As handed out.
+pub struct SendArchive {
+    /// Token from the upload address.
     #[serde(default)]
     token: String,
 }
 
-/// Send a source archive to the address that was handed out for it.
+/// Upload a source archive to its upload address.
 #[utoipa::path(put, path = "/v2/uploads/{upload_id}", tag = "sources", security(()),
-    params(("upload_id" = Uuid, Path, description = "The upload"), Token),
+    params(("upload_id" = Uuid, Path, description = "The upload"), SendArchive),
     request_body(content = Vec<u8>, content_type = "application/gzip"),
-    responses((status = 200, description = "It is there"),
-              (status = 400, description = "It is no gzip file"),
-              (status = 403, description = "Not handed out, or the hour is over"),
-              (status = 408, description = "It came too slowly"),
-              (status = 409, description = "It was sent before"),
-              (status = 413, description = "It is larger than 200 MiB"), ApiError))]
+    responses((status = 200, description = "Uploaded"),
+              (status = 400, description = "The body is not a gzip file"),
+              (status = 403, description = "The token is invalid or expired"),
+              (status = 408, description = "The body arrived too slowly"),
+              (status = 409, description = "The archive was already uploaded"),
+              (status = 413, description = "The archive is larger than 200 MiB"), ApiError))]
 pub async fn send(
     State(app): State<App>,
     Path(id): Path<UploadId>,
-    Query(Token { token }): Query<Token>,
+    Query(SendArchive { token }): Query<SendArchive>,
     request: Request,
 ) -> Result<StatusCode, ApiError> {
-    let closed = || ApiError::forbidden("this upload address was not handed out, or its hour is over");
-    let found = app.store.read(async |tx| source_uploads::sent(tx, id).await).await;
+    let closed = || ApiError::forbidden("this upload address is invalid or expired");
+    let found = app.store.read(async |tx| source_uploads::get_by_id(tx, id).await).await;
     let upload = match found {
         Err(store::Error::NotFound) => return Err(closed()),
         found => found?,
     };
-    // Two hashes of 256 random bits: how long the comparison takes says nothing of use.
+    // Comparing hashes of random tokens leaks nothing useful through timing.
     let is_token = KeyHash::of(token.as_bytes()).bytes()[..] == upload.token[..];
     if !is_token || app.clock.now() > upload.expires_at {
         return Err(closed());
     }
     if upload.uploaded_at.is_some() {
         return Err(ApiError::conflict(
-            "the archive was sent already; ask for another upload_url",
+            "the archive was already uploaded; request a new upload_url",
         ));
     }
     let announced = request
@@ -135,10 +135,10 @@ pub async fn send(
     let bytes = receive(&app, &upload, request).await?;
     let arrived = app
         .store
-        .write(async |tx| source_uploads::arrived(tx, upload.tenant_id, id, bytes).await);
+        .write(async |tx| source_uploads::mark_uploaded(tx, upload.tenant_id, id, bytes).await);
     if !arrived.await? {
         return Err(ApiError::conflict(
-            "the archive was sent already; ask for another upload_url",
+            "the archive was already uploaded; request a new upload_url",
         ));
     }
     Ok(StatusCode::OK)
@@ -148,23 +148,23 @@ fn too_large() -> ApiError {
     ApiError::too_large(usize::try_from(LARGEST_ARCHIVE).unwrap_or(usize::MAX))
 }
 
-/// Stores the body as it comes, a part at a time. What is broken off leaves nothing behind.
+/// Streams the body to the object store. An incomplete upload leaves nothing behind.
 async fn receive(app: &App, upload: &SourceUpload, request: Request) -> Result<i64, ApiError> {
     let key = Key::from(upload.path.as_str());
     let mut object = Upload::new(app.objects.store().clone(), key.clone());
     let mut head = Vec::with_capacity(GZIP.len());
     let mut body = request.into_body();
     loop {
-        let frame = tokio::time::timeout(SILENCE, body.frame())
+        let frame = tokio::time::timeout(IDLE_TIMEOUT, body.frame())
             .await
             .map_err(|_| ApiError::too_slow())?;
         let Some(frame) = frame else { break };
-        let frame = frame.map_err(|_| ApiError::bad_request("the body broke off before its end"))?;
+        let frame = frame.map_err(|_| ApiError::bad_request("the body ended before it was complete"))?;
         let Ok(piece) = frame.into_data() else { continue };
         let wanted = GZIP.len() - head.len();
         head.extend(piece.iter().take(wanted));
         if !GZIP.starts_with(&head) {
-            return Err(ApiError::bad_request("the archive is no gzip file"));
+            return Err(ApiError::bad_request("the archive is not a gzip file"));
         }
         if object.bytes() + piece.len() as u64 > LARGEST_ARCHIVE {
             return Err(too_large());
@@ -172,7 +172,7 @@ async fn receive(app: &App, upload: &SourceUpload, request: Request) -> Result<i
         object.write(&piece).await.map_err(|error| unstored(&error))?;
     }
     if head != GZIP {
-        return Err(ApiError::bad_request("the archive is no gzip file"));
+        return Err(ApiError::bad_request("the archive is not a gzip file"));
     }
     let bytes = object.complete().await.map_err(|error| unstored(&error))?;
     app.objects.sync(&key).await.map_err(|error| unstored(&error))?;
@@ -180,30 +180,27 @@ async fn receive(app: &App, upload: &SourceUpload, request: Request) -> Result<i
 }
 
 fn unstored(error: &dyn std::error::Error) -> ApiError {
-    tracing::warn!(error = %crate::errors::chain(error), "a source archive cannot be stored");
-    ApiError::unavailable(
-        "the object store does not take the archive right now",
-        Duration::from_secs(5),
-    )
+    tracing::warn!(error = %crate::errors::chain(error), "cannot store a source archive");
+    ApiError::unavailable("the object store is unavailable", Duration::from_secs(5))
 }
 
-/// The right to push images of one deployment.
+/// Credentials for pushing images of one deployment.
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct PushToken {
-    /// The password, for an hour.
+    /// Password, valid for an hour.
     token: String,
-    /// The user name; any other will do.
+    /// User name; any name is accepted.
     username: &'static str,
-    /// The registry.
+    /// Address of the registry.
     registry_url: String,
-    /// Push here, under any tag.
+    /// Repository to push to, with any tag.
     repository_url: String,
 }
 
-/// Hand out the right to push an image. What was pushed is deployed by a PATCH that names it as `image_uri`.
+/// Create a token for pushing an image. To deploy the image, set `image_uri` with PATCH.
 #[utoipa::path(post, path = "/v2/deployments/{deployment_id}/push-token", tag = "sources",
     params(("deployment_id" = Uuid, Path, description = "The deployment")),
-    responses((status = 200, description = "The right to push for an hour", body = PushToken),
+    responses((status = 200, description = "Push credentials for an hour", body = PushToken),
               (status = 404, description = "No such deployment in this workspace"), ApiError))]
 pub async fn push_token(
     State(app): State<App>,

@@ -1,18 +1,18 @@
-//! What official servers and clients report of their use, as they go on doing where they are pointed here. It is answered,
-//! so that they have nothing to try again or to warn of, and nothing of it is read or kept.
+//! Accepts usage reports of official servers and clients, so that they neither retry nor warn. Reports are not read or
+//! stored.
 
 use http::StatusCode;
 
-/// Take a report of use. Nothing of it is read or kept.
+/// Accept a usage report. It is not stored.
 #[utoipa::path(post, path = "/v1/metadata/submit", tag = "server", security(()),
-    responses((status = 204, description = "Nothing is kept")))]
+    responses((status = 204, description = "Accepted")))]
 pub async fn submit() -> StatusCode {
     StatusCode::NO_CONTENT
 }
 
-/// Take a sign of life. Nothing of it is read or kept.
+/// Accept a heartbeat. It is not stored.
 #[utoipa::path(post, path = "/v1/beacon", tag = "server", security(()),
-    responses((status = 204, description = "Nothing is kept")))]
+    responses((status = 204, description = "Accepted")))]
 pub async fn beacon() -> StatusCode {
     StatusCode::NO_CONTENT
 }

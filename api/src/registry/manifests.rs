@@ -12,12 +12,12 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use towpath_store::image_tokens::Right;
 
-use super::{DIGEST, Digest, Images, REPOSITORIES, Refused, sweep};
+use super::{DIGEST, Digest, Images, REPOSITORIES, RegistryError, sweep};
 use crate::app::App;
 use crate::extract::read_body;
 
 /// The largest manifest, in bytes, as the specification wants at least.
-const LARGEST: usize = 4 << 20;
+const MAX_MANIFEST_BYTES: usize = 4 << 20;
 /// Manifests of one image, and lists of manifests.
 const IMAGES: [&str; 2] = [
     "application/vnd.oci.image.manifest.v1+json",
@@ -35,7 +35,7 @@ enum Reference {
 }
 
 impl Reference {
-    fn parse(text: &str) -> Result<Self, Refused> {
+    fn parse(text: &str) -> Result<Self, RegistryError> {
         if text.contains(':') {
             return Digest::parse(text).map(Self::Digest);
         }
@@ -44,8 +44,8 @@ impl Reference {
             && text.bytes().next().is_some_and(letter)
             && text.bytes().all(|byte| letter(byte) || byte == b'.' || byte == b'-');
         if !fits {
-            let message = "a tag has 1 to 128 letters, digits, underscores, dots and hyphens";
-            return Err(Refused::bad("TAG_INVALID", message));
+            let message = "expected a tag of 1 to 128 letters, digits, underscores, dots and hyphens";
+            return Err(RegistryError::bad("TAG_INVALID", message));
         }
         Ok(Self::Tag(text.to_owned()))
     }
@@ -61,8 +61,8 @@ pub(super) struct Manifest {
 }
 
 impl Manifest {
-    pub(super) fn parse(bytes: &[u8]) -> Result<Self, Refused> {
-        let invalid = |text: &str| Refused::bad("MANIFEST_INVALID", text);
+    pub(super) fn parse(bytes: &[u8]) -> Result<Self, RegistryError> {
+        let invalid = |text: &str| RegistryError::bad("MANIFEST_INVALID", text);
         let value: Value = serde_json::from_slice(bytes).map_err(|_| invalid("the manifest is not JSON"))?;
         let is_list = value["manifests"].is_array();
         let kind = match value["mediaType"].as_str() {
@@ -103,30 +103,33 @@ pub(super) async fn write(
     State(app): State<App>,
     Path((deployment, reference)): Path<(String, String)>,
     request: Request,
-) -> Result<Response, Refused> {
+) -> Result<Response, RegistryError> {
     let images = Images::open(&app, request.headers(), &deployment, Right::Push).await?;
     let reference = Reference::parse(&reference)?;
     let (head, body) = request.into_parts();
-    let body = read_body(body, LARGEST).await?;
+    let body = read_body(body, MAX_MANIFEST_BYTES).await?;
     let manifest = Manifest::parse(&body)?;
     let sent = head.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
     if sent.is_some_and(|sent| sent.split(';').next().unwrap_or_default().trim() != manifest.kind) {
         let text = format!(
-            "the Content-Type is another than the manifest's mediaType, {}",
+            "the Content-Type differs from the manifest's mediaType, {}",
             manifest.kind
         );
-        return Err(Refused::bad("MANIFEST_INVALID", text));
+        return Err(RegistryError::bad("MANIFEST_INVALID", text));
     }
     let digest = Digest(hex::encode(Sha256::digest(&body)));
     if let Reference::Digest(said) = &reference
         && *said != digest
     {
-        return Err(Refused::bad("DIGEST_INVALID", "what was sent has another digest"));
+        return Err(RegistryError::bad(
+            "DIGEST_INVALID",
+            "the digest does not match the content",
+        ));
     }
     expect_parts(&app, &images, &manifest).await?;
     let put = async |rest: String, bytes| {
         let put = app.objects.put(&images.key(&rest), vec![bytes]).await;
-        put.map_err(|error| Refused::unstored(&error))
+        put.map_err(|error| RegistryError::storage_failure(&error))
     };
     put(format!("manifests/{}", digest.0), body).await?;
     // The sweep of another push may have removed what nothing named until now. It stops when it finds this manifest.
@@ -144,7 +147,7 @@ pub(super) async fn write(
 
 /// # Errors
 /// One of an image's parts is not here.
-async fn expect_parts(app: &App, images: &Images, manifest: &Manifest) -> Result<(), Refused> {
+async fn expect_parts(app: &App, images: &Images, manifest: &Manifest) -> Result<(), RegistryError> {
     let blobs = manifest.blobs.iter().map(|digest| ("blobs", digest));
     let manifests = manifest.manifests.iter().map(|digest| ("manifests", digest));
     for (folder, part) in blobs.chain(manifests) {
@@ -153,9 +156,9 @@ async fn expect_parts(app: &App, images: &Images, manifest: &Manifest) -> Result
             Ok(_) => {}
             Err(object_store::Error::NotFound { .. }) => {
                 let text = format!("{part} was not pushed");
-                return Err(Refused::bad("MANIFEST_BLOB_UNKNOWN", text));
+                return Err(RegistryError::bad("MANIFEST_BLOB_UNKNOWN", text));
             }
-            Err(error) => return Err(Refused::unstored(&error)),
+            Err(error) => return Err(RegistryError::storage_failure(&error)),
         }
     }
     Ok(())
@@ -166,15 +169,15 @@ pub(super) async fn read(
     State(app): State<App>,
     Path((deployment, reference)): Path<(String, String)>,
     request: Request,
-) -> Result<Response, Refused> {
+) -> Result<Response, RegistryError> {
     let images = Images::open(&app, request.headers(), &deployment, Right::Pull).await?;
-    let unknown = || Refused::new(StatusCode::NOT_FOUND, "MANIFEST_UNKNOWN", "there is no such image here");
+    let unknown = || RegistryError::new(StatusCode::NOT_FOUND, "MANIFEST_UNKNOWN", "there is no such image");
     let digest = match Reference::parse(&reference)? {
         Reference::Digest(digest) => digest,
         Reference::Tag(tag) => match app.objects.get(&images.key(&format!("tags/{tag}"))).await {
             Ok(digest) => Digest::parse(&String::from_utf8_lossy(&digest))?,
             Err(error) if error.is_not_found() => return Err(unknown()),
-            Err(error) => return Err(Refused::unstored(&error)),
+            Err(error) => return Err(RegistryError::storage_failure(&error)),
         },
     };
     let found = app.objects.get(&images.key(&format!("manifests/{}", digest.0))).await;
@@ -182,7 +185,7 @@ pub(super) async fn read(
         if error.is_not_found() {
             unknown()
         } else {
-            Refused::unstored(&error)
+            RegistryError::storage_failure(&error)
         }
     })?;
     let kind = Manifest::parse(&bytes)?.kind;
@@ -204,13 +207,13 @@ pub(super) async fn tags(
     State(app): State<App>,
     Path(deployment): Path<String>,
     request: Request,
-) -> Result<Json<Value>, Refused> {
+) -> Result<Json<Value>, RegistryError> {
     let images = Images::open(&app, request.headers(), &deployment, Right::Pull).await?;
     let folder = images.key("tags");
     let mut listed = app.objects.store().list(Some(&folder));
     let mut tags = Vec::new();
     while let Some(found) = listed.next().await {
-        let found = found.map_err(|error| Refused::unstored(&error))?;
+        let found = found.map_err(|error| RegistryError::storage_failure(&error))?;
         tags.extend(found.location.filename().map(str::to_owned));
     }
     tags.sort();

@@ -10,31 +10,31 @@ use towpath_domain::Timestamp;
 use towpath_store::revisions;
 
 use super::manifests::Manifest;
-use super::{Images, Refused};
+use super::{Images, RegistryError};
 use crate::app::App;
 use crate::errors::ApiError;
 
 /// Longer than any push takes.
-const YOUNG: Duration = Duration::from_secs(24 * 60 * 60);
+const MIN_AGE: Duration = Duration::from_secs(24 * 60 * 60);
 /// Revisions that keep their images, the newest first: as many as can be listed at once.
 const REVISIONS: i64 = 100;
 
 /// Removes pieces of uploads that were given up.
-pub(super) async fn uploads(app: &App, images: &Images) -> Result<(), Refused> {
-    for object in old(app, images, "uploads").await? {
+pub(super) async fn uploads(app: &App, images: &Images) -> Result<(), RegistryError> {
+    for object in old_objects(app, images, "uploads").await? {
         remove(app, &object).await?;
     }
     Ok(())
 }
 
 /// Removes images that nothing names, and what only they consist of.
-pub(super) async fn images(app: &App, images: &Images) -> Result<(), Refused> {
-    let old_manifests = old(app, images, "manifests").await?;
-    let old_blobs = old(app, images, "blobs").await?;
+pub(super) async fn images(app: &App, images: &Images) -> Result<(), RegistryError> {
+    let old_manifests = old_objects(app, images, "manifests").await?;
+    let old_blobs = old_objects(app, images, "blobs").await?;
     if old_manifests.is_empty() && old_blobs.is_empty() {
         return Ok(());
     }
-    let mut named = named(app, images).await?;
+    let mut named = referenced_digests(app, images).await?;
     let unnamed: HashSet<&str> = old_manifests.iter().filter_map(name).collect();
     // What is young is kept whether it is named or not, with all it consists of.
     let known = manifests(app, images).await?;
@@ -50,7 +50,7 @@ pub(super) async fn images(app: &App, images: &Images) -> Result<(), Refused> {
             Ok(bytes) => bytes,
             // A revision may name one that was pushed elsewhere.
             Err(error) if error.is_not_found() => continue,
-            Err(error) => return Err(Refused::unstored(&error)),
+            Err(error) => return Err(RegistryError::storage_failure(&error)),
         };
         let manifest = Manifest::parse(&bytes)?;
         blobs.extend(manifest.blobs.into_iter().map(|digest| digest.0));
@@ -71,7 +71,7 @@ pub(super) async fn images(app: &App, images: &Images) -> Result<(), Refused> {
 }
 
 /// Digests of the images that are here, and when each was stored.
-async fn manifests(app: &App, images: &Images) -> Result<HashSet<(String, i64)>, Refused> {
+async fn manifests(app: &App, images: &Images) -> Result<HashSet<(String, i64)>, RegistryError> {
     let found = all(app, images, "manifests").await?;
     let named = found
         .iter()
@@ -80,7 +80,7 @@ async fn manifests(app: &App, images: &Images) -> Result<HashSet<(String, i64)>,
 }
 
 /// Digests that tags or recent revisions name.
-async fn named(app: &App, images: &Images) -> Result<HashSet<String>, Refused> {
+async fn referenced_digests(app: &App, images: &Images) -> Result<HashSet<String>, RegistryError> {
     let recent = app
         .store
         .read(async |tx| revisions::list(tx, images.tenant, images.deployment, None, REVISIONS, 0).await);
@@ -92,7 +92,7 @@ async fn named(app: &App, images: &Images) -> Result<HashSet<String>, Refused> {
     }
     for tag in all(app, images, "tags").await? {
         let digest = app.objects.get(&tag.location).await;
-        let digest = digest.map_err(|error| Refused::unstored(&error))?;
+        let digest = digest.map_err(|error| RegistryError::storage_failure(&error))?;
         let digest = String::from_utf8_lossy(&digest);
         named.extend(digest.strip_prefix("sha256:").map(str::to_owned));
     }
@@ -103,24 +103,24 @@ fn name(object: &ObjectMeta) -> Option<&str> {
     object.location.filename()
 }
 
-async fn all(app: &App, images: &Images, folder: &str) -> Result<Vec<ObjectMeta>, Refused> {
+async fn all(app: &App, images: &Images, folder: &str) -> Result<Vec<ObjectMeta>, RegistryError> {
     let folder = images.key(folder);
     let mut listed = app.objects.store().list(Some(&folder));
     let mut found = Vec::new();
     while let Some(object) = listed.next().await {
-        found.push(object.map_err(|error| Refused::unstored(&error))?);
+        found.push(object.map_err(|error| RegistryError::storage_failure(&error))?);
     }
     Ok(found)
 }
 
-async fn old(app: &App, images: &Images, folder: &str) -> Result<Vec<ObjectMeta>, Refused> {
-    let before = app.clock.now().minus(YOUNG);
+async fn old_objects(app: &App, images: &Images, folder: &str) -> Result<Vec<ObjectMeta>, RegistryError> {
+    let before = app.clock.now().minus(MIN_AGE);
     let mut found = all(app, images, folder).await?;
     found.retain(|object| Timestamp::from_micros(object.last_modified.timestamp_micros()) < before);
     Ok(found)
 }
 
-async fn remove(app: &App, object: &ObjectMeta) -> Result<(), Refused> {
+async fn remove(app: &App, object: &ObjectMeta) -> Result<(), RegistryError> {
     let gone = app.objects.delete(&object.location).await;
-    gone.map_err(|error| Refused::unstored(&error))
+    gone.map_err(|error| RegistryError::storage_failure(&error))
 }

@@ -21,8 +21,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 
-use super::patient::Patient;
-use super::{BODY_PATIENCE, READ_PATIENCE, unread};
+use super::write_timeout::WriteTimeout;
+use super::{BODY_TIMEOUT, WRITE_TIMEOUT, unread_body};
 use crate::client::Proxies;
 
 /// Requests of one connection that are open at once.
@@ -36,7 +36,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(30);
 /// … and let go when it does not say so within this.
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 /// How often the connection is looked at.
-const LOOK: Duration = Duration::from_secs(5);
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Speaks HTTP/2 on one connection until it ends, or until drained or cut. Without a request for `idle` it is closed.
 pub(super) async fn connection<S>(
@@ -50,7 +50,7 @@ pub(super) async fn connection<S>(
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     // One that a proxy does not read is one client's, and its connection many clients'.
-    let is_shared = proxies.include(peer.ip().to_canonical());
+    let is_shared = proxies.contains(peer.ip().to_canonical());
     let streams = Streams::new();
     let opening = streams.clone();
     let service = service_fn(move |request: Request<Incoming>| {
@@ -60,12 +60,12 @@ pub(super) async fn connection<S>(
         let router = router.clone();
         let open = opening.open();
         async move {
-            let (request, unread) = unread::lend(request, BODY_PATIENCE);
+            let (request, unread) = unread_body::share_body(request, BODY_TIMEOUT);
             let mut answer = router.oneshot(request).await.unwrap_or_else(|never| match never {});
-            unread.settle(&mut answer).await;
+            unread.discard_rest(&mut answer).await;
             // It is of HTTP/1.1 alone: here a request that is left unread takes no other along.
             answer.headers_mut().remove(header::CONNECTION);
-            Ok::<_, Infallible>(answer.map(|body| Answer { body, open }))
+            Ok::<_, Infallible>(answer.map(|body| ResponseBody { body, open }))
         }
     });
     let connection = http2::Builder::new(TokioExecutor::new())
@@ -75,10 +75,10 @@ pub(super) async fn connection<S>(
         .max_send_buf_size(SEND_BYTES)
         .keep_alive_interval(KEEP_ALIVE)
         .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
-        .serve_connection(TokioIo::new(Patient::new(stream, READ_PATIENCE)), service);
+        .serve_connection(TokioIo::new(WriteTimeout::new(stream, WRITE_TIMEOUT)), service);
     let mut connection = pin!(connection);
     let mut told = false;
-    let mut look = tokio::time::interval(LOOK);
+    let mut look = tokio::time::interval(CHECK_INTERVAL);
     loop {
         tokio::select! {
             ended = connection.as_mut() => {
@@ -94,10 +94,10 @@ pub(super) async fn connection<S>(
             }
             () = cut.cancelled() => return,
             now = look.tick() => {
-                let quiet = streams.quiet(now);
+                let quiet = streams.idle_time(now);
                 // Time for what is left of the last answer, and then for nothing more: also a client that never said
                 // that it speaks HTTP/2 ends here.
-                let rest = if streams.is_unused() { Duration::ZERO } else { READ_PATIENCE };
+                let rest = if streams.is_unused() { Duration::ZERO } else { WRITE_TIMEOUT };
                 if (!is_shared && streams.is_stalled(now)) || quiet > idle + rest {
                     tracing::debug!(client.address = %peer, "a client neither asks nor reads");
                     return;
@@ -143,43 +143,43 @@ fn join_cookies(headers: &mut HeaderMap) {
 
 /// The open requests of a connection.
 #[derive(Clone)]
-struct Streams(Arc<Mutex<State>>);
+struct Streams(Arc<Mutex<StreamsState>>);
 
-struct State {
+struct StreamsState {
     next: u64,
     /// Since when a client has had a part of its answer without asking for more. `None`: it waits for us.
     open: HashMap<u64, Option<Instant>>,
     /// When the last of them ended.
-    quiet_since: Instant,
+    idle_since: Instant,
 }
 
 /// One of them; over when dropped.
-struct Open {
+struct OpenStream {
     streams: Streams,
     id: u64,
 }
 
 impl Streams {
     fn new() -> Self {
-        Self(Arc::new(Mutex::new(State {
+        Self(Arc::new(Mutex::new(StreamsState {
             next: 0,
             open: HashMap::new(),
-            quiet_since: Instant::now(),
+            idle_since: Instant::now(),
         })))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, StreamsState> {
         // Nothing in here panics half way through a change.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn open(&self) -> Open {
+    fn open(&self) -> OpenStream {
         let mut state = self.state();
         let id = state.next;
         state.next += 1;
         state.open.insert(id, None);
         drop(state);
-        Open {
+        OpenStream {
             streams: self.clone(),
             id,
         }
@@ -191,10 +191,10 @@ impl Streams {
     }
 
     /// How long no request has been open.
-    fn quiet(&self, now: Instant) -> Duration {
+    fn idle_time(&self, now: Instant) -> Duration {
         let state = self.state();
         if state.open.is_empty() {
-            now.saturating_duration_since(state.quiet_since)
+            now.saturating_duration_since(state.idle_since)
         } else {
             Duration::ZERO
         }
@@ -205,33 +205,33 @@ impl Streams {
     fn is_stalled(&self, now: Instant) -> bool {
         let state = self.state();
         let mut waiting = state.open.values().flatten();
-        waiting.any(|since| now.saturating_duration_since(*since) > READ_PATIENCE)
+        waiting.any(|since| now.saturating_duration_since(*since) > WRITE_TIMEOUT)
     }
 }
 
-impl Open {
-    fn wait(&self, since: Option<Instant>) {
+impl OpenStream {
+    fn set_blocked_since(&self, since: Option<Instant>) {
         if let Some(waiting) = self.streams.state().open.get_mut(&self.id) {
             *waiting = since;
         }
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenStream {
     fn drop(&mut self) {
         let mut state = self.streams.state();
         state.open.remove(&self.id);
-        state.quiet_since = Instant::now();
+        state.idle_since = Instant::now();
     }
 }
 
 /// An answer's body. It is asked for the next part once its client has room for it.
-struct Answer {
+struct ResponseBody {
     body: Body,
-    open: Open,
+    open: OpenStream,
 }
 
-impl HttpBody for Answer {
+impl HttpBody for ResponseBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -239,9 +239,9 @@ impl HttpBody for Answer {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        self.open.wait(None);
+        self.open.set_blocked_since(None);
         let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
-        self.open.wait(Some(Instant::now()));
+        self.open.set_blocked_since(Some(Instant::now()));
         Poll::Ready(frame)
     }
 
@@ -274,15 +274,15 @@ mod tests {
         assert!(streams.is_unused());
         let open = streams.open();
         assert!(!streams.is_unused());
-        tokio::time::advance(2 * READ_PATIENCE).await;
+        tokio::time::advance(2 * WRITE_TIMEOUT).await;
         assert!(!streams.is_stalled(Instant::now()), "the client waits for us");
-        assert_eq!(streams.quiet(Instant::now()), Duration::ZERO);
-        open.wait(Some(Instant::now()));
-        tokio::time::advance(2 * READ_PATIENCE).await;
+        assert_eq!(streams.idle_time(Instant::now()), Duration::ZERO);
+        open.set_blocked_since(Some(Instant::now()));
+        tokio::time::advance(2 * WRITE_TIMEOUT).await;
         assert!(streams.is_stalled(Instant::now()), "the client takes nothing");
         drop(open);
         assert!(!streams.is_stalled(Instant::now()));
-        tokio::time::advance(READ_PATIENCE).await;
-        assert_eq!(streams.quiet(Instant::now()), READ_PATIENCE);
+        tokio::time::advance(WRITE_TIMEOUT).await;
+        assert_eq!(streams.idle_time(Instant::now()), WRITE_TIMEOUT);
     }
 }

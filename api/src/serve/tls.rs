@@ -18,7 +18,7 @@ const H2: &[u8] = b"h2";
 #[derive(Clone)]
 pub struct Tls {
     acceptor: TlsAcceptor,
-    identity: Arc<Identity>,
+    identity: Arc<CertificateResolver>,
 }
 
 impl Tls {
@@ -27,7 +27,7 @@ impl Tls {
     /// # Errors
     /// The provider of the process has no cipher for them.
     pub fn new(identity: CertifiedKey) -> Result<Self, rustls::Error> {
-        let identity = Arc::new(Identity(RwLock::new(Arc::new(identity))));
+        let identity = Arc::new(CertificateResolver(RwLock::new(Arc::new(identity))));
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
@@ -67,9 +67,9 @@ pub(super) fn speaks_h2<S>(stream: &TlsStream<S>) -> bool {
 }
 
 #[derive(Debug)]
-struct Identity(RwLock<Arc<CertifiedKey>>);
+struct CertificateResolver(RwLock<Arc<CertifiedKey>>);
 
-impl ResolvesServerCert for Identity {
+impl ResolvesServerCert for CertificateResolver {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         let current = self.0.read().unwrap_or_else(PoisonError::into_inner);
         Some(Arc::clone(&current))

@@ -1,14 +1,14 @@
-//! Files of the dashboard, compiled in.
+//! Static files of the dashboard, compiled into the binary.
 
 use axum::extract::Path;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
 
-/// Stands in the addresses of assets, so that a browser that kept those of another version asks again.
+/// Part of asset addresses, so that browsers do not use cached assets of another version.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The mark, to stand in pages.
+/// The logo, inlined into pages.
 pub(crate) const MARK: &str = concat!(
     "<svg viewBox=\"0 0 32 32\" aria-hidden=\"true\" fill=\"none\" stroke=\"currentColor\" stroke-width=\"2.4\" ",
     "stroke-linecap=\"round\" stroke-linejoin=\"round\"><path d=\"M7 17h18l-3-5H10zM14 12V6.500h4V12\"/>",

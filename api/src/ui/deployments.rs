@@ -1,4 +1,4 @@
-//! Deployments and their revisions, with what they say as they say it.
+//! Deployments and their revisions, with live logs.
 
 use askama::Template;
 use axum::extract::{Path, Query, State};
@@ -11,20 +11,20 @@ use towpath_store::placements::{self, PlacementState};
 use towpath_store::revision_logs::{self, Filter, LogLine};
 use towpath_store::revisions::{self, Revision};
 use towpath_store::{deployments, projects, workers};
-use towpath_workflows::{deployments as work, hosting};
+use towpath_workflows::{deployment_host, deployments as work};
 
-use super::{Asked, Shown, Trouble, back, show};
+use super::{PageError, PageRequest, PageResult, back, formatting};
 use crate::app::App;
 use crate::errors::ApiError;
 
-const HERE: &str = "/ui/deployments";
+const PATH: &str = "/ui/deployments";
 const LIMIT: i64 = 50;
-/// Lines a page shows.
+/// Log lines on a page.
 const LINES: i64 = 300;
 
-/// Which page of the list.
+/// Position of the page.
 #[derive(Deserialize)]
-pub(super) struct Before {
+pub(super) struct PageQuery {
     before: Option<DeploymentId>,
 }
 
@@ -41,42 +41,41 @@ struct Row {
     status: &'static str,
     tone: &'static str,
     source: &'static str,
-    latest: Option<Mark>,
+    latest: Option<RevisionRef>,
     active: Option<i64>,
-    /// Where what is deployed does not serve.
-    placed: Option<Placed>,
+    /// Set if the deployment is not serving.
+    placed: Option<PlacementStatus>,
     changed: String,
     age: String,
 }
 
-/// How what is deployed is doing.
-struct Placed {
+/// State of the agent server.
+struct PlacementStatus {
     state: &'static str,
     tone: &'static str,
     why: String,
 }
 
-impl Placed {
+impl PlacementStatus {
     fn of(state: PlacementState, why: Option<String>) -> Self {
         let state = state.as_str();
         Self {
             state,
-            tone: show::tone(state),
+            tone: formatting::tone(state),
             why: why.unwrap_or_default(),
         }
     }
 }
 
-/// A revision in a line of another thing.
-struct Mark {
+/// A reference to a revision.
+struct RevisionRef {
     id: String,
     seq: i64,
     status: &'static str,
     tone: &'static str,
 }
 
-/// The list.
-pub(super) async fn list(State(app): State<App>, asked: Asked, Query(page): Query<Before>) -> Shown {
+pub(super) async fn list(State(app): State<App>, asked: PageRequest, Query(page): Query<PageQuery>) -> PageResult {
     let found = app
         .store
         .read(async |tx| overview::list(tx, page.before, LIMIT).await)
@@ -87,7 +86,7 @@ pub(super) async fn list(State(app): State<App>, asked: Asked, Query(page): Quer
         .filter(|_| found.len() as i64 == LIMIT)
         .map(|last| last.id.to_string());
     let rows = found.into_iter().map(|deployment| row(deployment, now)).collect();
-    Ok(asked.page("Deployments", HERE, &List { rows, next }))
+    Ok(asked.page("Deployments", PATH, &List { rows, next }))
 }
 
 fn row(deployment: Overview, now: Timestamp) -> Row {
@@ -100,21 +99,21 @@ fn row(deployment: Overview, now: Timestamp) -> Row {
         id: deployment.id.to_string(),
         name: deployment.name,
         status,
-        tone: show::tone(status),
+        tone: formatting::tone(status),
         source: deployment.source.as_str(),
-        latest: latest.map(|((id, seq), status)| Mark {
+        latest: latest.map(|((id, seq), status)| RevisionRef {
             id: id.to_string(),
             seq,
             status: status.as_str(),
-            tone: show::tone(status.as_str()),
+            tone: formatting::tone(status.as_str()),
         }),
         active: deployment.active_seq,
         placed: deployment
             .placement
             .filter(|state| *state != PlacementState::Serving)
-            .map(|state| Placed::of(state, deployment.placement_error)),
-        changed: show::moment(deployment.updated_at),
-        age: show::relative(deployment.created_at, now),
+            .map(|state| PlacementStatus::of(state, deployment.placement_error)),
+        changed: formatting::moment(deployment.updated_at),
+        age: formatting::relative(deployment.created_at, now),
     }
 }
 
@@ -131,16 +130,16 @@ struct Detail {
     address: String,
     project: String,
     secrets: String,
-    placed: Option<Placed>,
+    placed: Option<PlacementStatus>,
     restarts: i64,
     created: String,
     tenant: String,
-    revisions: Vec<Line>,
-    logs: Vec<Said>,
+    revisions: Vec<RevisionRow>,
+    logs: Vec<LogEntry>,
 }
 
 /// A revision in the list of its deployment.
-struct Line {
+struct RevisionRow {
     id: String,
     seq: i64,
     status: &'static str,
@@ -154,7 +153,7 @@ struct Line {
 }
 
 /// A line of a log.
-struct Said {
+struct LogEntry {
     id: String,
     at: String,
     level: &'static str,
@@ -162,10 +161,10 @@ struct Said {
     text: String,
 }
 
-fn said(line: LogLine) -> Said {
-    Said {
+fn log_entry(line: LogLine) -> LogEntry {
+    LogEntry {
         id: line.id.to_string(),
-        at: show::moment(line.at),
+        at: formatting::moment(line.at),
         level: line.level.as_str(),
         loud: line.level >= Level::Warning,
         text: line.message,
@@ -181,9 +180,8 @@ fn latest_lines(revision: Option<RevisionId>, kind: LogKind) -> Filter {
     }
 }
 
-/// One deployment.
-pub(super) async fn detail(State(app): State<App>, asked: Asked, Path(id): Path<String>) -> Shown {
-    let missing = || Trouble::from(ApiError::not_found("deployment"));
+pub(super) async fn detail(State(app): State<App>, asked: PageRequest, Path(id): Path<String>) -> PageResult {
+    let missing = || PageError::from(ApiError::not_found("deployment"));
     let id: DeploymentId = id.parse().map_err(|_| missing())?;
     let found = app.store.read(async |tx| {
         let Some(tenant) = overview::owner(tx, id).await? else {
@@ -191,7 +189,7 @@ pub(super) async fn detail(State(app): State<App>, asked: Asked, Path(id): Path<
         };
         let deployment = deployments::get(tx, tenant, id).await?;
         let revisions = revisions::list(tx, tenant, id, None, LIMIT, 0).await?;
-        // It may be gone.
+        // The project may have been deleted.
         let project = projects::get(tx, tenant, deployment.project_id).await.ok();
         let logs = revision_logs::list(tx, tenant, id, &latest_lines(None, LogKind::Deploy), LINES).await?;
         let placement = placements::get(tx, tenant, id).await?;
@@ -219,7 +217,7 @@ pub(super) async fn detail(State(app): State<App>, asked: Asked, Path(id): Path<
     let detail = Detail {
         id: deployment.id.to_string(),
         status,
-        tone: show::tone(status),
+        tone: formatting::tone(status),
         going: deployment.status == DeploymentStatus::AwaitingDelete,
         source: deployment.source.as_str(),
         what: what
@@ -229,35 +227,35 @@ pub(super) async fn detail(State(app): State<App>, asked: Asked, Path(id): Path<
         address: config
             .custom_url
             .unwrap_or_else(|| app.settings.deployment_url(deployment.id)),
-        project: project.map_or_else(|| "a project that is gone".to_owned(), |project| project.name),
+        project: project.map_or_else(|| "deleted project".to_owned(), |project| project.name),
         secrets: if names.is_empty() {
             "none".to_owned()
         } else {
             names.join(", ")
         },
         restarts: placement.as_ref().map_or(0, |placement| placement.restarts),
-        placed: placement.map(|placement| Placed::of(placement.state, placement.error)),
-        created: show::moment(deployment.created_at),
+        placed: placement.map(|placement| PlacementStatus::of(placement.state, placement.error)),
+        created: formatting::moment(deployment.created_at),
         tenant: deployment.tenant_id.to_string(),
         revisions: lines?,
-        logs: logs.into_iter().rev().map(said).collect(),
+        logs: logs.into_iter().rev().map(log_entry).collect(),
         name: deployment.name,
     };
-    Ok(asked.page("Deployment", HERE, &detail))
+    Ok(asked.page("Deployment", PATH, &detail))
 }
 
-fn line(revision: &Revision, active: Option<RevisionId>, now: Timestamp) -> Result<Line, towpath_store::Error> {
+fn line(revision: &Revision, active: Option<RevisionId>, now: Timestamp) -> Result<RevisionRow, towpath_store::Error> {
     let status = revision.status.as_str();
-    Ok(Line {
+    Ok(RevisionRow {
         id: revision.id.to_string(),
         seq: revision.seq,
         status,
-        tone: show::tone(status),
+        tone: formatting::tone(status),
         active: active == Some(revision.id),
         made_from: made_from(revision)?,
-        created: show::moment(revision.created_at),
-        age: show::relative(revision.created_at, now),
-        took: show::span(revision.finished_at.unwrap_or(now).since(revision.created_at)),
+        created: formatting::moment(revision.created_at),
+        age: formatting::relative(revision.created_at, now),
+        took: formatting::span(revision.finished_at.unwrap_or(now).since(revision.created_at)),
         error: revision.error.clone(),
     })
 }
@@ -281,7 +279,7 @@ fn made_from(revision: &Revision) -> Result<String, towpath_store::Error> {
 
 #[derive(Template)]
 #[template(path = "ui/revision.html")]
-struct One {
+struct RevisionDetail {
     deployment: String,
     name: String,
     id: String,
@@ -298,13 +296,12 @@ struct One {
     job: Option<String>,
     created: String,
     took: String,
-    build: Vec<Said>,
-    deploy: Vec<Said>,
+    build: Vec<LogEntry>,
+    deploy: Vec<LogEntry>,
 }
 
-/// One revision.
-pub(super) async fn revision(State(app): State<App>, asked: Asked, Path(id): Path<String>) -> Shown {
-    let missing = || Trouble::from(ApiError::not_found("revision"));
+pub(super) async fn revision(State(app): State<App>, asked: PageRequest, Path(id): Path<String>) -> PageResult {
+    let missing = || PageError::from(ApiError::not_found("revision"));
     let id: RevisionId = id.parse().map_err(|_| missing())?;
     let found = app.store.read(async |tx| {
         let Some((tenant, deployment)) = overview::owner_of_revision(tx, id).await? else {
@@ -318,21 +315,23 @@ pub(super) async fn revision(State(app): State<App>, asked: Asked, Path(id): Pat
             revisions::get(tx, tenant, id).await?,
             revision_logs::list(tx, tenant, deployment, &build, LINES).await?,
             revision_logs::list(tx, tenant, deployment, &deploy, LINES).await?,
-            workers::alive(tx, workers::SEEN).await?,
+            workers::alive(tx, workers::HEARTBEAT_WINDOW).await?,
         )))
     });
     let (deployment, revision, build, deploy, alive) = found.await?.ok_or_else(missing)?;
-    let is_served = alive.iter().any(|worker| worker.slots().contains_key(hosting::POOL));
+    let is_served = alive
+        .iter()
+        .any(|worker| worker.slots().contains_key(deployment_host::POOL));
     let now = app.clock.now();
     let status = revision.status.as_str();
     let going = deployment.status == DeploymentStatus::AwaitingDelete;
-    let one = One {
+    let one = RevisionDetail {
         deployment: deployment.id.to_string(),
         name: deployment.name,
         id: revision.id.to_string(),
         seq: revision.seq,
         status,
-        tone: show::tone(status),
+        tone: formatting::tone(status),
         active: deployment.active_revision_id == Some(revision.id),
         open: !revision.status.is_final(),
         waits: revision.status.has_not_begun() && revision.job_id.is_some() && !is_served,
@@ -341,22 +340,22 @@ pub(super) async fn revision(State(app): State<App>, asked: Asked, Path(id): Pat
         redeploy_of: revision.redeploy_of.map(|id| id.to_string()),
         error: revision.error.clone(),
         job: revision.job_id.map(|id| id.to_string()),
-        created: show::moment(revision.created_at),
-        took: show::span(revision.finished_at.unwrap_or(now).since(revision.created_at)),
-        build: build.into_iter().rev().map(said).collect(),
-        deploy: deploy.into_iter().rev().map(said).collect(),
+        created: formatting::moment(revision.created_at),
+        took: formatting::span(revision.finished_at.unwrap_or(now).since(revision.created_at)),
+        build: build.into_iter().rev().map(log_entry).collect(),
+        deploy: deploy.into_iter().rev().map(log_entry).collect(),
     };
-    Ok(asked.page("Revision", HERE, &one))
+    Ok(asked.page("Revision", PATH, &one))
 }
 
-/// Leads from where clients think the page is.
+/// Redirects from the address that clients expect.
 pub(super) async fn from_client(Path((_, id)): Path<(String, DeploymentId)>) -> Redirect {
-    Redirect::to(&format!("{HERE}/{id}"))
+    Redirect::to(&format!("{PATH}/{id}"))
 }
 
-/// Interrupts a revision, or deploys it again.
-pub(super) async fn act(State(app): State<App>, Path((id, action)): Path<(String, String)>) -> Shown {
-    let missing = || Trouble::from(ApiError::not_found("revision"));
+/// Interrupts or redeploys a revision.
+pub(super) async fn act(State(app): State<App>, Path((id, action)): Path<(String, String)>) -> PageResult {
+    let missing = || PageError::from(ApiError::not_found("revision"));
     let id: RevisionId = id.parse().map_err(|_| missing())?;
     let owner = app.store.read(async |tx| overview::owner_of_revision(tx, id).await);
     let (tenant, deployment) = owner.await?.ok_or_else(missing)?;
@@ -378,14 +377,13 @@ pub(super) async fn act(State(app): State<App>, Path((id, action)): Path<(String
     Ok(back(&format!("/ui/revisions/{made}")))
 }
 
-/// Deletes a deployment.
-pub(super) async fn delete(State(app): State<App>, Path(id): Path<String>) -> Shown {
-    let missing = || Trouble::from(ApiError::not_found("deployment"));
+pub(super) async fn delete(State(app): State<App>, Path(id): Path<String>) -> PageResult {
+    let missing = || PageError::from(ApiError::not_found("deployment"));
     let id: DeploymentId = id.parse().map_err(|_| missing())?;
     let owner = app.store.read(async |tx| overview::owner(tx, id).await);
     let tenant = owner.await?.ok_or_else(missing)?;
     app.store
         .write(async |tx| work::delete(tx, tenant, id, false).await)
         .await?;
-    Ok(back(HERE))
+    Ok(back(PATH))
 }

@@ -1,4 +1,4 @@
-//! Destinations of exports, and the button that deletes one.
+//! Destinations of exports.
 
 use askama::Template;
 use axum::extract::{Path, Query, State};
@@ -9,16 +9,16 @@ use towpath_domain::{DestinationId, Timestamp};
 use towpath_store::destinations::{self, Overview};
 use towpath_workflows::delete_destination;
 
-use super::{Asked, Shown, Trouble, back, exports, show};
+use super::{PageError, PageRequest, PageResult, back, exports, formatting};
 use crate::app::App;
 use crate::errors::ApiError;
 
-const HERE: &str = "/ui/exports/destinations";
+const PATH: &str = "/ui/exports/destinations";
 const LIMIT: i64 = 50;
 
-/// Which page of the list.
+/// Position of the page.
 #[derive(Deserialize)]
-pub(super) struct Before {
+pub(super) struct PageQuery {
     before: Option<DestinationId>,
 }
 
@@ -41,8 +41,7 @@ struct Row {
     age: String,
 }
 
-/// The page of all destinations.
-pub(super) async fn list(State(app): State<App>, asked: Asked, Query(page): Query<Before>) -> Shown {
+pub(super) async fn list(State(app): State<App>, asked: PageRequest, Query(page): Query<PageQuery>) -> PageResult {
     let found = app
         .store
         .read(async |tx| destinations::overview(tx, page.before, LIMIT).await)
@@ -53,13 +52,13 @@ pub(super) async fn list(State(app): State<App>, asked: Asked, Query(page): Quer
         .filter(|_| found.len() as i64 == LIMIT)
         .map(|last| last.id.to_string());
     let rows = found.into_iter().map(|destination| row(destination, now)).collect();
-    Ok(asked.page("Destinations", exports::HERE, &List { rows, next }))
+    Ok(asked.page("Destinations", exports::PATH, &List { rows, next }))
 }
 
 fn row(destination: Overview, now: Timestamp) -> Row {
     Row {
         id: destination.id.to_string(),
-        short: show::short(&destination.id),
+        short: formatting::short(&destination.id),
         name: destination.display_name,
         kind: match destination.destination_type {
             DestinationKind::S3 => "s3",
@@ -67,15 +66,14 @@ fn row(destination: Overview, now: Timestamp) -> Row {
         },
         exports: destination.exports,
         schedules: destination.schedules,
-        tenant: show::short(&destination.tenant_id),
-        created: show::moment(destination.created_at),
-        age: show::relative(destination.created_at, now),
+        tenant: formatting::short(&destination.tenant_id),
+        created: formatting::moment(destination.created_at),
+        age: formatting::relative(destination.created_at, now),
     }
 }
 
-/// Deletes a destination.
-pub(super) async fn delete(State(app): State<App>, Path(id): Path<String>) -> Result<Response, Trouble> {
-    let missing = || Trouble::from(ApiError::not_found("destination"));
+pub(super) async fn delete(State(app): State<App>, Path(id): Path<String>) -> Result<Response, PageError> {
+    let missing = || PageError::from(ApiError::not_found("destination"));
     let id: DestinationId = id.parse().map_err(|_| missing())?;
     let owner = app.store.read(async |tx| destinations::owner(tx, id).await);
     let tenant = owner.await?.ok_or_else(missing)?;
@@ -86,7 +84,7 @@ pub(super) async fn delete(State(app): State<App>, Path(id): Path<String>) -> Re
         Err(towpath_store::Error::NotFound) => Err(missing()),
         deleted => {
             deleted?;
-            Ok(back(HERE))
+            Ok(back(PATH))
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Exports: how far each is, and the grid of its days.
+//! Exports: progress, and a calendar of days.
 
 use std::collections::BTreeMap;
 
@@ -11,16 +11,16 @@ use towpath_store::exports::overview::{self, Overview};
 use towpath_store::exports::runs::{self, ExportRun};
 use towpath_store::{destinations, exports, projects};
 
-use super::{Asked, Shown, Trouble, show};
+use super::{PageError, PageRequest, PageResult, formatting};
 use crate::app::App;
 use crate::errors::ApiError;
 
-pub(super) const HERE: &str = "/ui/exports";
+pub(super) const PATH: &str = "/ui/exports";
 const LIMIT: i64 = 50;
 
-/// Which page of the list.
+/// Position of the page.
 #[derive(Deserialize)]
-pub(super) struct Before {
+pub(super) struct PageQuery {
     before: Option<ExportId>,
 }
 
@@ -49,8 +49,7 @@ struct Row {
     age: String,
 }
 
-/// The list.
-pub(super) async fn list(State(app): State<App>, asked: Asked, Query(page): Query<Before>) -> Shown {
+pub(super) async fn list(State(app): State<App>, asked: PageRequest, Query(page): Query<PageQuery>) -> PageResult {
     let found = app
         .store
         .read(async |tx| overview::list(tx, page.before, LIMIT).await)
@@ -61,29 +60,27 @@ pub(super) async fn list(State(app): State<App>, asked: Asked, Query(page): Quer
         .filter(|_| found.len() as i64 == LIMIT)
         .map(|last| last.id.to_string());
     let rows = found.into_iter().map(|export| row(export, now)).collect();
-    Ok(asked.page("Exports", HERE, &List { rows, next }))
+    Ok(asked.page("Exports", PATH, &List { rows, next }))
 }
 
 fn row(export: Overview, now: Timestamp) -> Row {
     let status = export.status.as_str();
     Row {
         id: export.id.to_string(),
-        short: show::short(&export.id),
+        short: formatting::short(&export.id),
         status,
-        tone: show::tone(status),
-        project: export.project.unwrap_or_else(|| "a project that is gone".to_owned()),
-        destination: export
-            .destination
-            .unwrap_or_else(|| "a destination that is gone".to_owned()),
+        tone: formatting::tone(status),
+        project: export.project.unwrap_or_else(|| "deleted project".to_owned()),
+        destination: export.destination.unwrap_or_else(|| "deleted destination".to_owned()),
         from: day(export.start_time),
         to: day(export.end_time),
         runs: export.runs,
         over: export.runs_over,
         meter_max: export.runs.max(1),
-        rows: show::count(export.rows_written),
-        bytes: show::bytes(export.bytes_written),
-        created: show::moment(export.created_at),
-        age: show::relative(export.created_at, now),
+        rows: formatting::count(export.rows_written),
+        bytes: formatting::bytes(export.bytes_written),
+        created: formatting::moment(export.created_at),
+        age: formatting::relative(export.created_at, now),
     }
 }
 
@@ -129,9 +126,8 @@ struct Run {
     error: Option<String>,
 }
 
-/// One export.
-pub(super) async fn detail(State(app): State<App>, asked: Asked, Path(id): Path<String>) -> Shown {
-    let missing = || Trouble::from(ApiError::not_found("export"));
+pub(super) async fn detail(State(app): State<App>, asked: PageRequest, Path(id): Path<String>) -> PageResult {
+    let missing = || PageError::from(ApiError::not_found("export"));
     let id: ExportId = id.parse().map_err(|_| missing())?;
     let found = app.store.read(async |tx| {
         let Some(tenant) = overview::owner(tx, id).await? else {
@@ -139,7 +135,7 @@ pub(super) async fn detail(State(app): State<App>, asked: Asked, Path(id): Path<
         };
         let export = exports::get(tx, tenant, id).await?;
         let runs = runs::list(tx, tenant, id).await?;
-        // Either may be gone.
+        // Either may have been deleted.
         let project = projects::get(tx, tenant, export.project_id).await.ok();
         let destination = destinations::get(tx, tenant, export.destination_id).await.ok();
         Ok(Some((export, runs, project, destination)))
@@ -150,45 +146,45 @@ pub(super) async fn detail(State(app): State<App>, asked: Asked, Path(id): Path<
     let sum = |of: fn(&ExportRun) -> i64| runs.iter().map(of).sum::<i64>();
     let fields = export.fields()?;
     let (took, took_is) = match (export.started_at, export.finished_at) {
-        (Some(started), Some(finished)) => (show::span(finished.since(started)), "took"),
-        (Some(started), None) => (show::span(now.since(started)), "running for"),
+        (Some(started), Some(finished)) => (formatting::span(finished.since(started)), "took"),
+        (Some(started), None) => (formatting::span(now.since(started)), "running for"),
         (None, Some(_)) => ("–".to_owned(), "never started"),
-        (None, None) => (show::span(now.since(export.created_at)), "waiting for"),
+        (None, None) => (formatting::span(now.since(export.created_at)), "waiting for"),
     };
     let detail = Detail {
         id: export.id.to_string(),
-        project: project.map_or_else(|| "a project that is gone".to_owned(), |project| project.name),
+        project: project.map_or_else(|| "deleted project".to_owned(), |project| project.name),
         destination: destination.map_or_else(
-            || "a destination that is gone".to_owned(),
+            || "deleted destination".to_owned(),
             |destination| destination.display_name,
         ),
         status,
-        tone: show::tone(status),
+        tone: formatting::tone(status),
         job: export.job_id.to_string(),
         error: export.error.clone(),
-        rows: show::count(sum(|run| run.rows_written)),
-        bytes: show::bytes(sum(|run| run.bytes_written)),
-        files: show::count(sum(|run| run.files_written)),
-        missing: (export.missing_operations > 0).then(|| show::count(export.missing_operations)),
+        rows: formatting::count(sum(|run| run.rows_written)),
+        bytes: formatting::bytes(sum(|run| run.bytes_written)),
+        files: formatting::count(sum(|run| run.files_written)),
+        missing: (export.missing_operations > 0).then(|| formatting::count(export.missing_operations)),
         over: runs.iter().filter(|run| run.finished_at.is_some()).count(),
         took,
         took_is,
-        from: show::moment(export.start_time),
-        to: show::moment(export.end_time),
+        from: formatting::moment(export.start_time),
+        to: formatting::moment(export.end_time),
         compression: compression(export.compression),
         fields: fields.map_or_else(|| "all".to_owned(), |fields| format!("{} chosen", fields.len())),
-        created: show::moment(export.created_at),
+        created: formatting::moment(export.created_at),
         tenant: export.tenant_id.to_string(),
-        // The store gives the latest first; a calendar begins with the first.
+        // The store returns the latest first; the calendar begins with the first day.
         runs: runs.iter().rev().map(|run| self::run(run, now)).collect(),
     };
-    Ok(asked.page("Export", HERE, &detail))
+    Ok(asked.page("Export", PATH, &detail))
 }
 
 fn run(run: &ExportRun, now: Timestamp) -> Run {
     let status = run.status.as_str();
     let errors: BTreeMap<String, String> = serde_json::from_str(&run.errors).unwrap_or_default();
-    // `retry_10` comes after `retry_9`, whatever the letters say.
+    // Sort by number: `retry_10` comes after `retry_9`.
     let number = |name: &str| name.rsplit('_').next().and_then(|n| n.parse::<u32>().ok());
     let last = errors.into_iter().max_by_key(|(name, _)| number(name));
     let start = run.start_time.to_utc();
@@ -197,19 +193,19 @@ fn run(run: &ExportRun, now: Timestamp) -> Run {
         job: run.job_id.to_string(),
         day: day(run.start_time),
         day_short: start.format("%d %b").to_string(),
-        mark: match show::tone(status) {
+        mark: match formatting::tone(status) {
             "good" => "✓",
             "bad" => "✕",
             "busy" => "…",
             _ => "·",
         },
         status,
-        tone: show::tone(status),
-        rows: show::count(run.rows_written),
-        bytes: show::bytes(run.bytes_written),
+        tone: formatting::tone(status),
+        rows: formatting::count(run.rows_written),
+        bytes: formatting::bytes(run.bytes_written),
         files: run.files_written,
         retries: run.retry_number,
-        changed: show::relative(run.updated_at, now),
+        changed: formatting::relative(run.updated_at, now),
         error: last.map(|(_, text)| text),
     }
 }

@@ -1,5 +1,5 @@
-//! What the queues did lately: depth and rate of each pool, for the pages. Kept in this process, sampled only while
-//! somebody looks; how many jobs each worker finished stands in its row.
+//! Recent depth and rate of each pool. Samples are kept in memory and taken only while the dashboard is in use. The
+//! number of finished jobs comes from the workers' rows.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,23 +10,23 @@ use towpath_store::{pools, workers};
 
 use crate::app::App;
 
-/// Between two samples.
-const EVERY: Duration = Duration::from_secs(5);
-/// Ten minutes of them.
+/// Interval between samples.
+const SAMPLE_INTERVAL: Duration = Duration::from_secs(5);
+/// Number of samples: ten minutes.
 const SAMPLES: usize = 120;
-/// A rate is taken over this long.
+/// Period over which a rate is computed.
 const WINDOW: Duration = Duration::from_secs(30);
-/// Nobody has looked for this long: sampling stops, until somebody does.
-const FORGOTTEN: Duration = Duration::from_secs(900);
+/// Sampling stops after this time without a page view.
+const IDLE_STOP: Duration = Duration::from_secs(900);
 
-/// The samples of one process.
+/// Samples of this process.
 #[derive(Default)]
-pub(crate) struct History(Mutex<Kept>);
+pub(crate) struct History(Mutex<HistoryState>);
 
 #[derive(Default)]
-struct Kept {
+struct HistoryState {
     samples: VecDeque<Sample>,
-    looked_at: Option<Instant>,
+    last_viewed: Option<Instant>,
     sampling: bool,
 }
 
@@ -36,20 +36,20 @@ struct Sample {
     finished: BTreeMap<(WorkerId, String), i64>,
 }
 
-/// What is known about one pool.
+/// History of one pool.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Past {
+pub(crate) struct PoolHistory {
     /// Ready jobs, oldest sample first.
     pub(crate) ready: Vec<i64>,
-    /// Jobs finished per second lately; `None` before there are two samples to compare.
+    /// Recently finished jobs per second; `None` with fewer than two samples.
     pub(crate) rate: Option<f64>,
 }
 
 impl History {
-    /// What is known about `pool`.
-    pub(crate) fn of(&self, pool: &str) -> Past {
+    /// History of `pool`.
+    pub(crate) fn pool_history(&self, pool: &str) -> PoolHistory {
         let kept = self.lock();
-        Past {
+        PoolHistory {
             ready: kept
                 .samples
                 .iter()
@@ -59,32 +59,32 @@ impl History {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Kept> {
-        // Nothing here panics while holding it.
+    fn lock(&self) -> MutexGuard<'_, HistoryState> {
+        // No code under this lock panics.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Notes that somebody looks, and sees to it that there are samples.
-pub(crate) async fn looked(app: &App) {
+/// Records a page view and makes sure that samples are taken.
+pub(crate) async fn record_view(app: &App) {
     let begins = {
         let mut kept = app.history.lock();
-        kept.looked_at = Some(Instant::now());
+        kept.last_viewed = Some(Instant::now());
         !std::mem::replace(&mut kept.sampling, true)
     };
     if !begins {
         return;
     }
-    // The first one at once, so that the page that asks has it.
+    // The first sample is taken at once, so that this page can show it.
     sample(app).await;
     let app = app.clone();
     tokio::spawn(async move {
         loop {
-            tokio::time::sleep(EVERY).await;
+            tokio::time::sleep(SAMPLE_INTERVAL).await;
             {
                 let mut kept = app.history.lock();
-                if kept.looked_at.is_none_or(|at| at.elapsed() > FORGOTTEN) {
-                    *kept = Kept::default();
+                if kept.last_viewed.is_none_or(|at| at.elapsed() > IDLE_STOP) {
+                    *kept = HistoryState::default();
                     return;
                 }
             }
@@ -96,12 +96,12 @@ pub(crate) async fn looked(app: &App) {
 async fn sample(app: &App) {
     let seen = app
         .store
-        .read(async |tx| Ok((pools::depths(tx).await?, workers::alive(tx, 3 * EVERY).await?)))
+        .read(async |tx| Ok((pools::depths(tx).await?, workers::alive(tx, 3 * SAMPLE_INTERVAL).await?)))
         .await;
     let (depths, alive) = match seen {
         Ok(seen) => seen,
         Err(error) => {
-            tracing::debug!(%error, "a sample of the queues is missing");
+            tracing::debug!(%error, "cannot sample the queues");
             return;
         }
     };
@@ -128,7 +128,7 @@ async fn sample(app: &App) {
     }
 }
 
-/// Workers that are in both samples count; one that came or left meanwhile is seen in the next.
+/// Only workers in both samples count; others are counted from the next sample on.
 fn rate(samples: &VecDeque<Sample>, pool: &str) -> Option<f64> {
     let last = samples.back()?;
     let first = samples
@@ -144,8 +144,8 @@ fn rate(samples: &VecDeque<Sample>, pool: &str) -> Option<f64> {
     Some(finished as f64 / last.at.duration_since(first.at).as_secs_f64())
 }
 
-/// A line over the samples, as the points of an SVG of 100 by 24, and the same closed to an area. `None` when there is
-/// nothing to see yet.
+/// A line over the samples as points of an SVG of 100 by 24, and the same as a closed area. `None` if there is nothing
+/// to show.
 pub(crate) fn line(values: &[i64]) -> Option<(String, String)> {
     if values.len() < 2 {
         return None;
@@ -175,15 +175,15 @@ mod tests {
             ready: BTreeMap::new(),
             finished: counts
                 .iter()
-                .map(|&(worker, jobs)| ((worker, "folds".to_owned()), jobs))
+                .map(|&(worker, jobs)| ((worker, "flushes".to_owned()), jobs))
                 .collect(),
         };
         let mut samples = VecDeque::from([sample(0, &[(one, 1000)])]);
-        assert_eq!(rate(&samples, "folds"), None);
+        assert_eq!(rate(&samples, "flushes"), None);
         samples.push_back(sample(60, &[(one, 1100)]));
-        assert_eq!(rate(&samples, "folds"), None, "too long ago to compare");
+        assert_eq!(rate(&samples, "flushes"), None, "too long ago to compare");
         samples.push_back(sample(70, &[(one, 1150), (two, 7)]));
-        assert_eq!(rate(&samples, "folds"), Some(5.0));
+        assert_eq!(rate(&samples, "flushes"), Some(5.0));
         assert_eq!(rate(&samples, "others"), Some(0.0));
     }
 

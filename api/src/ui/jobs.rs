@@ -1,4 +1,4 @@
-//! Jobs: the list with its filters, and one job with all that happened to it.
+//! Jobs: the list with its filters, and one job with its history.
 
 use askama::Template;
 use axum::extract::{FromRef as _, Path, Query, State};
@@ -6,18 +6,18 @@ use axum::response::Response;
 use serde::Deserialize;
 use towpath_domain::job::JobState;
 use towpath_domain::{JobId, Timestamp};
-use towpath_durable::{Explanation, Why};
+use towpath_durable::{Explanation, StateReason};
 use towpath_store::attempts::Attempt;
-use towpath_store::jobs::{self, Filter, Job, Listed};
+use towpath_store::jobs::{self, Filter, Job, JobSummary};
 use towpath_store::{attempts, pools, steps, workers};
 
-use super::{Asked, Shown, Trouble, back, show};
+use super::{PageError, PageRequest, PageResult, back, formatting};
 use crate::app::App;
 use crate::errors::ApiError;
-use crate::internal::{self, Operated};
+use crate::internal::{self, JobStores};
 
-const HERE: &str = "/ui/jobs";
-/// How the jobs of the agent server in this process are asked for.
+const PATH: &str = "/ui/jobs";
+/// Filter value for the jobs of the agent server in this process.
 const AGENTS: &str = "agents";
 const LIMIT: i64 = 50;
 const CHILDREN: i64 = 100;
@@ -35,10 +35,10 @@ const STATES: [JobState; 9] = [
     JobState::TimedOut,
 ];
 
-/// What the filter form sends. Empty is anything.
+/// Fields of the filter form. An empty field matches everything.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Wanted {
+pub(super) struct ListJobs {
     /// `agents`: the jobs of the agent server in this process.
     of: String,
     pool: String,
@@ -48,9 +48,9 @@ pub(super) struct Wanted {
     before: String,
 }
 
-impl Wanted {
+impl ListJobs {
     fn filter(&self) -> Filter {
-        // No name of ours has a NUL in it, and PostgreSQL takes none.
+        // No stored name contains NUL, and PostgreSQL rejects it.
         let text = |text: &str| Some(text.replace('\0', "").trim().to_owned()).filter(|text| !text.is_empty());
         Filter {
             pool: text(&self.pool),
@@ -76,11 +76,11 @@ impl Wanted {
             .filter(|(_, value)| !value.is_empty())
             .map(|(name, value)| format!("{name}={}", encoded(value)))
             .collect();
-        format!("{HERE}?{}", pairs.join("&"))
+        format!("{PATH}?{}", pairs.join("&"))
     }
 }
 
-/// A value as it stands in a query.
+/// A URL-encoded value.
 fn encoded(value: &str) -> String {
     let byte = |byte: u8| match byte {
         b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => char::from(byte).to_string(),
@@ -92,10 +92,10 @@ fn encoded(value: &str) -> String {
 #[derive(Template)]
 #[template(path = "ui/jobs.html")]
 struct List {
-    /// There is a second database to look into.
+    /// Whether there is a second database.
     has_agents: bool,
     of_agents: bool,
-    filter: Shape,
+    filter: FilterForm,
     pools: Vec<String>,
     states: Vec<&'static str>,
     jobs: Vec<Row>,
@@ -103,8 +103,8 @@ struct List {
     next: Option<String>,
 }
 
-/// The filter as the form shows it.
-struct Shape {
+/// The current filter.
+struct FilterForm {
     pool: String,
     kind: String,
     state: String,
@@ -126,42 +126,41 @@ pub(super) struct Row {
     pub(super) error: Option<String>,
     pub(super) created: String,
     pub(super) ended: String,
-    /// Its parent, which has gone on without it.
+    /// Parent that continues without this job.
     pub(super) part_of: Option<String>,
-    /// Since it was recorded, or, once over and asked for so, since it ended.
+    /// Time since the job was recorded, or since it ended.
     pub(super) age: String,
 }
 
 impl Row {
-    pub(super) fn new(job: Listed, since: Timestamp, now: Timestamp) -> Self {
+    pub(super) fn new(job: JobSummary, since: Timestamp, now: Timestamp) -> Self {
         let state = job.state.as_str();
         Self {
             id: job.id.to_string(),
-            short: show::short(&job.id),
+            short: formatting::short(&job.id),
             kind: job.kind,
             pool: job.pool,
             state,
-            tone: show::tone(state),
+            tone: formatting::tone(state),
             attempt: job.attempt,
             failures: job.failures,
             error: job.error,
-            created: show::moment(job.created_at),
-            ended: job.finished_at.map(show::moment).unwrap_or_default(),
+            created: formatting::moment(job.created_at),
+            ended: job.finished_at.map(formatting::moment).unwrap_or_default(),
             part_of: job.parent_id.map(|parent| parent.to_string()),
-            age: show::relative(since, now),
+            age: formatting::relative(since, now),
         }
     }
 }
 
-/// The list.
-pub(super) async fn list(State(app): State<App>, asked: Asked, Query(wanted): Query<Wanted>) -> Shown {
+pub(super) async fn list(State(app): State<App>, asked: PageRequest, Query(wanted): Query<ListJobs>) -> PageResult {
     let filter = wanted.filter();
     let before: Option<JobId> = wanted.before.parse().ok();
     let agents = app.agents.as_ref().filter(|_| wanted.of == AGENTS);
     let found = agents.unwrap_or(&app.store).read(async |tx| {
         Ok((
             jobs::list(tx, &filter, before, LIMIT + 1).await?,
-            pools::list(tx, workers::SEEN).await?,
+            pools::list(tx, workers::HEARTBEAT_WINDOW).await?,
         ))
     });
     let (mut found, known) = found.await?;
@@ -182,7 +181,7 @@ pub(super) async fn list(State(app): State<App>, asked: Asked, Query(wanted): Qu
                 Row::new(job, since, now)
             })
             .collect(),
-        filter: Shape {
+        filter: FilterForm {
             any: filter != Filter::default(),
             paged: before.is_some(),
             pool: wanted.pool,
@@ -193,13 +192,13 @@ pub(super) async fn list(State(app): State<App>, asked: Asked, Query(wanted): Qu
         first,
         next,
     };
-    Ok(asked.page("Jobs", HERE, &page))
+    Ok(asked.page("Jobs", PATH, &page))
 }
 
 #[derive(Template)]
 #[template(path = "ui/job.html")]
 struct Detail {
-    /// What the address of a list of its kind begins with.
+    /// Beginning of the address of a list of the same database.
     list: &'static str,
     id: String,
     kind: String,
@@ -245,11 +244,10 @@ struct Step {
     moment: String,
 }
 
-/// One job.
-pub(super) async fn detail(State(app): State<App>, asked: Asked, Path(id): Path<String>) -> Shown {
-    let missing = || Trouble::from(ApiError::not_found("job"));
+pub(super) async fn detail(State(app): State<App>, asked: PageRequest, Path(id): Path<String>) -> PageResult {
+    let missing = || PageError::from(ApiError::not_found("job"));
     let id: JobId = id.parse().map_err(|_| missing())?;
-    let (store, id) = Operated::from_ref(&app).holding(id).await?;
+    let (store, id) = JobStores::from_ref(&app).find_job(id).await?;
     let platforms = app.store.read(async |tx| Ok(jobs::get(tx, id).await?.is_some()));
     let of_agents = app.agents.is_some() && !platforms.await?;
     let found = store.read(async |tx| {
@@ -264,7 +262,7 @@ pub(super) async fn detail(State(app): State<App>, asked: Asked, Path(id): Path<
             job,
             why,
             attempts::list(tx, id).await?,
-            steps::done(tx, id, STEPS).await?,
+            steps::list_finished(tx, id, STEPS).await?,
             jobs::list(tx, &children, None, CHILDREN + 1).await?,
         )))
     });
@@ -280,34 +278,34 @@ pub(super) async fn detail(State(app): State<App>, asked: Asked, Path(id): Path<
         state,
         tone: tone(&job, &why),
         dead: job.dead,
-        // A part of another job is not tried alone: that one has gone on without it.
+        // A part of another job cannot be retried alone: its parent has continued without it.
         can_retry: (is_final && job.state != JobState::Succeeded && job.parent_id.is_none())
             || (job.state == JobState::Scheduled && job.failures > 0),
         can_cancel: !is_final && job.cancel_at.is_none(),
         why_is: if is_final {
-            "How it ended"
-        } else if matches!(why.why, Why::Running { .. }) {
-            "What it is doing"
+            "Result"
+        } else if matches!(why.why, StateReason::Running { .. }) {
+            "Current activity"
         } else {
-            "Why it is not running"
+            "Reason for waiting"
         },
         why: sentence(&why, &job),
         attempt: job.attempt,
         failures: job.failures,
-        created: show::moment(job.created_at),
+        created: formatting::moment(job.created_at),
         due: due(&job, now),
         took: match (job.started_at, job.finished_at) {
-            (Some(started), Some(finished)) => show::span(finished.since(started)),
-            (Some(started), None) => format!("{} so far", show::span(now.since(started))),
+            (Some(started), Some(finished)) => formatting::span(finished.since(started)),
+            (Some(started), None) => format!("{} so far", formatting::span(now.since(started))),
             _ => "not started".to_owned(),
         },
-        deadline: job.deadline_at.map(|time| show::relative(time, now)),
+        deadline: job.deadline_at.map(|time| formatting::relative(time, now)),
         worker: job.worker_id.map(|worker| worker.to_string()),
         lease: match why.why {
-            Why::Running {
+            StateReason::Running {
                 lease_until: Some(until),
                 ..
-            } => Some(format!("ends {}, unless renewed", show::relative(until, now))),
+            } => Some(format!("ends {}, unless renewed", formatting::relative(until, now))),
             _ => None,
         },
         parent: job.parent_id.map(|parent| parent.to_string()),
@@ -323,8 +321,8 @@ pub(super) async fn detail(State(app): State<App>, asked: Asked, Path(id): Path<
             .map(|step| Step {
                 name: step.name,
                 fence: step.fence,
-                when: show::relative(step.at, now),
-                moment: show::moment(step.at),
+                when: formatting::relative(step.at, now),
+                moment: formatting::moment(step.at),
             })
             .collect(),
         children: children
@@ -339,7 +337,7 @@ pub(super) async fn detail(State(app): State<App>, asked: Asked, Path(id): Path<
         pool: job.pool,
         lane: job.lane,
     };
-    Ok(asked.page(&detail.kind, HERE, &detail))
+    Ok(asked.page(&detail.kind, PATH, &detail))
 }
 
 fn sentence(why: &Explanation, job: &Job) -> String {
@@ -347,7 +345,7 @@ fn sentence(why: &Explanation, job: &Job) -> String {
     if let Some(first) = text.get_mut(..1) {
         first.make_ascii_uppercase();
     }
-    if let (Why::Over, Some(error), true) = (&why.why, &job.error, job.state != JobState::Succeeded) {
+    if let (StateReason::Over, Some(error), true) = (&why.why, &job.error, job.state != JobState::Succeeded) {
         text.push_str(": ");
         text.push_str(error);
     } else {
@@ -358,27 +356,31 @@ fn sentence(why: &Explanation, job: &Job) -> String {
 
 fn tone(job: &Job, why: &Explanation) -> &'static str {
     match why.why {
-        Why::NoWorker | Why::LeaseEnded { .. } => "bad",
-        _ => show::tone(job.state.as_str()),
+        StateReason::NoWorker | StateReason::LeaseEnded { .. } => "bad",
+        _ => formatting::tone(job.state.as_str()),
     }
 }
 
 fn due(job: &Job, now: Timestamp) -> String {
     if job.run_at <= now {
-        show::moment(job.run_at)
+        formatting::moment(job.run_at)
     } else {
-        format!("{} ({})", show::moment(job.run_at), show::relative(job.run_at, now))
+        format!(
+            "{} ({})",
+            formatting::moment(job.run_at),
+            formatting::relative(job.run_at, now)
+        )
     }
 }
 
-/// What happened, in the order it did.
+/// Events of a job in chronological order.
 fn events(job: &Job, attempts: Vec<Attempt>, now: Timestamp) -> Vec<Event> {
     let event = |at: Timestamp, tone, what: String, text| Event {
         at,
         tone,
         what,
-        when: show::relative(at, now),
-        moment: show::moment(at),
+        when: formatting::relative(at, now),
+        moment: formatting::moment(at),
         text,
     };
     let mut events = vec![event(job.created_at, "", "Recorded".to_owned(), None)];
@@ -388,10 +390,10 @@ fn events(job: &Job, attempts: Vec<Attempt>, now: Timestamp) -> Vec<Event> {
     for attempt in attempts {
         let what = match (attempt.outcome.as_str(), attempt.failure) {
             ("failed", Some(n)) => format!("Attempt failed (retry_{n})"),
-            ("failed", None) => "What it ran failed".to_owned(),
+            ("failed", None) => "Attempt failed".to_owned(),
             ("timed_out", Some(n)) => format!("Attempt took too long (retry_{n})"),
             ("timed_out", None) => "The deadline passed".to_owned(),
-            ("lost", _) => "Its worker went away".to_owned(),
+            ("lost", _) => "Its worker was lost".to_owned(),
             ("cancelled", _) => "Stopped".to_owned(),
             (other, _) => other.to_owned(),
         };
@@ -399,7 +401,7 @@ fn events(job: &Job, attempts: Vec<Attempt>, now: Timestamp) -> Vec<Event> {
         events.push(event(attempt.at, tone, what, Some(attempt.error)));
     }
     if let Some(asked) = job.cancel_at {
-        events.push(event(asked, "wait", "Asked to stop".to_owned(), None));
+        events.push(event(asked, "wait", "Cancellation requested".to_owned(), None));
     }
     if let Some(finished) = job.finished_at {
         let state = job.state.as_str();
@@ -407,26 +409,25 @@ fn events(job: &Job, attempts: Vec<Attempt>, now: Timestamp) -> Vec<Event> {
             JobState::Succeeded => "Succeeded".to_owned(),
             JobState::TimedOut => "Timed out".to_owned(),
             JobState::Cancelled => "Cancelled".to_owned(),
-            _ => "Failed for good".to_owned(),
+            _ => "Failed permanently".to_owned(),
         };
-        events.push(event(finished, show::tone(state), what, None));
+        events.push(event(finished, formatting::tone(state), what, None));
     }
     events.sort_by_key(|event| event.at);
     events
 }
 
-/// Retries or cancels a job.
 pub(super) async fn act(
     State(app): State<App>,
     Path((job, action)): Path<(String, String)>,
-) -> Result<Response, Trouble> {
-    let missing = || Trouble::from(ApiError::not_found("job"));
+) -> Result<Response, PageError> {
+    let missing = || PageError::from(ApiError::not_found("job"));
     let id: JobId = job.parse().map_err(|_| missing())?;
-    let (store, id) = Operated::from_ref(&app).holding(id).await?;
+    let (store, id) = JobStores::from_ref(&app).find_job(id).await?;
     match action.as_str() {
         "retry" => internal::retry_job(&store, id).await?,
         "cancel" => internal::cancel_job(&store, id).await?,
         _ => return Err(missing()),
     }
-    Ok(back(&format!("{HERE}/{id}")))
+    Ok(back(&format!("{PATH}/{id}")))
 }

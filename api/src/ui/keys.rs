@@ -1,4 +1,4 @@
-//! Keys: who holds which, and what each may do. They are made, rotated and revoked here, too.
+//! Keys: list, create, rotate, revoke.
 
 use std::collections::BTreeMap;
 
@@ -10,20 +10,20 @@ use serde::Deserialize;
 use towpath_domain::{KeyId, Scope, Scopes, TenantId, Timestamp};
 use towpath_store::access::{self, ApiKey, Workspace};
 
-use super::{Asked, Shown, Trouble, back, show};
+use super::{PageError, PageRequest, PageResult, back, formatting};
 use crate::app::App;
 use crate::auth::Operator;
 use crate::errors::ApiError;
 use crate::extract::Form;
-use crate::internal::keys::{self, KeyRequest, Reach, WithSecret};
+use crate::internal::keys::{self, IssuedKey, KeyAuthority, KeyRequest};
 use crate::internal::{cursor_of, read_cursor};
 
-const HERE: &str = "/ui/keys";
+const PATH: &str = "/ui/keys";
 const LIMIT: i64 = 100;
 
-/// Which page of the list.
+/// Position of the page.
 #[derive(Deserialize)]
-pub(super) struct Before {
+pub(super) struct PageQuery {
     before: Option<String>,
 }
 
@@ -32,10 +32,10 @@ pub(super) struct Before {
 struct List {
     rows: Vec<Row>,
     next: Option<String>,
-    /// What the caller may give.
+    /// Scopes that the caller may grant.
     scopes: Vec<String>,
     workspaces: Vec<Choice>,
-    /// Whether keys of all workspaces can be made.
+    /// Whether the caller may create keys for all workspaces.
     wide: bool,
 }
 
@@ -58,38 +58,38 @@ struct Row {
     state: &'static str,
     tone: &'static str,
     is_valid: bool,
-    /// Whether it is the one of this session.
+    /// Whether it is the key of this session.
     is_own: bool,
 }
 
 /// A key with its secret, shown once.
 #[derive(Template)]
 #[template(path = "ui/key_made.html")]
-struct Made {
+struct IssuedSecret {
     name: String,
     secret: String,
     scopes: String,
     workspaces: Vec<String>,
-    /// For a key that was rotated: so many hours the secret before goes on working.
+    /// Hours for which the previous secret keeps working after a rotation.
     overlap: Option<i64>,
 }
 
-/// The page of all keys that the caller looks after. It does not renew itself: somebody may be filling in its form.
+/// The keys that the caller administers. The page does not refresh itself, since it has a form.
 pub(super) async fn page(
     State(app): State<App>,
     Operator(caller): Operator,
-    asked: Asked,
-    Query(page): Query<Before>,
-) -> Shown {
-    let reach = Reach::of(&caller, Scope::OperatorRead)?;
+    asked: PageRequest,
+    Query(page): Query<PageQuery>,
+) -> PageResult {
+    let reach = KeyAuthority::of(&caller, Scope::OperatorRead)?;
     let after = page.before.as_deref().map(read_cursor).transpose()?;
     let (found, workspaces) = app
         .store
         .read(async |tx| {
             let found = reach.list(tx, after, LIMIT).await?;
             let of = match &reach {
-                Reach::All => None,
-                Reach::Organization(_) | Reach::Workspaces(_) => Some(caller.organization),
+                KeyAuthority::All => None,
+                KeyAuthority::Organization(_) | KeyAuthority::Workspaces(_) => Some(caller.organization),
             };
             Ok((found, access::list_workspaces(tx, of).await?))
         })
@@ -102,18 +102,18 @@ pub(super) async fn page(
     let rows = found.into_iter().map(|key| row(&key, &workspaces, caller.key, now));
     let giveable = |scope: &Scope| reach.check_scopes(&[*scope], false).is_ok();
     let is_open = |workspace: &Workspace| match &reach {
-        Reach::All | Reach::Organization(_) => true,
-        Reach::Workspaces(own) => own.contains(&workspace.id),
+        KeyAuthority::All | KeyAuthority::Organization(_) => true,
+        KeyAuthority::Workspaces(own) => own.contains(&workspace.id),
     };
     let list = List {
         rows: rows.collect(),
         next,
-        scopes: Scopes::every()
+        scopes: Scopes::all()
             .iter()
             .filter(giveable)
             .map(|scope| scope.to_string())
             .collect(),
-        wide: !matches!(reach, Reach::Workspaces(_)),
+        wide: !matches!(reach, KeyAuthority::Workspaces(_)),
         workspaces: workspaces
             .iter()
             .filter(|workspace| is_open(workspace))
@@ -123,7 +123,7 @@ pub(super) async fn page(
             })
             .collect(),
     };
-    Ok(asked.still("Keys", HERE, &list))
+    Ok(asked.still("Keys", PATH, &list))
 }
 
 fn row(key: &ApiKey, workspaces: &[Workspace], own: KeyId, now: Timestamp) -> Row {
@@ -135,10 +135,11 @@ fn row(key: &ApiKey, workspaces: &[Workspace], own: KeyId, now: Timestamp) -> Ro
     };
     let named = key.workspace_id.map(|tenant| {
         let found = workspaces.iter().find(|workspace| workspace.id == tenant);
-        found.map_or_else(|| show::short(&tenant), |workspace| workspace.name.clone())
+        found.map_or_else(|| formatting::short(&tenant), |workspace| workspace.name.clone())
     });
-    let moment =
-        |at: Option<Timestamp>, without: &str| at.map_or_else(|| without.to_owned(), |at| show::relative(at, now));
+    let moment = |at: Option<Timestamp>, without: &str| {
+        at.map_or_else(|| without.to_owned(), |at| formatting::relative(at, now))
+    };
     Row {
         id: key.id.to_string(),
         name: key.name.clone(),
@@ -146,8 +147,8 @@ fn row(key: &ApiKey, workspaces: &[Workspace], own: KeyId, now: Timestamp) -> Ro
         opens: named.unwrap_or_else(|| "all workspaces".to_owned()),
         tenant: key.workspace_id.map(|tenant| tenant.to_string()).unwrap_or_default(),
         scopes: key.allowed().to_string(),
-        made: show::moment(key.created_at),
-        age: show::relative(key.created_at, now),
+        made: formatting::moment(key.created_at),
+        age: formatting::relative(key.created_at, now),
         used: moment(key.last_used_at, "never"),
         expires: moment(key.expires_at, "never"),
         state,
@@ -157,16 +158,16 @@ fn row(key: &ApiKey, workspaces: &[Workspace], own: KeyId, now: Timestamp) -> Ro
     }
 }
 
-/// Makes a key. Besides those named here, the names of the form's fields are scopes.
+/// Creates a key. Form fields that are not declared here are names of scopes.
 pub(super) async fn create(
     State(app): State<App>,
     Operator(caller): Operator,
-    asked: Asked,
+    asked: PageRequest,
     Form(form): Form<BTreeMap<String, String>>,
-) -> Shown {
+) -> PageResult {
     let request = request(&form)?;
-    let made = keys::make(&app, &caller, &request).await?;
-    Ok(asked.still("New key", HERE, &told(made, None)))
+    let made = keys::create_key(&app, &caller, &request).await?;
+    Ok(asked.still("New key", PATH, &issued_secret(made, None)))
 }
 
 fn request(form: &BTreeMap<String, String>) -> Result<KeyRequest, ApiError> {
@@ -193,9 +194,7 @@ fn request(form: &BTreeMap<String, String>) -> Result<KeyRequest, ApiError> {
     let mut scopes = Vec::new();
     for name in form.keys() {
         if !["name", "workspace", "expires_in_days", "deployment"].contains(&name.as_str()) {
-            let scope: Scope = name
-                .parse()
-                .map_err(|_| wrong(name.as_str(), "there is no such field"))?;
+            let scope: Scope = name.parse().map_err(|_| wrong(name.as_str(), "unknown field"))?;
             scopes.push(scope);
         }
     }
@@ -209,8 +208,8 @@ fn request(form: &BTreeMap<String, String>) -> Result<KeyRequest, ApiError> {
     })
 }
 
-fn told((key, secret, workspaces): WithSecret, overlap: Option<i64>) -> Made {
-    Made {
+fn issued_secret((key, secret, workspaces): IssuedKey, overlap: Option<i64>) -> IssuedSecret {
+    IssuedSecret {
         scopes: key.allowed().to_string(),
         name: key.name,
         secret: secret.reveal().to_owned(),
@@ -219,32 +218,31 @@ fn told((key, secret, workspaces): WithSecret, overlap: Option<i64>) -> Made {
     }
 }
 
-/// What a form about a key sends.
+/// Form of an action on a key.
 #[derive(Deserialize)]
-pub(super) struct Change {
+pub(super) struct KeyActionForm {
     overlap_hours: Option<i64>,
 }
 
-/// Rotates or revokes a key.
 pub(super) async fn act(
     State(app): State<App>,
     Operator(caller): Operator,
-    asked: Asked,
+    asked: PageRequest,
     Path((key, action)): Path<(String, String)>,
-    Form(change): Form<Change>,
-) -> Result<Response, Trouble> {
+    Form(change): Form<KeyActionForm>,
+) -> Result<Response, PageError> {
     let id: KeyId = key.parse().map_err(|_| ApiError::not_found("key"))?;
     match action.as_str() {
         "revoke" => {
-            keys::take(&app, &caller, id).await?;
-            Ok(back(HERE))
+            keys::revoke_key(&app, &caller, id).await?;
+            Ok(back(PATH))
         }
         "rotate" => {
             let hours = change.overlap_hours.unwrap_or(keys::OVERLAP_HOURS.0);
-            let rotated = keys::renew(&app, &caller, id, Some(hours)).await?;
-            Ok(asked.still("New secret", HERE, &told(rotated, Some(hours))))
+            let rotated = keys::rotate_key(&app, &caller, id, Some(hours)).await?;
+            Ok(asked.still("New secret", PATH, &issued_secret(rotated, Some(hours))))
         }
-        _ => Err(ApiError::new(StatusCode::NOT_FOUND, "there is no such action").into()),
+        _ => Err(ApiError::new(StatusCode::NOT_FOUND, "unknown action").into()),
     }
 }
 

@@ -1,12 +1,12 @@
-//! Limits: how often callers may ask, who is near one, and who was refused.
+//! Rate limits: rates, callers near a limit, and rejected callers.
 
 use askama::Template;
 use axum::extract::State;
 
-use super::{Asked, Shown, show};
+use super::{PageRequest, PageResult, formatting};
 use crate::app::App;
 
-const HERE: &str = "/ui/limits";
+const PATH: &str = "/ui/limits";
 
 #[derive(Template)]
 #[template(path = "ui/limits.html")]
@@ -40,8 +40,7 @@ struct Caller {
     refused_ago: String,
 }
 
-/// All limits.
-pub(super) async fn page(State(app): State<App>, asked: Asked) -> Shown {
+pub(super) async fn page(State(app): State<App>, asked: PageRequest) -> PageResult {
     let now = app.clock.now();
     let Some(view) = app.limits.view() else {
         let page = Page {
@@ -52,27 +51,27 @@ pub(super) async fn page(State(app): State<App>, asked: Asked) -> Shown {
             callers: Vec::new(),
             limits: Vec::new(),
         };
-        return Ok(asked.page("Limits", HERE, &page));
+        return Ok(asked.page("Limits", PATH, &page));
     };
     let (counted, tone) = match view.counted {
-        "shared" => ("counted for all processes", "good"),
-        "apart" => ("each process counts by itself: Redis does not answer", "bad"),
+        "shared" => ("counted across processes", "good"),
+        "apart" => ("counted per process: Redis is unavailable", "bad"),
         _ => ("counted in this process", "good"),
     };
     let callers = view.callers.into_iter().enumerate().map(|(index, caller)| Caller {
         id: format!("c{index}"),
         limit: caller.limit,
-        who: caller.who,
+        who: caller.identity,
         count: caller
             .count
-            .map_or_else(|| "-".to_owned(), |count| format!("{count} of {}", caller.of)),
+            .map_or_else(|| "-".to_owned(), |count| format!("{count} of {}", caller.allowed)),
         used: caller.count.unwrap_or(0),
-        of: caller.of,
-        seen: show::relative(caller.at, now),
+        of: caller.allowed,
+        seen: formatting::relative(caller.at, now),
         refused: caller.refused,
         refused_ago: caller
             .refused_at
-            .map_or_else(|| "-".to_owned(), |at| show::relative(at, now)),
+            .map_or_else(|| "-".to_owned(), |at| formatting::relative(at, now)),
     });
     let limits = view.limits.into_iter().map(|limit| Limit {
         name: limit.name,
@@ -90,5 +89,5 @@ pub(super) async fn page(State(app): State<App>, asked: Asked) -> Shown {
         callers: callers.collect(),
         limits: limits.collect(),
     };
-    Ok(asked.page("Limits", HERE, &page))
+    Ok(asked.page("Limits", PATH, &page))
 }

@@ -1,4 +1,4 @@
-//! Quarantine: accepted trace data that could not be folded, to be folded again or dropped.
+//! Quarantine: accepted trace data that could not be flushed.
 
 use askama::Template;
 use axum::extract::{Path, Query, State};
@@ -7,25 +7,25 @@ use serde::Deserialize;
 use towpath_domain::{QuarantineId, TenantId, Timestamp};
 use towpath_store::quarantine::{self, Cursor, Entry, Kind, Usage};
 
-use super::{Asked, Shown, Trouble, back, show, traces};
+use super::{PageError, PageRequest, PageResult, back, formatting, traces};
 use crate::app::App;
 use crate::errors::ApiError;
 use crate::internal::quarantine as internal;
 
-const HERE: &str = "/ui/quarantine";
+const PATH: &str = "/ui/quarantine";
 const LIMIT: i64 = 50;
 
-/// Which entries: of one workspace where it is named, from behind the last one of the page before.
+/// Filter and position of the page.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Which {
+pub(super) struct ListEntries {
     tenant: String,
     of: Option<TenantId>,
     since: Option<i64>,
     after: Option<QuarantineId>,
 }
 
-impl Which {
+impl ListEntries {
     fn cursor(&self) -> Option<Cursor> {
         Some(Cursor {
             tenant_id: self.of?,
@@ -38,7 +38,7 @@ impl Which {
 #[derive(Template)]
 #[template(path = "ui/quarantine.html")]
 struct List {
-    /// The workspace, where only one is shown.
+    /// The workspace, if only one is shown.
     tenant: Option<String>,
     entries: String,
     items: String,
@@ -64,13 +64,12 @@ struct Row {
     age: String,
 }
 
-/// The page of quarantine entries.
-pub(super) async fn list(State(app): State<App>, asked: Asked, Query(which): Query<Which>) -> Shown {
+pub(super) async fn list(State(app): State<App>, asked: PageRequest, Query(which): Query<ListEntries>) -> PageResult {
     let tenant: Option<TenantId> = match which.tenant.as_str() {
         "" => None,
         text => Some(
             text.parse()
-                .map_err(|_| Trouble::from(ApiError::not_found("workspace")))?,
+                .map_err(|_| PageError::from(ApiError::not_found("workspace")))?,
         ),
     };
     let after = which.cursor();
@@ -86,37 +85,37 @@ pub(super) async fn list(State(app): State<App>, asked: Asked, Query(which): Que
     found.truncate(LIMIT as usize);
     let next = found.last().filter(|_| more).map(|last| {
         let (of, since, after) = (last.tenant_id, last.created_at.micros(), last.id);
-        format!("{HERE}?tenant={}&of={of}&since={since}&after={after}", which.tenant)
+        format!("{PATH}?tenant={}&of={of}&since={since}&after={after}", which.tenant)
     });
     let now = app.clock.now();
     let sum = |of: fn(&Usage) -> i64| usage.iter().map(of).sum::<i64>();
     let page = List {
         tenant: tenant.map(|tenant| tenant.to_string()),
-        entries: show::count(sum(|usage| usage.entries)),
-        items: show::count(sum(|usage| usage.items)),
-        bytes: show::bytes(sum(|usage| usage.bytes)),
+        entries: formatting::count(sum(|usage| usage.entries)),
+        items: formatting::count(sum(|usage| usage.items)),
+        bytes: formatting::bytes(sum(|usage| usage.bytes)),
         workspaces: usage.len(),
         rows: found.into_iter().map(|entry| row(entry, now)).collect(),
         next,
     };
-    Ok(asked.page("Quarantine", traces::HERE, &page))
+    Ok(asked.page("Quarantine", traces::PATH, &page))
 }
 
 fn row(entry: Entry, now: Timestamp) -> Row {
     Row {
         id: entry.id.to_string(),
-        short: show::short(&entry.id),
+        short: formatting::short(&entry.id),
         tenant: entry.tenant_id.to_string(),
-        tenant_short: show::short(&entry.tenant_id),
+        tenant_short: formatting::short(&entry.tenant_id),
         kind: entry.kind.as_str(),
         tone: tone(entry.kind),
         reason: entry.reason,
-        items: show::count(entry.items),
-        bytes: show::bytes(entry.bytes),
-        accepted: show::moment(entry.accepted_at),
-        accepted_age: show::relative(entry.accepted_at, now),
-        since: show::moment(entry.created_at),
-        age: show::relative(entry.created_at, now),
+        items: formatting::count(entry.items),
+        bytes: formatting::bytes(entry.bytes),
+        accepted: formatting::moment(entry.accepted_at),
+        accepted_age: formatting::relative(entry.accepted_at, now),
+        since: formatting::moment(entry.created_at),
+        age: formatting::relative(entry.created_at, now),
     }
 }
 
@@ -132,11 +131,11 @@ struct Detail {
     starts: String,
     names: String,
     object: &'static str,
-    frames: Vec<Line>,
+    frames: Vec<FrameRow>,
 }
 
 /// A frame.
-struct Line {
+struct FrameRow {
     number: usize,
     route: String,
     content_type: String,
@@ -147,8 +146,7 @@ struct Line {
     damage: Option<String>,
 }
 
-/// One entry.
-pub(super) async fn detail(State(app): State<App>, asked: Asked, Path(id): Path<String>) -> Shown {
+pub(super) async fn detail(State(app): State<App>, asked: PageRequest, Path(id): Path<String>) -> PageResult {
     let entry = internal::find(&app, parse(&id)?).await?;
     let contents = internal::contents(&app, &entry).await;
     let projects: Option<Vec<String>> = entry
@@ -157,7 +155,7 @@ pub(super) async fn detail(State(app): State<App>, asked: Asked, Path(id): Path<
         .map(serde_json::from_str)
         .transpose()
         .map_err(|_| towpath_store::Error::corrupt("quarantine", "projects", entry.id))?;
-    let frames = contents.frames.into_iter().map(|frame| Line {
+    let frames = contents.frames.into_iter().map(|frame| FrameRow {
         number: frame.number,
         route: frame.route.unwrap_or_default(),
         content_type: frame.content_type.unwrap_or_default(),
@@ -165,60 +163,63 @@ pub(super) async fn detail(State(app): State<App>, asked: Asked, Path(id): Path<
             .encoding
             .and_then(|encoding| serde_json::to_value(encoding).ok()?.as_str().map(str::to_owned))
             .unwrap_or_default(),
-        items: frame.items.map(|items| show::count(items.into())).unwrap_or_default(),
+        items: frame
+            .items
+            .map(|items| formatting::count(items.into()))
+            .unwrap_or_default(),
         size: frame
             .body_bytes
-            .map(|bytes| show::bytes(i64::try_from(bytes).unwrap_or(i64::MAX)))
+            .map(|bytes| formatting::bytes(i64::try_from(bytes).unwrap_or(i64::MAX)))
             .unwrap_or_default(),
-        received: frame.received_at.map(show::moment).unwrap_or_default(),
+        received: frame.received_at.map(formatting::moment).unwrap_or_default(),
         damage: frame.damage,
     });
     let page = Detail {
         path: entry.path.clone(),
         first_byte: entry.byte_offset,
         end_byte: entry.byte_offset.saturating_add(entry.bytes),
-        decoded: (entry.decoded_bytes > 0).then(|| show::bytes(entry.decoded_bytes)),
-        projects: projects.map_or_else(|| "any of the workspace".to_owned(), |projects| projects.join(", ")),
+        decoded: (entry.decoded_bytes > 0).then(|| formatting::bytes(entry.decoded_bytes)),
+        projects: projects.map_or_else(|| "any in the workspace".to_owned(), |projects| projects.join(", ")),
         starts: match (entry.first_start, entry.last_start) {
-            (Some(first), Some(last)) => format!("{} – {}", show::moment(first), show::moment(last)),
-            _ => "not known".to_owned(),
+            (Some(first), Some(last)) => format!("{} – {}", formatting::moment(first), formatting::moment(last)),
+            _ => "unknown".to_owned(),
         },
         names: entry.names.clone(),
         object: match contents.object {
             "present" => "there",
             "absent" => "not in the object store",
-            _ => "not known: the object store does not answer",
+            _ => "unknown: the object store is unavailable",
         },
         frames: frames.collect(),
         row: row(entry, app.clock.now()),
     };
-    Ok(asked.page("Quarantine", traces::HERE, &page))
+    Ok(asked.page("Quarantine", traces::PATH, &page))
 }
 
-/// Has an entry folded again, or drops it.
+/// Retries or deletes an entry.
 pub(super) async fn act(
     State(app): State<App>,
     Path((id, action)): Path<(String, String)>,
-) -> Result<Response, Trouble> {
+) -> Result<Response, PageError> {
     let id = parse(&id)?;
     match action.as_str() {
         "retry" => internal::retry_entry(&app, id).await?,
         "drop" => internal::drop_entry(&app, id).await?,
         _ => return Err(missing()),
     };
-    Ok(back(HERE))
+    Ok(back(PATH))
 }
 
-/// What a page of traces says of the workspaces that have something in quarantine.
+/// Banner about quarantined data on pages of traces.
 pub(super) struct Banner {
     /// How much is not shown.
     pub(super) text: String,
-    /// Where it is listed.
+    /// Address of the list.
     pub(super) address: String,
 }
 
 impl Banner {
-    /// `None` where nothing is in quarantine.
+    /// `None` if nothing is in quarantine.
     pub(super) fn of(usage: &[Usage]) -> Option<Self> {
         let items: i64 = usage.iter().map(|usage| usage.items).sum();
         let of = match usage.iter().filter(|usage| usage.entries > 0).count() {
@@ -228,11 +229,14 @@ impl Banner {
         };
         let text = match items {
             1 => format!("1 operation{of} is in quarantine and not shown."),
-            items => format!("{} operations{of} are in quarantine and not shown.", show::count(items)),
+            items => format!(
+                "{} operations{of} are in quarantine and not shown.",
+                formatting::count(items)
+            ),
         };
         let address = match usage {
-            [only] => format!("{HERE}?tenant={}", only.tenant_id),
-            _ => HERE.to_owned(),
+            [only] => format!("{PATH}?tenant={}", only.tenant_id),
+            _ => PATH.to_owned(),
         };
         Some(Self { text, address })
     }
@@ -245,11 +249,11 @@ const fn tone(kind: Kind) -> &'static str {
     }
 }
 
-fn parse(id: &str) -> Result<QuarantineId, Trouble> {
+fn parse(id: &str) -> Result<QuarantineId, PageError> {
     id.parse().map_err(|_| missing())
 }
 
-fn missing() -> Trouble {
+fn missing() -> PageError {
     ApiError::not_found("quarantine entry").into()
 }
 

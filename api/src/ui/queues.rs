@@ -1,4 +1,4 @@
-//! Queues: how full each pool is, and whether it works.
+//! Queues: depth and state of each pool.
 
 use askama::Template;
 use axum::extract::{Path, State};
@@ -6,14 +6,14 @@ use axum::response::Response;
 use towpath_domain::Timestamp;
 use towpath_store::{jobs, pools, workers};
 
-use super::history::{self, Past};
-use super::{Asked, Shown, Trouble, back, show};
+use super::history::{self, PoolHistory};
+use super::{PageError, PageRequest, PageResult, back, formatting};
 use crate::app::App;
 use crate::errors::ApiError;
 use crate::internal::model::{PoolStatus, Queue};
 
-const HERE: &str = "/ui/queues";
-/// A ready job older than this is worth a look.
+const PATH: &str = "/ui/queues";
+/// Age from which a ready job is highlighted.
 const LATE_SECONDS: f64 = 60.0;
 
 #[derive(Template)]
@@ -47,13 +47,12 @@ struct Pool {
     most: i64,
 }
 
-/// All pools.
-pub(super) async fn page(State(app): State<App>, asked: Asked) -> Shown {
-    history::looked(&app).await;
+pub(super) async fn page(State(app): State<App>, asked: PageRequest) -> PageResult {
+    history::record_view(&app).await;
     let found = app.store.read(async |tx| {
         Ok((
-            pools::list(tx, workers::SEEN).await?,
-            workers::alive(tx, workers::SEEN).await?.len(),
+            pools::list(tx, workers::HEARTBEAT_WINDOW).await?,
+            workers::alive(tx, workers::HEARTBEAT_WINDOW).await?.len(),
             jobs::count_dead(tx).await?,
             jobs::db_now(tx).await?,
         ))
@@ -64,24 +63,24 @@ pub(super) async fn page(State(app): State<App>, asked: Asked) -> Shown {
     let pools: Vec<(Option<f64>, Pool)> = found
         .into_iter()
         .map(|pool| {
-            let past = app.history.of(&pool.pool);
+            let past = app.history.pool_history(&pool.pool);
             (past.rate, self::pool(pool, &past, now))
         })
         .collect();
     let rates: Vec<f64> = pools.iter().filter_map(|(rate, _)| *rate).collect();
     let rate = (!rates.is_empty()).then(|| rates.iter().sum());
     let page = Queues {
-        ready: show::count(ready),
-        running: show::count(running),
+        ready: formatting::count(ready),
+        running: formatting::count(running),
         rate: per_minute(rate),
         workers: alive.to_string(),
-        dead: show::count(dead),
+        dead: formatting::count(dead),
         pools: pools.into_iter().map(|(_, pool)| pool).collect(),
     };
-    Ok(asked.page("Queues", HERE, &page))
+    Ok(asked.page("Queues", PATH, &page))
 }
 
-fn pool(pool: pools::Overview, past: &Past, now: Timestamp) -> Pool {
+fn pool(pool: pools::Overview, past: &PoolHistory, now: Timestamp) -> Pool {
     let queue = Queue::of(pool, now);
     let paused = !matches!(queue.status, PoolStatus::Active);
     let (state, tone) = match queue.status {
@@ -94,19 +93,19 @@ fn pool(pool: pools::Overview, past: &Past, now: Timestamp) -> Pool {
         state,
         tone,
         paused,
-        ready: show::count(queue.ready),
+        ready: formatting::count(queue.ready),
         oldest: match queue.oldest_ready {
-            Some(due) => show::span(now.since(due)),
+            Some(due) => formatting::span(now.since(due)),
             None => "–".to_owned(),
         },
         late: queue.oldest_ready_age_seconds > LATE_SECONDS,
-        running: show::count(queue.running),
-        slots: show::count(queue.slots),
+        running: formatting::count(queue.running),
+        slots: formatting::count(queue.slots),
         meter: queue.running.min(queue.slots.max(1)),
         meter_max: queue.slots.max(1),
-        scheduled: show::count(queue.scheduled),
-        blocked: show::count(queue.blocked),
-        waiting: show::count(queue.waiting),
+        scheduled: formatting::count(queue.scheduled),
+        blocked: formatting::count(queue.blocked),
+        waiting: formatting::count(queue.waiting),
         rate: per_minute(past.rate),
         line: history::line(&past.ready),
         most: past.ready.iter().copied().max().unwrap_or(0),
@@ -119,23 +118,22 @@ fn per_minute(per_second: Option<f64>) -> String {
         None => "–".to_owned(),
         Some(0.0) => "0".to_owned(),
         Some(rate) if rate < 10.0 => format!("{rate:.1}"),
-        Some(rate) => show::count(rate.round() as i64),
+        Some(rate) => formatting::count(rate.round() as i64),
     }
 }
 
-/// Pauses or resumes a pool.
 pub(super) async fn act(
     State(app): State<App>,
     Path((pool, action)): Path<(String, String)>,
-) -> Result<Response, Trouble> {
-    let missing = || Trouble::from(ApiError::not_found("pool"));
+) -> Result<Response, PageError> {
+    let missing = || PageError::from(ApiError::not_found("pool"));
     let paused = match action.as_str() {
         "pause" => true,
         "resume" => false,
         _ => return Err(missing()),
     };
     let known = app.store.write(async |tx| {
-        if pools::overview(tx, &pool, workers::SEEN).await?.is_none() {
+        if pools::overview(tx, &pool, workers::HEARTBEAT_WINDOW).await?.is_none() {
             return Ok(false);
         }
         pools::pause(tx, &pool, paused).await?;
@@ -144,6 +142,6 @@ pub(super) async fn act(
     if !known.await? {
         return Err(missing());
     }
-    tracing::info!(pool, paused, "a pool was paused or resumed from the dashboard");
-    Ok(back(HERE))
+    tracing::info!(pool, paused, "paused or resumed a pool from the dashboard");
+    Ok(back(PATH))
 }

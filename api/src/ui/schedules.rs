@@ -1,4 +1,4 @@
-//! Schedules: what repeats, and when it does next.
+//! Schedules and the time of their next job.
 
 use askama::Template;
 use axum::extract::{Path, State};
@@ -6,13 +6,13 @@ use axum::response::Response;
 use towpath_domain::{ScheduleId, Timestamp};
 use towpath_store::schedules::{self, Schedule};
 
-use super::{Asked, Shown, Trouble, back, show};
+use super::{PageError, PageRequest, PageResult, back, formatting};
 use crate::app::App;
 use crate::errors::ApiError;
 use crate::internal;
 
-const HERE: &str = "/ui/schedules";
-/// More than this no page shows; the API lists them all.
+const PATH: &str = "/ui/schedules";
+/// Maximum number of schedules on the page; the API lists all.
 const LIMIT: i64 = 500;
 
 #[derive(Template)]
@@ -37,15 +37,14 @@ struct Row {
     age: String,
 }
 
-/// All schedules.
-pub(super) async fn page(State(app): State<App>, asked: Asked) -> Shown {
+pub(super) async fn page(State(app): State<App>, asked: PageRequest) -> PageResult {
     let found = app
         .store
         .read(async |tx| schedules::list(tx, None, LIMIT).await)
         .await?;
     let now = app.clock.now();
     let schedules = found.into_iter().map(|schedule| row(schedule, now)).collect();
-    Ok(asked.page("Schedules", HERE, &Schedules { schedules }))
+    Ok(asked.page("Schedules", PATH, &Schedules { schedules }))
 }
 
 fn row(schedule: Schedule, now: Timestamp) -> Row {
@@ -56,7 +55,7 @@ fn row(schedule: Schedule, now: Timestamp) -> Row {
     };
     Row {
         id: schedule.id.to_string(),
-        short: show::short(&schedule.id),
+        short: formatting::short(&schedule.id),
         kind: schedule.kind,
         pool: schedule.pool,
         state,
@@ -66,21 +65,20 @@ fn row(schedule: Schedule, now: Timestamp) -> Row {
         next: if schedule.paused {
             "when resumed".to_owned()
         } else {
-            show::relative(schedule.next_at, now)
+            formatting::relative(schedule.next_at, now)
         },
-        next_moment: show::moment(schedule.next_at),
+        next_moment: formatting::moment(schedule.next_at),
         job: schedule.spawn_job.map(|job| job.to_string()),
-        job_short: schedule.spawn_job.as_ref().map(show::short).unwrap_or_default(),
-        age: show::relative(schedule.created_at, now),
+        job_short: schedule.spawn_job.as_ref().map(formatting::short).unwrap_or_default(),
+        age: formatting::relative(schedule.created_at, now),
     }
 }
 
-/// Pauses or resumes a schedule.
 pub(super) async fn act(
     State(app): State<App>,
     Path((schedule, action)): Path<(String, String)>,
-) -> Result<Response, Trouble> {
-    let missing = || Trouble::from(ApiError::not_found("schedule"));
+) -> Result<Response, PageError> {
+    let missing = || PageError::from(ApiError::not_found("schedule"));
     let id: ScheduleId = schedule.parse().map_err(|_| missing())?;
     let paused = match action.as_str() {
         "pause" => true,
@@ -88,5 +86,5 @@ pub(super) async fn act(
         _ => return Err(missing()),
     };
     internal::pause_schedule(&app.store, id, paused).await?;
-    Ok(back(HERE))
+    Ok(back(PATH))
 }

@@ -1,4 +1,4 @@
-//! Traces: the projects there are, what ran in each, and a trace as a tree of its runs.
+//! Traces: projects, the runs in each, and a trace as a tree of runs.
 
 mod content;
 mod runs;
@@ -13,22 +13,23 @@ use towpath_store::projects::{Project, overview};
 use towpath_store::quarantine;
 use towpath_traces::derive::{COST_SCALE, Derived};
 
+pub(super) use content::preview;
 pub(super) use runs::page as runs;
 pub(super) use trace::page as trace;
 
 use super::quarantine::Banner;
-use super::{Asked, Shown, Trouble, show};
+use super::{PageError, PageRequest, PageResult, formatting};
 use crate::app::App;
 use crate::errors::ApiError;
 
-pub(super) const HERE: &str = "/ui/traces";
+pub(super) const PATH: &str = "/ui/traces";
 /// Projects of a page.
 const LIMIT: i64 = 100;
 
-/// Which projects.
+/// Filter of the list.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Which {
+pub(super) struct ListProjects {
     name: String,
     offset: i64,
 }
@@ -52,8 +53,11 @@ struct Row {
     began: String,
 }
 
-/// The projects.
-pub(super) async fn projects(State(app): State<App>, asked: Asked, Query(which): Query<Which>) -> Shown {
+pub(super) async fn projects(
+    State(app): State<App>,
+    asked: PageRequest,
+    Query(which): Query<ListProjects>,
+) -> PageResult {
     let offset = which.offset.clamp(0, 1_000_000);
     let read = app.store.read(async |tx| {
         let found = overview::list(tx, &which.name, LIMIT + 1, offset).await?;
@@ -67,12 +71,12 @@ pub(super) async fn projects(State(app): State<App>, asked: Asked, Query(which):
         id: project.id.to_string(),
         workspace: project.tenant_id.to_string(),
         name: project.name,
-        runs: show::count(project.rows),
-        days: show::count(project.days),
+        runs: formatting::count(project.rows),
+        days: formatting::count(project.days),
         last: project
             .last_run
-            .map(|last| (show::relative(last, now), show::moment(last))),
-        began: show::moment(project.start_time),
+            .map(|last| (formatting::relative(last, now), formatting::moment(last))),
+        began: formatting::moment(project.start_time),
     });
     let content = Projects {
         banner: Banner::of(&quarantined),
@@ -80,19 +84,19 @@ pub(super) async fn projects(State(app): State<App>, asked: Asked, Query(which):
         name: which.name,
         next,
     };
-    still(&asked, "Traces", &content)
+    static_page(&asked, "Traces", &content)
 }
 
-/// A page that does not renew itself: reading traces is work, and what is read in peace should not move.
-fn still(asked: &Asked, title: &str, content: &impl Template) -> Shown {
+/// A page that does not refresh itself: reading traces is expensive, and a page should not move while it is read.
+fn static_page(asked: &PageRequest, title: &str, content: &impl Template) -> PageResult {
     let content = content.render().map_err(|error| ApiError::internal(&error))?;
-    Ok(asked.framed(StatusCode::OK, title, HERE, false, &content))
+    Ok(asked.framed(StatusCode::OK, title, PATH, false, &content))
 }
 
-/// The project of an address. Its id is unique in a workspace only, which links therefore name; without one an id will do
-/// that no other workspace has.
-async fn project(app: &App, id: &str, workspace: &str) -> Result<Project, Trouble> {
-    let missing = || Trouble::from(ApiError::not_found("project"));
+/// The project of an address. Its id is only unique within a workspace, so links name the workspace. Without one, the
+/// id must be unique.
+async fn project(app: &App, id: &str, workspace: &str) -> Result<Project, PageError> {
+    let missing = || PageError::from(ApiError::not_found("project"));
     let id: ProjectId = id.parse().map_err(|_| missing())?;
     let workspace = (!workspace.is_empty()).then(|| workspace.parse::<TenantId>());
     let workspace = workspace.transpose().map_err(|_| missing())?;
@@ -104,12 +108,12 @@ async fn project(app: &App, id: &str, workspace: &str) -> Result<Project, Troubl
     if found.is_empty() {
         return Ok(project);
     }
-    let text = "several workspaces have a project of this id; open it from the list of projects";
+    let text = "several workspaces have a project with this id; open it from the list of projects";
     Err(ApiError::bad_request(text).into())
 }
 
-/// The colour of a trace run's state.
-fn tone(status: &str) -> &'static str {
+/// Color of a trace run's state.
+pub(super) fn tone(status: &str) -> &'static str {
     match status {
         "success" => "good",
         "error" => "bad",
@@ -118,19 +122,19 @@ fn tone(status: &str) -> &'static str {
     }
 }
 
-/// From start to end; `None` where either is not known.
-fn latency(start: Option<Timestamp>, end: Option<Timestamp>) -> Option<String> {
+/// Time from start to end; `None` if either is unknown.
+pub(super) fn latency(start: Option<Timestamp>, end: Option<Timestamp>) -> Option<String> {
     let (start, end) = start.zip(end)?;
     Some(if end > start {
-        show::span(end.since(start))
+        formatting::span(end.since(start))
     } else {
         "0 ms".to_owned()
     })
 }
 
-/// Tokens, where any were counted.
+/// Token count, if any.
 fn tokens(derived: &Derived<'_>) -> Option<String> {
-    derived.usage.total_tokens.map(show::count)
+    derived.usage.total_tokens.map(formatting::count)
 }
 
 /// A cost in dollars: `$0.0042`.

@@ -1,4 +1,4 @@
-//! Workers: who is there, and what each has in hand.
+//! Workers and the number of jobs that each runs.
 
 use std::collections::BTreeMap;
 
@@ -8,12 +8,12 @@ use axum::response::Response;
 use towpath_domain::{Timestamp, WorkerId};
 use towpath_store::{jobs, workers};
 
-use super::{Asked, Shown, Trouble, back, show};
+use super::{PageError, PageRequest, PageResult, back, formatting};
 use crate::app::App;
 use crate::errors::ApiError;
 use crate::internal::model::Worker;
 
-const HERE: &str = "/ui/workers";
+const PATH: &str = "/ui/workers";
 
 #[derive(Template)]
 #[template(path = "ui/workers.html")]
@@ -42,12 +42,11 @@ struct Pool {
     busy: i64,
 }
 
-/// All workers.
-pub(super) async fn page(State(app): State<App>, asked: Asked) -> Shown {
+pub(super) async fn page(State(app): State<App>, asked: PageRequest) -> PageResult {
     let found = app.store.read(async |tx| {
         Ok((
             workers::list(tx).await?,
-            jobs::in_hand(tx).await?,
+            jobs::running_counts(tx).await?,
             jobs::db_now(tx).await?,
         ))
     });
@@ -63,14 +62,14 @@ pub(super) async fn page(State(app): State<App>, asked: Asked) -> Shown {
             row(Worker::of(worker, running, now), now)
         })
         .collect();
-    Ok(asked.page("Workers", HERE, &Workers { workers }))
+    Ok(asked.page("Workers", PATH, &Workers { workers }))
 }
 
 fn row(worker: Worker, now: Timestamp) -> Row {
     let busy = |pool: &String| worker.running.get(pool).copied().unwrap_or(0);
     Row {
         id: worker.id.to_string(),
-        short: show::short(&worker.id),
+        short: formatting::short(&worker.id),
         state: worker.status,
         tone: match worker.status {
             "active" => "good",
@@ -87,8 +86,8 @@ fn row(worker: Worker, now: Timestamp) -> Row {
             })
             .collect(),
         in_hand: worker.running.values().sum(),
-        seen: show::relative(worker.seen_at, now),
-        up: show::span(now.since(worker.started_at)),
+        seen: formatting::relative(worker.seen_at, now),
+        up: formatting::span(now.since(worker.started_at)),
         can_drain: worker.status == "active",
         host: worker.host,
         pid: worker.pid,
@@ -96,13 +95,13 @@ fn row(worker: Worker, now: Timestamp) -> Row {
     }
 }
 
-/// Asks a worker to claim nothing more.
-pub(super) async fn drain(State(app): State<App>, Path(worker): Path<String>) -> Result<Response, Trouble> {
-    let missing = || Trouble::from(ApiError::not_found("worker"));
+/// Tells a worker to claim no more jobs.
+pub(super) async fn drain(State(app): State<App>, Path(worker): Path<String>) -> Result<Response, PageError> {
+    let missing = || PageError::from(ApiError::not_found("worker"));
     let id: WorkerId = worker.parse().map_err(|_| missing())?;
     if !app.store.write(async |tx| workers::drain(tx, id).await).await? {
         return Err(missing());
     }
-    tracing::info!(worker.id = %id, "a worker was asked to drain from the dashboard");
-    Ok(back(HERE))
+    tracing::info!(worker.id = %id, "draining a worker from the dashboard");
+    Ok(back(PATH))
 }

@@ -248,7 +248,7 @@ async fn feedback_that_cannot_be_read_is_not_overwritten(world: World) {
     let refused = changed(&world, 1, r#"{"comment":"ok"}"#).await.expect(500);
     let told = refused["details"].as_str().unwrap();
     assert!(
-        told.contains("cannot be read") && told.contains("nothing of it was changed"),
+        told.contains("unreadable") && told.contains("was not changed"),
         "{told}"
     );
     assert_eq!(stored(&world, 1).await.unwrap().body, r#"{"score":1,"comm"#);
@@ -301,12 +301,12 @@ async fn feedback_that_was_taken_back_stays_so(world: World) {
     );
     let snapshot = reader.snapshot(tenant).await.unwrap();
     for number in [1, 2] {
-        let open = snapshot.one_fresh(id(number));
+        let open = snapshot.unstored_feedback_by_id(id(number));
         assert_eq!(open.is_some(), number == 1);
         let change = |text: &'static str| {
             world.store.write(async move |tx| {
                 let change = towpath_domain::json::Object::parse(text).unwrap();
-                feedback::amend(tx, tenant, id(number), open, &change).await
+                feedback::update_body(tx, tenant, id(number), open, &change).await
             })
         };
         let first = change(r#"{"comment":"first"}"#).await.unwrap();
@@ -315,14 +315,14 @@ async fn feedback_that_was_taken_back_stays_so(world: World) {
         assert!(second.body.contains("first") && second.body.contains("second"));
         world
             .store
-            .write(async |tx| feedback::take_back(tx, tenant, id(number), open).await)
+            .write(async |tx| feedback::delete(tx, tenant, id(number), open).await)
             .await
             .unwrap();
         let late = change(r#"{"comment":"late"}"#).await.unwrap_err();
         assert!(matches!(late, towpath_store::Error::NotFound), "{late:?}");
         let again = world
             .store
-            .write(async |tx| feedback::take_back(tx, tenant, id(number), open).await);
+            .write(async |tx| feedback::delete(tx, tenant, id(number), open).await);
         assert!(matches!(again.await.unwrap_err(), towpath_store::Error::NotFound));
         assert!(stored(&world, number).await.unwrap().deleted);
         assert_eq!(changed(&world, number, r#"{"comment":"late"}"#).await.status, 404);

@@ -2,8 +2,9 @@
 
 mod a2a;
 mod ends;
+mod event_streaming;
 mod identity;
-mod protocol;
+mod mcp;
 mod stream_model;
 mod streams;
 
@@ -19,18 +20,18 @@ use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 use towpath_api::agent::{AgentApp, Parts, Settings, agent_router};
 use towpath_api::{Health, Ops};
-use towpath_domain::agent::frame::{self, END, End};
+use towpath_domain::agent::frame::{self, END, RunEnd};
 use towpath_domain::agent::{EventId, Frame};
 use towpath_domain::{AssistantId, RunId, TenantId, ThreadId, WorkerId};
 use towpath_durable::{Engine, Registry, Signal};
 use towpath_outbound::{Guard, Policy};
 use towpath_queue::{Event, Events, Queue};
-use towpath_runtime::{Graphs, Outside};
-use towpath_store::assistants::{self, Content};
+use towpath_runtime::{GraphServices, Graphs};
+use towpath_store::assistants::{self, AssistantContent};
 use towpath_store::run_events::{self, NewBatch};
 use towpath_store::{Options, Store, jobs};
 use towpath_testing::Database;
-use towpath_workflows::agent::{self, AgentWorld};
+use towpath_workflows::agent::{self, AgentServices};
 use towpath_workflows::run_agent;
 
 use crate::world::{Answer, Call, call, migrate, recorder};
@@ -85,8 +86,8 @@ pub struct Agent {
     pub draining: CancellationToken,
     pub router: Router,
     engine: Engine,
-    registry: Registry<AgentWorld>,
-    world: AgentWorld,
+    registry: Registry<AgentServices>,
+    world: AgentServices,
     _folder: tempfile::TempDir,
     _database: Database,
 }
@@ -110,7 +111,7 @@ impl Agent {
         registry.attach(&store);
         let tenant = TenantId::new();
         let graphs = Graphs::from_config(GRAPHS, folder.path()).unwrap();
-        let graphs = graphs.with(&Outside::new(store.clock().clone()));
+        let graphs = graphs.with_services(&GraphServices::new(store.clock().clone()));
         for graph in graphs.ids() {
             let content = content(graph, &json!({}), &json!({}));
             store
@@ -118,8 +119,8 @@ impl Agent {
                 .await
                 .unwrap();
         }
-        let world = AgentWorld {
-            runs: run_agent::Runs::new(store.clone()),
+        let world = AgentServices {
+            runs: run_agent::RunLoader::new(store.clone()),
             store: store.clone(),
             queue: queue.clone(),
             graphs: graphs.into(),
@@ -234,7 +235,7 @@ impl Agent {
     }
 
     async fn work(&self, pool: &str, told: watch::Receiver<Signal>) {
-        let claimer = jobs::Claimer::new(pool, WorkerId::new(), 1);
+        let claimer = jobs::ClaimRequest::new(pool, WorkerId::new(), 1);
         let claimed = self.store.write(async |tx| jobs::claim(tx, &claimer).await).await;
         let job = claimed.unwrap().pop().expect("a job is ready");
         towpath_durable::perform(&self.engine, &self.registry, &self.world, job, told).await;
@@ -269,12 +270,12 @@ impl Agent {
     }
 }
 
-fn surface(world: &AgentWorld, tenant: TenantId, draining: &CancellationToken) -> Router {
+fn surface(world: &AgentServices, tenant: TenantId, draining: &CancellationToken) -> Router {
     surface_with(world, &world.queue, tenant, draining, Settings::default())
 }
 
 fn surface_with(
-    world: &AgentWorld,
+    world: &AgentServices,
     queue: &Queue,
     tenant: TenantId,
     draining: &CancellationToken,
@@ -284,7 +285,7 @@ fn surface_with(
 }
 
 fn parts(
-    world: &AgentWorld,
+    world: &AgentServices,
     queue: &Queue,
     tenant: TenantId,
     draining: &CancellationToken,
@@ -305,8 +306,8 @@ fn parts(
 }
 
 /// An assistant of a graph.
-pub fn content(graph: &str, config: &Value, context: &Value) -> Content {
-    Content {
+pub fn content(graph: &str, config: &Value, context: &Value) -> AssistantContent {
+    AssistantContent {
         graph_id: graph.to_owned(),
         name: graph.to_owned(),
         description: None,
@@ -335,18 +336,18 @@ pub fn values(run: RunId, number: i64, ms: i64) -> String {
 }
 
 /// The frame that ends a run.
-pub fn end(run: RunId, ms: i64, end: &End) -> String {
+pub fn end(run: RunId, ms: i64, end: &RunEnd) -> String {
     frame(run, 0, ms, END, &json!(end))
 }
 
 /// An answer whose body is read piece by piece.
-pub struct Open {
+pub struct OpenResponse {
     pub headers: HeaderMap,
     body: Body,
     read: String,
 }
 
-impl Open {
+impl OpenResponse {
     /// Sends a request and reads the head of its answer.
     pub async fn new(router: &Router, method: Method, path: &str, last_event_id: Option<&str>, body: &Value) -> Self {
         let mut request = Request::builder().method(method).uri(path);

@@ -10,12 +10,24 @@ use crate::world::World;
 const METHODS: [Method; 5] = [Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
 
 /// Routes that are no part of the interface, each with why.
-const UNDESCRIBED: [(&str, &str); 14] = [
+const UNDESCRIBED: [(&str, &str); 25] = [
     ("/ui", "pages for people, which link to one another"),
     (
         "/o/{tenant_id}/host/deployments/{deployment_id}",
         "leads to the page, from where `langgraph deploy` says it is",
     ),
+    (
+        "/o/{tenant_id}/datasets/{dataset_id}",
+        "leads to the page, from where clients say it is",
+    ),
+    ("/o/{tenant_id}/datasets/{dataset_id}/compare", "the same"),
+    ("/o/{tenant_id}/projects/p/{project_id}", "the same"),
+    (
+        "/v2/sandboxes/services/{box_id}/{port}",
+        "a gateway: what a program in a sandbox serves",
+    ),
+    ("/v2/sandboxes/services/{box_id}/{port}/", "the same"),
+    ("/v2/sandboxes/services/{box_id}/{port}/{*path}", "the same"),
     ("/d/{deployment}", "the gateway: what a deployment serves"),
     ("/d/{deployment}/", "the same"),
     ("/d/{deployment}/{*path}", "the same"),
@@ -29,6 +41,11 @@ const UNDESCRIBED: [(&str, &str); 14] = [
     ("/v2/images/{deployment}/blobs/{digest}", "the same"),
     ("/v2/images/{deployment}/manifests/{reference}", "the same"),
     ("/v2/images/{deployment}/tags/list", "the same"),
+    ("/guide", "the documentation, which links to its pages"),
+    ("/guide/", "the same"),
+    ("/guide/{*path}", "the same"),
+    ("/llms.txt", "the index of the documentation for language models"),
+    ("/llms-full.txt", "the documentation in one file"),
     ("/", "leads to the pages"),
     ("/{*__private__axum_fallback}", "axum's own, for what is no route"),
 ];

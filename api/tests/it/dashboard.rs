@@ -15,6 +15,7 @@ on_both_databases!(
     a_session_that_was_ended_opens_nothing_anywhere,
     traces_are_shown_as_text_with_mistakes_where_they_are,
     a_destination_is_deleted_on_its_page,
+    a_sandbox_is_deleted_on_its_page,
 );
 
 const OURS: (&str, &str) = ("sec-fetch-site", "same-origin");
@@ -181,7 +182,7 @@ async fn a_server_of_this_machine_is_called_by_its_own_name() {
         (Method::GET, "/ui/queues"),
         (Method::GET, "/ui/sign-in"),
         (Method::POST, "/ui/sign-out"),
-        (Method::POST, "/ui/queues/folds/pause"),
+        (Method::POST, "/ui/queues/flushes/pause"),
         (Method::GET, "/ui/assets/towpath.css"),
     ] {
         // To the browser this is a page of evil.example, which has just been moved to 127.0.0.1.
@@ -220,6 +221,7 @@ async fn the_dashboard_opens_to_operators_only() {
         "/ui/queues",
         "/ui/jobs",
         "/ui/workers",
+        "/ui/sandboxes",
         "/ui/exports",
         "/ui/exports/destinations",
         "/ui/schedules",
@@ -318,7 +320,7 @@ async fn behind_https_the_cookie_is_of_this_host_alone() {
 async fn forms_of_others_change_nothing() {
     let world = World::new().await;
     let cookie = cookie(&sign_in(&world, KEY).await);
-    for path in ["/ui/queues/folds/pause", "/ui/sign-out", "/ui/sign-in"] {
+    for path in ["/ui/queues/flushes/pause", "/ui/sign-out", "/ui/sign-in"] {
         for site in ["cross-site", "same-site", "none"] {
             let call = Call::new(Method::POST, path)
                 .header("cookie", &cookie)
@@ -332,7 +334,7 @@ async fn forms_of_others_change_nothing() {
     }
     let unknown = form("/ui/queues/no-such-pool/pause", "").header("cookie", &cookie);
     assert_eq!(world.call(unknown).await.status, 404);
-    let without = world.call(form("/ui/queues/folds/pause", "")).await;
+    let without = world.call(form("/ui/queues/flushes/pause", "")).await;
     assert_eq!(without.status, 303);
     assert_eq!(without.headers["location"], "/ui/sign-in");
 }
@@ -469,6 +471,53 @@ async fn a_destination_is_deleted_on_its_page(world: World) {
     gone.expect(404);
 }
 
+async fn a_sandbox_is_deleted_on_its_page(world: World) {
+    let session = cookie(&sign_in(&world, KEY).await);
+    let look = async |path: &str| {
+        world
+            .call(Call::new(Method::GET, path).header("cookie", &session))
+            .await
+    };
+    let press = async |path: &str, body: &str| world.call(form(path, body).header("cookie", &session)).await;
+    assert!(look("/ui/sandboxes").await.text.contains("No sandboxes yet"));
+    let new = json!({"name": "yard", "wait_for_ready": false, "idle_ttl_seconds": 0, "mem_bytes": 64 << 20});
+    let made = world.post("/v2/sandboxes/boxes", &new).await.expect(201);
+    let id = made["id"].as_str().unwrap();
+    let address = format!("/ui/sandboxes/{id}");
+    let listed = look("/ui/sandboxes").await;
+    assert!(
+        listed.text.contains(&address) && listed.text.contains("provisioning"),
+        "{}",
+        listed.text
+    );
+    let shown = look(&address).await;
+    assert_eq!(shown.status, 200);
+    for part in [
+        "yard",
+        "data-confirm",
+        "64.0 MiB",
+        "never",
+        &format!("{address}/delete"),
+    ] {
+        assert!(shown.text.contains(part), "{part} is not in {}", shown.text);
+    }
+    // It does not run yet: what is in it cannot be shown, and its files cannot be kept.
+    assert!(!shown.text.contains("<h2>Commands") && !shown.text.contains(&format!("{address}/snapshot")));
+
+    let refused = press(&format!("{address}/snapshot"), "name=a+b").await;
+    assert_eq!(refused.status, 422);
+    assert_eq!(press(&format!("{address}/stop"), "").await.status, 303);
+    assert_eq!(press(&format!("{address}/paint"), "").await.status, 404);
+    let deleted = press(&format!("{address}/delete"), "").await;
+    assert_eq!(deleted.status, 303);
+    assert_eq!(deleted.headers["location"], "/ui/sandboxes");
+    for gone in [address.as_str(), "/ui/sandboxes/x"] {
+        assert_eq!(look(gone).await.status, 404, "{gone}");
+    }
+    assert!(look("/ui/sandboxes").await.text.contains("No sandboxes yet"));
+    world.get("/v2/sandboxes/boxes/yard").await.expect(404);
+}
+
 /// Nobody else tells whoever waits for it.
 #[tokio::test]
 async fn a_revision_that_no_worker_begins_says_so() {
@@ -483,7 +532,7 @@ async fn a_revision_that_no_worker_begins_says_so() {
     let page = world.call(look()).await;
     assert_eq!(page.status, 200);
     assert!(
-        page.text.contains("No worker of this installation builds"),
+        page.text.contains("No worker builds and runs deployments"),
         "{}",
         page.text
     );
@@ -502,12 +551,12 @@ async fn a_revision_that_no_worker_begins_says_so() {
     };
     world
         .store
-        .write(async |tx| workers::seen(tx, &worker).await)
+        .write(async |tx| workers::heartbeat(tx, &worker).await)
         .await
         .unwrap();
     let page = world.call(look()).await;
     assert!(
-        !page.text.contains("No worker of this installation builds"),
+        !page.text.contains("No worker builds and runs deployments"),
         "{}",
         page.text
     );

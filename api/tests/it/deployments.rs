@@ -233,7 +233,7 @@ async fn one_revision_is_in_progress_and_stale_ones_are_skipped(world: World) {
     assert_eq!(world.revision(&made, &first).await["status"], "BUILDING");
     let skipped = world.revision(&made, &second).await;
     assert_eq!(skipped["status"], "SKIPPED");
-    assert_eq!(skipped["error"], "a newer revision took its place before it began");
+    assert_eq!(skipped["error"], "a newer revision replaced it before it started");
     assert_eq!(world.revision(&made, &third).await["status"], "QUEUED");
     let path = format!(
         "/v2/deployments/{}/revisions?status=SKIPPED,QUEUED",
@@ -255,7 +255,7 @@ async fn a_revision_is_interrupted_and_another_deployed_again(world: World) {
         )
     };
     let refused = world.act(Method::POST, &of(&first, "redeploy")).await.expect(400);
-    let text = "revision_id: the revision is CREATING and has nothing that could be deployed again";
+    let text = "revision_id: the revision is CREATING and has no build to deploy again";
     assert_eq!(refused, json!({"detail": text}));
     world.bring(&first, RevisionStatus::Deployed).await;
     let secrets = json!({"secrets": [{"name": "MODEL_KEY", "value": "changed"}]});
@@ -506,6 +506,8 @@ async fn logs_are_read_on_where_one_was(world: World) {
         0
     );
     assert_eq!(read(json!({"end_time": 1_772_366_400_000_i64})).await.0.len(), 0);
+    // What JSON calls an integer may have a fraction of zero.
+    assert_eq!(read(json!({"end_time": 1_772_366_400_000.0})).await.0.len(), 0);
     for deploy in [
         format!("/v1/projects/{deployment}/deploy_logs"),
         format!("/v1/projects/{deployment}/revisions/{revision}/deploy_logs"),
@@ -522,6 +524,8 @@ async fn logs_are_read_on_where_one_was(world: World) {
         json!({"level": "LOUD"}),
         json!({"offset": "x"}),
         json!({"start_time": "yesterday"}),
+        json!({"start_time": true}),
+        json!({"end_time": 1.5}),
     ] {
         let refused = world.post(&path, &wrong).await.expect(422);
         let field = wrong.as_object().unwrap().keys().next().unwrap();

@@ -65,14 +65,14 @@ async fn what_is_not_there_is_told_in_json() {
     assert_eq!(wrong.headers["allow"], "GET,HEAD");
     assert_eq!(
         wrong.expect(405),
-        json!({"detail": "this route does not take this method"})
+        json!({"detail": "this route does not support this method"})
     );
 
     let tracing = world.open(Method::DELETE, "/api/v1/runs/batch").await;
     assert_eq!(tracing.headers["allow"], "POST");
     assert_eq!(
         tracing.expect(405),
-        json!({"error": "method not allowed", "details": "this route does not take this method"})
+        json!({"error": "method not allowed", "details": "this route does not support this method"})
     );
     let sessions = world.open(Method::PUT, "/sessions").await;
     assert_eq!(sessions.headers["allow"], "POST,GET,HEAD");
@@ -95,7 +95,11 @@ async fn answers_carry_an_id_and_are_not_sniffed() {
     assert_eq!(info["product_version"], env!("CARGO_PKG_VERSION"));
     assert_eq!(
         info["instance_flags"],
-        json!({"zstd_compression_enabled": true, "gzip_body_enabled": true})
+        json!({
+            "zstd_compression_enabled": true,
+            "gzip_body_enabled": true,
+            "dataset_examples_multipart_enabled": true,
+        })
     );
     assert_eq!(info["batch_ingest_config"]["size_limit_bytes"], 20_971_520);
 }

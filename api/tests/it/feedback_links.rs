@@ -158,7 +158,7 @@ async fn a_link_ends(world: World) {
         world.open(Method::GET, &path).await,
         send(&world, &path, &json!({})).await,
     ] {
-        assert!(ended.expect(410)["details"].as_str().unwrap().contains("has ended"));
+        assert!(ended.expect(410)["details"].as_str().unwrap().contains("has expired"));
     }
     let listed = world.get(&format!("/feedback/tokens?run_id={RUN}")).await.expect(200);
     assert_eq!(listed, json!([]));

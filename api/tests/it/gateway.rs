@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 use towpath_api::Limits;
-use towpath_api::limits::Own;
+use towpath_api::limits::PerMinuteLimits;
 use towpath_domain::deployment::{Source, SourceConfig};
 use towpath_domain::{DeploymentId, RevisionId, Scope, Secret, TenantId};
 use towpath_queue::Windows;
@@ -35,7 +35,7 @@ on_both_databases!(
 
 /// What an agent server was asked.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct ReceivedRequest {
     method: Method,
     path: String,
     pub headers: HeaderMap,
@@ -45,7 +45,7 @@ pub struct Asked {
 /// A stand-in for an agent server: keeps what it is asked, and answers with what it got.
 pub struct Upstream {
     pub address: SocketAddr,
-    asked: Arc<Mutex<Vec<Asked>>>,
+    received: Arc<Mutex<Vec<ReceivedRequest>>>,
     stop: CancellationToken,
 }
 
@@ -61,7 +61,7 @@ impl Upstream {
             let (parts, body) = request.into_parts();
             let body = body.collect().await.unwrap().to_bytes();
             let answer = format!("{} bytes", body.len());
-            to.lock().unwrap().push(Asked {
+            to.lock().unwrap().push(ReceivedRequest {
                 method: parts.method,
                 path: parts.uri.to_string(),
                 headers: parts.headers,
@@ -74,11 +74,15 @@ impl Upstream {
         let stop = CancellationToken::new();
         let router = Router::new().fallback(handler);
         tokio::spawn(towpath_api::serve(listener, router, stop.clone(), Duration::ZERO));
-        Self { address, asked, stop }
+        Self {
+            address,
+            received: asked,
+            stop,
+        }
     }
 
-    pub fn asked(&self) -> Vec<Asked> {
-        self.asked.lock().unwrap().clone()
+    pub fn asked(&self) -> Vec<ReceivedRequest> {
+        self.received.lock().unwrap().clone()
     }
 }
 
@@ -361,7 +365,7 @@ async fn what_may_have_been_done_is_not_done_again() {
     place(&world, world.tenant, id, &address.to_string()).await;
     let (status, _, body) = ask(&world, Method::POST, "/d/one/runs", Some(KEY), "{}").await;
     assert_eq!(status, StatusCode::BAD_GATEWAY);
-    assert!(detail(&body).contains("ended the connection"));
+    assert!(detail(&body).contains("closed the connection"));
     assert!(heard.recv().await.unwrap().starts_with("POST /runs"));
     assert!(heard.try_recv().is_err(), "it was sent twice");
 
@@ -506,9 +510,9 @@ async fn one_that_does_not_start_says_why_to_its_owners(world: World) {
 
 #[tokio::test]
 async fn a_deployment_is_asked_as_often_as_its_limit_allows() {
-    let own = Own {
+    let own = PerMinuteLimits {
         deployment: 2,
-        ..Own::default()
+        ..PerMinuteLimits::default()
     };
     let world = World::limited(|clock| Limits::new(None, own, Windows::local(clock.clone()), clock)).await;
     let upstream = Upstream::start().await;

@@ -136,7 +136,7 @@ async fn keys_are_free_again_after_a_day_and_pruned() {
     assert_ne!(second["id"], first["id"]);
 
     let prune = async || {
-        let before = world.clock.now().minus(towpath_store::idempotency::KEPT);
+        let before = world.clock.now().minus(towpath_store::idempotency::RETENTION);
         world
             .store
             .write(async |tx| towpath_store::idempotency::prune(tx, before, 200).await)

@@ -75,7 +75,7 @@ async fn the_keys_of_an_organisation_are_its_admins(world: World) {
             .await
             .expect(403);
         let told = answer["detail"].as_str().unwrap();
-        assert!(told.contains("cannot give the scope operator"), "{told}");
+        assert!(told.contains("cannot grant the scope operator"), "{told}");
     }
     let elsewhere = json!({"name": "x", "tenant_id": foreign_tenant});
     let answer = world.keys_as(&admin, Method::POST, "", Some(&elsewhere)).await;
@@ -190,7 +190,7 @@ async fn an_admin_looks_after_keys_on_their_page(world: World) {
     assert_eq!(newest["name"], "nightly");
     let path = format!("/ui/keys/{}", newest["id"].as_str().unwrap());
     let rotated = post(&format!("{path}/rotate"), "overlap_hours=1").await;
-    assert!(rotated.text.contains("for 1 h more"), "{}", rotated.text);
+    assert!(rotated.text.contains("for another 1 h"), "{}", rotated.text);
     assert_eq!(list().await, 200, "the secret before goes on for an hour");
     assert_eq!(post(&format!("{path}/revoke"), "").await.status, 303);
     assert_eq!(list().await, 401);

@@ -96,7 +96,7 @@ async fn operators_make_operators_and_none_revokes_itself(world: World) {
     let refused = world.by_operator(Method::POST, &first, None).await.expect(409);
     assert_eq!(
         refused,
-        json!({"detail": "this is the key of this very request: revoke it with another key"})
+        json!({"detail": "a key cannot revoke itself: use another key"})
     );
     let second = world.made(&json!({ "name": "deputy", "operator": true })).await;
     let by_second = Call::new(Method::POST, &first).header("x-api-key", text(&second, "key"));

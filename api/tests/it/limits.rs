@@ -13,8 +13,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 use towpath_api::client::Client;
-use towpath_api::limits::{Own, Table};
-use towpath_api::serve::{self, serve_within};
+use towpath_api::limits::{PerMinuteLimits, Table};
+use towpath_api::serve::{self, serve_with_limits};
 use towpath_api::{Limits, Proxies};
 use towpath_domain::Scope;
 use towpath_queue::Windows;
@@ -28,10 +28,18 @@ const SECOND: Duration = Duration::from_secs(1);
 
 async fn following(region: &str) -> World {
     let table = Table::load(region).unwrap();
-    World::limited(|clock| Limits::new(Some(table), Own::default(), Windows::local(clock.clone()), clock)).await
+    World::limited(|clock| {
+        Limits::new(
+            Some(table),
+            PerMinuteLimits::default(),
+            Windows::local(clock.clone()),
+            clock,
+        )
+    })
+    .await
 }
 
-async fn with_own(own: Own) -> World {
+async fn with_own(own: PerMinuteLimits) -> World {
     World::limited(|clock| Limits::new(None, own, Windows::local(clock.clone()), clock)).await
 }
 
@@ -102,7 +110,7 @@ async fn ask(world: &World, caller: &Caller, method: &str, path: &str) -> Answer
     let client = Client {
         address,
         secure: false,
-        proxied: false,
+        is_proxied: false,
     };
     let request = request.extension(client).body(Body::empty()).unwrap();
     let response = world.router.clone().oneshot(request).await.unwrap();
@@ -382,7 +390,7 @@ async fn what_official_servers_report_is_answered_and_not_kept() {
 
 #[tokio::test]
 async fn limits_of_ones_own_count_keys_and_workspaces() {
-    let own = Own {
+    let own = PerMinuteLimits {
         key: 5,
         workspace: 8,
         deployment: 0,
@@ -495,7 +503,7 @@ async fn the_page_shows_callers_and_escapes_what_they_call_themselves() {
         assert!(!answer.text.contains(KEY));
         answer.text
     };
-    assert!(page(&world).await.contains("Nobody is near a limit"));
+    assert!(page(&world).await.contains("No caller is near a limit"));
     let user = Caller::in_session(&world, "<script>alert(1)</script>").await;
     fill(&world, &user, ("POST", "/nothing/trigger"), 30).await;
     assert_eq!(
@@ -543,7 +551,7 @@ async fn served(world: &World, proxies: &[&str]) -> std::net::SocketAddr {
         ..serve::Limits::default()
     };
     let router = world.router.clone();
-    tokio::spawn(serve_within(
+    tokio::spawn(serve_with_limits(
         limits,
         listener,
         router,

@@ -5,31 +5,34 @@ mod agent;
 mod auth;
 mod contract;
 mod dashboard;
+mod datasets;
 mod deployments;
-#[path = "../../../tests/src/dice.rs"]
-mod dice;
 mod documents;
 #[path = "../../../tests/src/environment.rs"]
 mod environment;
 mod exports;
+mod failed_keys;
 mod feedback_links;
 mod gateway;
 mod gateway_access;
-mod guessing;
+mod guide;
 mod idempotency;
 mod key_admins;
 mod keys;
 mod limits;
+mod load_shedding;
 mod operating;
 mod operations;
 mod own_auth;
 mod quarantine;
+#[path = "../../../tests/src/random.rs"]
+mod random;
 mod reading;
 mod registry;
+mod sandboxes;
 mod scopes;
 mod serving;
 mod sessions;
-mod shedding;
 mod spans;
 mod tls;
 mod traces;

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use towpath_domain::job::JobState;
 use towpath_domain::{JobId, TenantId, WorkerId};
 use towpath_store::attempts::{self, Attempt};
-use towpath_store::jobs::{self, Move, NewJob};
+use towpath_store::jobs::{self, JobTransition, NewJob};
 use towpath_store::workers::{self, Worker};
 use towpath_store::{lanes, pools};
 
@@ -43,9 +43,9 @@ impl World {
     /// A job of any kind, as somebody might have recorded it.
     async fn job(&self, kind: &str, pool: &str, state: JobState) -> JobId {
         let id = JobId::new();
-        let lane = (kind == "fold_units").then(|| "fold".to_owned());
+        let lane = (kind == "flush_wal").then(|| "fold".to_owned());
         let input = match kind {
-            "fold_units" => json!({"mark": JobId::new(), "barrier": null}),
+            "flush_wal" => json!({"mark": JobId::new(), "barrier": null}),
             _ => json!({"text": "private"}),
         };
         let job = NewJob {
@@ -85,7 +85,7 @@ impl World {
                     at: tx.now(),
                 };
                 attempts::record(tx, id, &attempt).await?;
-                let mut to = Move::of(&job, JobState::Failed);
+                let mut to = JobTransition::of(&job, JobState::Failed);
                 to.dead = true;
                 to.error = Some("it broke".to_owned());
                 jobs::apply(tx, &job, &to).await
@@ -109,7 +109,7 @@ impl World {
             drain_at: None,
         };
         self.store
-            .write(async |tx| workers::seen(tx, &row).await)
+            .write(async |tx| workers::heartbeat(tx, &row).await)
             .await
             .unwrap();
         row.id
@@ -146,7 +146,7 @@ async fn only_an_operators_key_opens_them() {
     let mut routes = Vec::new();
     for (path, operations) in document["paths"].as_object().unwrap() {
         if path.starts_with("/internal/") {
-            let path = path.replace("{pool}", "folds");
+            let path = path.replace("{pool}", "flushes");
             let path = path
                 .split('/')
                 .map(|step| if step.starts_with('{') { NOBODY } else { step });
@@ -174,7 +174,7 @@ async fn only_an_operators_key_opens_them() {
     world.shown("/internal/queues").await;
     let paused = world
         .store
-        .read(async |tx| pools::is_paused(tx, "folds").await)
+        .read(async |tx| pools::is_paused(tx, "flushes").await)
         .await
         .unwrap();
     assert!(!paused, "a refused request does nothing");
@@ -225,7 +225,7 @@ async fn a_list_is_whole_while_its_jobs_move(world: World) {
                 .store
                 .write(async |tx| {
                     let job = jobs::get(tx, id).await?.unwrap();
-                    jobs::apply(tx, &job, &Move::of(&job, JobState::Cancelled)).await
+                    jobs::apply(tx, &job, &JobTransition::of(&job, JobState::Cancelled)).await
                 })
                 .await
                 .unwrap();
@@ -248,12 +248,12 @@ async fn a_list_is_whole_while_its_jobs_move(world: World) {
 async fn lists_are_narrowed_by_what_is_asked(world: World) {
     let ready = world.job("a", "ones", JobState::Ready).await.to_string();
     let dead = world.dead("b", "twos").await.to_string();
-    let fold = world.dead("fold_units", "folds").await.to_string();
+    let fold = world.dead("flush_wal", "flushes").await.to_string();
     for (query, expected) in [
         ("pool=ones", vec![&ready]),
         ("kind=b", vec![&dead]),
         ("state=failed", vec![&fold, &dead]),
-        ("state=failed&pool=folds", vec![&fold]),
+        ("state=failed&pool=flushes", vec![&fold]),
         ("lane=fold", vec![&fold]),
         ("pool=none", vec![]),
     ] {
@@ -283,7 +283,7 @@ async fn lists_are_narrowed_by_what_is_asked(world: World) {
 async fn dead_letters_are_read_on_and_tried_again(world: World) {
     let mut dead = Vec::new();
     for _ in 0..5 {
-        dead.push(world.dead("fold_units", "folds").await.to_string());
+        dead.push(world.dead("flush_wal", "flushes").await.to_string());
     }
     world.job("a", "ones", JobState::Ready).await;
     dead.reverse();
@@ -328,12 +328,12 @@ async fn a_retry_is_refused_where_it_would_be_wrong(world: World) {
         assert_eq!(refused, json!({ "detail": why }));
         assert_eq!(world.state(id).await, JobState::Failed);
     }
-    let ready = world.job("fold_units", "folds", JobState::Ready).await;
+    let ready = world.job("flush_wal", "flushes", JobState::Ready).await;
     let refused = world
         .operator(Method::POST, &format!("/internal/jobs/{ready}/retry"))
         .await
         .expect(409);
-    assert_eq!(refused, json!({"detail": "the job is not over: it is ready"}));
+    assert_eq!(refused, json!({"detail": "the job has not ended: it is ready"}));
     let missing = format!("/internal/jobs/{}/retry", JobId::new());
     world.operator(Method::POST, &missing).await.expect(404);
 }
@@ -344,14 +344,14 @@ async fn cancelling_ends_what_waits_and_says_so_of_what_is_over(world: World) {
         .write(async |tx| lanes::lock(tx, "fold", 1).await.map(drop))
         .await
         .unwrap();
-    let id = world.job("fold_units", "folds", JobState::Scheduled).await;
+    let id = world.job("flush_wal", "flushes", JobState::Scheduled).await;
     let shown = world.done(&format!("/internal/jobs/{id}/cancel")).await;
     assert_eq!(shown["state"], "cancelled");
     let refused = world
         .operator(Method::POST, &format!("/internal/jobs/{id}/cancel"))
         .await
         .expect(409);
-    assert_eq!(refused, json!({"detail": "the job is over: cancelled"}));
+    assert_eq!(refused, json!({"detail": "the job has ended: cancelled"}));
     let unknown = world.job("unheard_of", "ones", JobState::Ready).await;
     let refused = world
         .operator(Method::POST, &format!("/internal/jobs/{unknown}/cancel"))
@@ -366,9 +366,9 @@ async fn cancelling_ends_what_waits_and_says_so_of_what_is_over(world: World) {
 async fn many_jobs_at_once_each_by_itself(world: World) {
     let mut good = Vec::new();
     for _ in 0..7 {
-        good.push(world.dead("fold_units", "folds").await);
+        good.push(world.dead("flush_wal", "flushes").await);
     }
-    let bad = world.dead("unheard_of", "folds").await;
+    let bad = world.dead("unheard_of", "flushes").await;
     let call = |body: Value| {
         world.call(
             Call::new(Method::POST, "/internal/jobs/bulk")
@@ -376,7 +376,7 @@ async fn many_jobs_at_once_each_by_itself(world: World) {
                 .json(&body),
         )
     };
-    let mut body = json!({"action": "retry", "filter": {"pool": "folds", "state": "failed"}, "limit": 3});
+    let mut body = json!({"action": "retry", "filter": {"pool": "flushes", "state": "failed"}, "limit": 3});
     let (mut done, mut refused, mut rounds) = (0, Vec::new(), 0);
     loop {
         let outcome = call(body.clone()).await.expect(200);

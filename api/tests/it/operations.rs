@@ -41,10 +41,10 @@ async fn degraded_is_ready_and_a_missing_database_is_not() {
                 "database",
                 Box::new(move || {
                     let up = database.load(Ordering::SeqCst);
-                    Box::pin(async move { if up { Ok(()) } else { Err("the connection is refused") } })
+                    Box::pin(async move { if up { Ok(()) } else { Err("the connection was refused") } })
                 }),
             )
-            .want("redis", Box::new(|| Box::pin(async { Err("no answer in time") })))
+            .optional("redis", Box::new(|| Box::pin(async { Err("no answer in time") })))
     };
     let router = ops(health(&up));
     assert_eq!(
@@ -63,12 +63,15 @@ async fn degraded_is_ready_and_a_missing_database_is_not() {
     let answer = call(&router, Call::new(Method::GET, "/readyz?verbose=1")).await;
     let answer = answer.expect(503);
     assert_eq!(answer["status"], "unavailable");
-    assert_eq!(answer["dependencies"]["database"]["error"], "the connection is refused");
+    assert_eq!(
+        answer["dependencies"]["database"]["error"],
+        "the connection was refused"
+    );
 }
 
 #[tokio::test]
 async fn what_another_process_does_makes_none_less_ready() {
-    let health = Health::new(CancellationToken::new()).tell(
+    let health = Health::new(CancellationToken::new()).informational(
         "deployments",
         Box::new(|| Box::pin(async { Err("another process does it") })),
     );
@@ -125,9 +128,9 @@ fn metrics_name_the_route_not_the_path() {
 #[tokio::test]
 async fn metrics_and_dependencies_can_be_behind_a_key() {
     let key = Secret::new("a key of those who scrape, long enough");
-    let health =
-        Health::new(CancellationToken::new()).want("redis", Box::new(|| Box::pin(async { Err("no answer in time") })));
-    let router = health_router(Ops::new(health, recorder().handle()).behind(Some(&key)));
+    let health = Health::new(CancellationToken::new())
+        .optional("redis", Box::new(|| Box::pin(async { Err("no answer in time") })));
+    let router = health_router(Ops::new(health, recorder().handle()).with_key(Some(&key)));
     let bearer = format!("Bearer {}", key.reveal());
     let get = |path: &str| Call::new(Method::GET, path);
 

@@ -10,7 +10,7 @@ use towpath_store::quarantine::{self as stored, Entry, Kind};
 use towpath_traces::accept::{self, Request, Route};
 use towpath_traces::body::Limits;
 use towpath_traces::objects::Objects;
-use towpath_traces::wal::unit;
+use towpath_traces::wal::frame;
 
 use crate::dashboard::{cookie, form, sign_in};
 use crate::world::{Answer, Call, KEY, World, on_both_databases};
@@ -42,7 +42,7 @@ impl World {
             received_at: self.clock.now(),
         };
         let accepted = accept::accept(request, &Limits::default()).unwrap();
-        let mut pieces = unit::write(std::iter::once(&accepted.frame));
+        let mut pieces = frame::write(std::iter::once(&accepted.frame));
         if kind == Kind::Damaged {
             pieces[2] = BODY.replace("canal", "fanal").into();
         }
@@ -296,7 +296,7 @@ async fn pages_show_entries_and_what_is_not_shown(world: World) {
         .await
         .unwrap();
     let of_project = format!("/ui/traces/{project}");
-    assert!(page("/ui/quarantine").await.1.contains("Nothing here"));
+    assert!(page("/ui/quarantine").await.1.contains("No entries"));
     for path in ["/ui/traces", &of_project] {
         assert!(!page(path).await.1.contains("not shown"), "{path}");
     }
@@ -322,7 +322,7 @@ async fn pages_show_entries_and_what_is_not_shown(world: World) {
 
     let (status, detail) = page(&format!("/ui/quarantine/{}", entry.id)).await;
     assert_eq!(status, 200, "{detail}");
-    for part in ["POST /runs/batch", &entry.path, "any of the workspace", "data-confirm"] {
+    for part in ["POST /runs/batch", &entry.path, "any in the workspace", "data-confirm"] {
         assert!(detail.contains(part), "{part} is not in {detail}");
     }
     assert!(!detail.contains("session_name"));

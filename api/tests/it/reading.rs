@@ -2,9 +2,9 @@
 
 use http::Method;
 use serde_json::{Value, json};
-use towpath_domain::UnitId;
+use towpath_domain::WalSegmentId;
 use towpath_store::projects;
-use towpath_store::units::{self, NewUnit};
+use towpath_store::wal_segments::{self, NewWalSegment};
 use uuid::Uuid;
 
 use crate::world::{Call, World, on_both_databases};
@@ -91,7 +91,7 @@ async fn what_others_have_sent_delays_nobody(world: World) {
     let session = sent(&world, 1).await;
     let own = world
         .store
-        .read(async |tx| units::open_of(tx, world.tenant).await)
+        .read(async |tx| wal_segments::open_of(tx, world.tenant).await)
         .await
         .unwrap()
         .remove(0);
@@ -101,8 +101,8 @@ async fn what_others_have_sent_delays_nobody(world: World) {
     // What would be no frame to whoever read it.
     object.resize(end + more, b'x');
     std::fs::write(&file, object).unwrap();
-    let other = NewUnit {
-        id: UnitId::new(),
+    let other = NewWalSegment {
+        id: WalSegmentId::new(),
         tenant: world.second_workspace().await,
         byte_offset: end as i64,
         bytes: more as i64,
@@ -111,7 +111,7 @@ async fn what_others_have_sent_delays_nobody(world: World) {
     };
     world
         .store
-        .write(async |tx| units::register(tx, &own.path, &[other], &[]).await)
+        .write(async |tx| wal_segments::register(tx, &own.path, &[other], &[]).await)
         .await
         .unwrap();
     let asked = json!({"session": [session]});
@@ -240,7 +240,10 @@ async fn a_filter_that_is_none_is_refused_where_it_breaks() {
     ] {
         let refused = world.post(path, &asked).await.expect(400);
         let told = refused["details"].as_str().unwrap();
-        assert!(told.starts_with("filter: at character 4: no field `nam`"), "{told}");
+        assert!(
+            told.starts_with("filter: at character 4: unknown field `nam`"),
+            "{told}"
+        );
     }
     let fine = json!({"filter": "eq(name, \"x\")", "tree_filter": null});
     assert_eq!(

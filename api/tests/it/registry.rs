@@ -438,7 +438,7 @@ async fn image_pull_secrets_are_kept_sealed(world: World) {
         assert!(!refused.to_string().contains("s3cret"), "{refused}");
     }
     let refused = put("acme", &json!({"registry": "a.b"})).await.expect(400);
-    let text = "registry, username and password, or docker_config alone";
+    let text = "either registry, username and password, or docker_config";
     assert!(refused["detail"].as_str().unwrap().contains(text), "{refused}");
 }
 

@@ -12,21 +12,21 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use towpath_api::serve;
-use towpath_api::serve::{Limits, serve_within};
+use towpath_api::serve::{Limits, serve_with_limits};
 
 /// A route that answers when it is let, and says when somebody is inside.
-struct Gate {
-    inside: Arc<Semaphore>,
-    let_go: Arc<Semaphore>,
+struct BlockingRoute {
+    entered: Arc<Semaphore>,
+    release: Arc<Semaphore>,
 }
 
-impl Gate {
+impl BlockingRoute {
     fn new() -> (Self, Router) {
         let gate = Self {
-            inside: Arc::new(Semaphore::new(0)),
-            let_go: Arc::new(Semaphore::new(0)),
+            entered: Arc::new(Semaphore::new(0)),
+            release: Arc::new(Semaphore::new(0)),
         };
-        let (inside, let_go) = (Arc::clone(&gate.inside), Arc::clone(&gate.let_go));
+        let (inside, let_go) = (Arc::clone(&gate.entered), Arc::clone(&gate.release));
         let handler = move || {
             let (inside, let_go) = (Arc::clone(&inside), Arc::clone(&let_go));
             async move {
@@ -47,7 +47,7 @@ const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
 
 #[tokio::test]
 async fn a_request_in_flight_is_finished() {
-    let (gate, router) = Gate::new();
+    let (gate, router) = BlockingRoute::new();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let shutdown = CancellationToken::new();
@@ -56,14 +56,14 @@ async fn a_request_in_flight_is_finished() {
     let mut idle = connect(address).await;
     let mut busy = connect(address).await;
     busy.write_all(REQUEST).await.unwrap();
-    let _ = gate.inside.acquire().await.unwrap();
+    let _ = gate.entered.acquire().await.unwrap();
     shutdown.cancel();
 
     // An idle connection ends at once, and nobody new gets in.
     assert_eq!(idle.read(&mut [0; 16]).await.unwrap_or(0), 0);
     assert!(TcpStream::connect(address).await.is_err());
 
-    gate.let_go.add_permits(1);
+    gate.release.add_permits(1);
     let mut answer = String::new();
     busy.read_to_string(&mut answer).await.unwrap();
     assert!(
@@ -128,7 +128,7 @@ async fn a_connection_that_ends_with_its_answer_says_so() {
 
 #[tokio::test]
 async fn what_outlasts_the_grace_is_cut() {
-    let (gate, router) = Gate::new();
+    let (gate, router) = BlockingRoute::new();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let shutdown = CancellationToken::new();
@@ -136,7 +136,7 @@ async fn what_outlasts_the_grace_is_cut() {
 
     let mut busy = connect(address).await;
     busy.write_all(REQUEST).await.unwrap();
-    let _ = gate.inside.acquire().await.unwrap();
+    let _ = gate.entered.acquire().await.unwrap();
     shutdown.cancel();
     assert_eq!(server.await.unwrap().unwrap(), 1);
     let mut answer = Vec::new();
@@ -146,7 +146,7 @@ async fn what_outlasts_the_grace_is_cut() {
 
 #[tokio::test(start_paused = true)]
 async fn a_client_that_never_ends_its_head_is_let_go() {
-    let (_gate, router) = Gate::new();
+    let (_gate, router) = BlockingRoute::new();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let shutdown = CancellationToken::new();
@@ -165,13 +165,13 @@ async fn a_client_that_never_ends_its_head_is_let_go() {
 
 #[tokio::test(start_paused = true)]
 async fn a_connection_that_asks_nothing_is_let_go() {
-    let (gate, router) = Gate::new();
+    let (gate, router) = BlockingRoute::new();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let _server = tokio::spawn(serve(listener, router, CancellationToken::new(), Duration::ZERO));
     let mut silent = connect(address).await;
     let mut answered = connect(address).await;
-    gate.let_go.add_permits(1);
+    gate.release.add_permits(1);
     answered.write_all(REQUEST).await.unwrap();
     // Both end by themselves, the second after its answer.
     let (mut nothing, mut answer) = (Vec::new(), Vec::new());
@@ -224,7 +224,7 @@ async fn a_body_of_a_byte_now_and_then_is_not_waited_for() {
 
 #[tokio::test(start_paused = true)]
 async fn a_head_of_a_byte_now_and_then_is_not_waited_for() {
-    let (_gate, router) = Gate::new();
+    let (_gate, router) = BlockingRoute::new();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let _server = tokio::spawn(serve(listener, router, CancellationToken::new(), Duration::ZERO));
@@ -254,16 +254,16 @@ async fn asked(client: &mut TcpStream) -> Option<[u8; 12]> {
 
 #[tokio::test]
 async fn one_address_has_so_many_connections_and_no_more() {
-    let (gate, router) = Gate::new();
-    gate.let_go.add_permits(1);
+    let (gate, router) = BlockingRoute::new();
+    gate.release.add_permits(1);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let limits = Limits {
-        per_neighbour: 2,
+        per_local_peer: 2,
         ..Limits::default()
     };
     let shutdown = CancellationToken::new();
-    let _server = tokio::spawn(serve_within(limits, listener, router, shutdown, Duration::ZERO));
+    let _server = tokio::spawn(serve_with_limits(limits, listener, router, shutdown, Duration::ZERO));
     let mut held = Vec::new();
     for _ in 0..2 {
         let mut client = connect(address).await;
@@ -284,7 +284,7 @@ async fn one_address_has_so_many_connections_and_no_more() {
 
 #[tokio::test]
 async fn a_head_too_large_is_refused() {
-    let (_gate, router) = Gate::new();
+    let (_gate, router) = BlockingRoute::new();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let _server = tokio::spawn(serve(listener, router, CancellationToken::new(), Duration::ZERO));
@@ -301,7 +301,7 @@ async fn a_head_too_large_is_refused() {
 
 #[tokio::test]
 async fn too_many_header_lines_are_refused() {
-    let (_gate, router) = Gate::new();
+    let (_gate, router) = BlockingRoute::new();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let _server = tokio::spawn(serve(listener, router, CancellationToken::new(), Duration::ZERO));

@@ -35,7 +35,7 @@ async fn a_project_is_made_found_and_upserted() {
     assert_eq!(world.get("/sessions?name=other").await.expect(200), json!([]));
 
     let taken = world.post("/sessions", &json!({"name": "canal"})).await.expect(409);
-    assert_eq!(taken, json!({"error": "conflict", "details": "name is taken already"}));
+    assert_eq!(taken, json!({"error": "conflict", "details": "name is already in use"}));
     let changed = world
         .post(
             "/sessions?upsert=true",

@@ -45,7 +45,7 @@ async fn spans_become_runs() {
     assert_eq!(answer["partialSuccess"]["rejectedSpans"], "1");
     let message = answer["partialSuccess"]["errorMessage"].as_str().unwrap();
     assert!(
-        message.contains("span 0303030303030303: ") && message.contains("`end_time`: a time out of range"),
+        message.contains("span 0303030303030303: ") && message.contains("`end_time`: time out of range"),
         "{message}"
     );
     let run = |id: &str| format!("/runs/5b8efff7-9803-8103-{id}");

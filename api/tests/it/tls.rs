@@ -22,7 +22,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_util::sync::CancellationToken;
 use towpath_api::client::Client;
-use towpath_api::serve::{Limits, Tls, serve_over};
+use towpath_api::serve::{Limits, Tls, serve_with_tls};
 
 const FIRST: [&str; 2] = [
     include_str!("../../../crates/testing/certificates/first.pem"),
@@ -60,7 +60,7 @@ async fn server() -> Server {
     let router = Router::new().route("/seen", get(seen));
     let tls = Tls::new(identity(FIRST)).unwrap();
     let shutdown = CancellationToken::new();
-    let served = tokio::spawn(serve_over(
+    let served = tokio::spawn(serve_with_tls(
         Some(tls.clone()),
         Limits::default(),
         listener,

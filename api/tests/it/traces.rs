@@ -5,10 +5,10 @@ use http::Method;
 use serde_json::{Value, json};
 use towpath_api::Settings;
 use towpath_domain::Timestamp;
-use towpath_store::{projects, units};
+use towpath_store::{projects, wal_segments};
 use towpath_traces::accept::{self, Contents};
 use towpath_traces::body::Limits;
-use towpath_traces::wal::unit;
+use towpath_traces::wal::frame;
 use uuid::Uuid;
 
 use crate::world::{Answer, Call, World};
@@ -63,13 +63,13 @@ impl World {
     async fn accepted(&self) -> Vec<Contents> {
         let units = self
             .store
-            .read(async |tx| units::open(tx, i64::MAX).await)
+            .read(async |tx| wal_segments::open(tx, i64::MAX).await)
             .await
             .unwrap();
         let mut all = Vec::new();
         for row in units {
             let bytes = std::fs::read(self.folder.path().join("objects").join(&row.path)).unwrap();
-            for frame in unit::read(Bytes::from(bytes)) {
+            for frame in frame::read(Bytes::from(bytes)) {
                 let frame = frame.unwrap();
                 assert_eq!(frame.head.tenant, self.tenant);
                 all.push(accept::read(&frame, &Limits::default()).unwrap());
@@ -252,7 +252,7 @@ async fn a_body_names_a_thousand_projects_and_no_more() {
     let refused = world.post("/runs/batch", &named(1001)).await.expect(400);
     assert_eq!(
         refused["details"],
-        "session_name: a body names at most 1000 projects; send those of others in another one"
+        "session_name: a body may name at most 1000 projects; send the others in another request"
     );
     assert_eq!(world.get("/sessions?limit=1").await.expect(200), json!([]));
     world.post("/runs/batch", &named(1000)).await.expect(202);
@@ -275,7 +275,7 @@ async fn the_runs_of_a_body_start_on_so_many_days_and_no_more() {
     let refused = world.post("/runs/batch", &sent(4097)).await.expect(422);
     assert_eq!(
         refused["details"],
-        "start_time: the trace runs of a body start on at most 4096 days; send those of others in another one"
+        "start_time: the trace runs of a body may start on at most 4096 days; send the others in another request"
     );
     assert!(world.accepted().await.is_empty());
     world.post("/runs/batch", &sent(4096)).await.expect(202);
@@ -304,7 +304,7 @@ async fn too_much_is_refused_with_the_right_words() {
     assert_eq!(no_memory.headers["retry-after"], "2");
     assert_eq!(
         no_memory.expect(429),
-        json!({"error": "too many requests", "details": "too much trace data is coming in at once"})
+        json!({"error": "too many requests", "details": "too much trace data is arriving at once"})
     );
     // Memory is given back, also that of refused bodies.
     for _ in 0..10 {

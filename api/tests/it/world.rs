@@ -12,8 +12,8 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusRecorder};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
-use towpath_api::{App, Health, Limits, Ops, Parts, Reading, Settings, platform_router};
-use towpath_domain::{Clock, Disk, OrganizationId, Scope, Secret, TenantId, Timestamp};
+use towpath_api::{App, Health, Limits, Ops, Parts, QueryExecutor, Settings, platform_router};
+use towpath_domain::{Clock, DiskStatus, OrganizationId, Scope, Secret, TenantId, Timestamp};
 use towpath_outbound::{Guard, Policy};
 use towpath_queue::Queue;
 use towpath_store::access::{self, KeyLimits, NewKey};
@@ -22,7 +22,9 @@ use towpath_store::{Options, Store};
 use towpath_testing::Database;
 use towpath_traces::objects::Objects;
 use towpath_traces::wal::{self, Wal};
-use towpath_workflows::heavy::Heavy;
+use towpath_workflows::cpu_pool::CpuPool;
+use towpath_workflows::sandbox_host::fake_driver::FakeDriver;
+use towpath_workflows::sandbox_host::{self, SandboxHost};
 
 /// The key of every world.
 pub const KEY: &str = "a key of the operator's own choice, long enough";
@@ -54,7 +56,7 @@ pub struct World {
     pub clock: Clock,
     pub tenant: TenantId,
     pub wal: Wal,
-    pub disk: Disk,
+    pub disk: DiskStatus,
     pub folder: tempfile::TempDir,
     pub router: Router,
     pub app: App,
@@ -310,6 +312,20 @@ pub fn recorder() -> PrometheusRecorder {
     PrometheusBuilder::new().build_recorder()
 }
 
+/// A machine of boxes that runs nothing.
+fn machine(clock: &Clock, folder: &Path) -> Arc<SandboxHost> {
+    let folder = folder.join(format!("sandboxes-{}", towpath_domain::BoxId::new()));
+    let fake = Arc::new(FakeDriver::default());
+    let boxes = SandboxHost::open(
+        fake,
+        &folder,
+        sandbox_host::SandboxHostSettings::default(),
+        clock.clone(),
+        CancellationToken::new(),
+    );
+    Arc::new(boxes.unwrap())
+}
+
 fn parts(store: &Store, clock: &Clock, folder: &Path, ops: Ops, settings: Settings, limits: Limits) -> Parts {
     let objects = Objects::folder(&folder.join("objects")).unwrap();
     let options = wal::Options::for_store(&objects);
@@ -326,7 +342,7 @@ fn parts(store: &Store, clock: &Clock, folder: &Path, ops: Ops, settings: Settin
         agents: None,
         queue: Queue::local(),
         wal,
-        reading: Reading::new(reader, Heavy::with_threads(1).unwrap()),
+        queries: QueryExecutor::new(reader, CpuPool::with_threads(1).unwrap()),
         objects,
         sealer: Sealer::new(Keys::parse(&"01".repeat(32)).unwrap()),
         destinations: towpath_outbound::Settings {
@@ -337,9 +353,10 @@ fn parts(store: &Store, clock: &Clock, folder: &Path, ops: Ops, settings: Settin
             file_root: Some(folder.join("exports")),
             environment_credentials: None,
         },
-        disk: Disk::default(),
+        disk: DiskStatus::default(),
         clock: clock.clone(),
         ops,
+        sandbox_host: Some(machine(clock, folder)),
         limits,
         settings,
     }

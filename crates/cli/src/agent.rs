@@ -17,26 +17,20 @@ use crate::config::{AgentAuth, Config, Inputs, Mode, Settings, refusal, warnings
 use crate::exit::Usage;
 use crate::first_key;
 use crate::graph_file::GraphFile;
-use crate::hosting::{self, Hosting};
+use crate::graph_hosting::{self, GraphHostLauncher};
 use crate::serve::{roles, warn_in_clear};
 use crate::signals::{self, Signals};
 use crate::storage::Storage;
 use crate::telemetry;
 use crate::threads::{self, Threads, block_on};
-use crate::wiring::{AgentParts, AgentServer, Loaded, Roles, listen};
+use crate::wiring::{AgentParts, AgentServer, LoadedGraphs, Roles, listen};
 
-/// The workspace of an agent server that was not told one: the same for every process that shares a database.
+/// Default workspace of an agent server. It is fixed, so that all processes that share a database use the same one.
 const WORKSPACE: TenantId = TenantId(Uuid::from_u128(0x0000_0000_0000_4000_8000_0000_0000_0001));
 
-/// What a server says once it stands by.
-const STANDING_BY: &str = "towpath: standing by";
-/// What it says once it listens, where it was asked to.
-const LISTENING: &str = "towpath: listening";
+const STANDBY_MESSAGE: &str = "towpath: standing by";
+const LISTENING_MESSAGE: &str = "towpath: listening";
 
-/// Runs until it is asked to stop.
-///
-/// # Errors
-/// When something cannot be started, or breaks.
 pub fn run(command: Agent) -> anyhow::Result<()> {
     let config = config(&command)?;
     let threads = threads(&command, &config);
@@ -45,11 +39,14 @@ pub fn run(command: Agent) -> anyhow::Result<()> {
 
 fn threads(command: &Agent, config: &Config) -> Threads {
     let agent = &config.settings.agent;
-    let told = config.environment.contains_key(threads::TOLD);
+    let told = config.environment.contains_key(threads::THREADS_VARIABLE);
     if told || !roles(&command.role).worker || !GraphFile::names_code(agent.graphs.as_deref()) {
-        return Threads::Own;
+        return Threads::AllProcessors;
     }
-    Threads::Beside(hosting::most(&agent.hosts, config.settings.slots_of(run_agent::POOL)))
+    Threads::SharedWithHosts(graph_hosting::max_processes(
+        &agent.hosts,
+        config.settings.slots_of(run_agent::POOL),
+    ))
 }
 
 fn config(command: &Agent) -> anyhow::Result<Config> {
@@ -69,18 +66,15 @@ fn config(command: &Agent) -> anyhow::Result<Config> {
         flag("log.filter", "--log", command.log.as_ref()),
     ];
     let flags = flags.into_iter().flatten().collect();
-    Ok(Config::load(&Inputs::of_process(
+    Ok(Config::load(&Inputs::from_process(
         Mode::Agent,
         flags,
         command.settings.clone(),
     ))?)
 }
 
-/// Refuses to serve where a variable of the official server asks for protection that this one does not give, and says
-/// which variables of the graph file set nothing.
-///
-/// # Errors
-/// The environment or the graph file holds such a variable.
+/// Refuses to serve if a variable of the official server requests protection that this server does not have. Warns
+/// about variables of the graph file that have no effect.
 pub fn check_official(config: &Config, file: &GraphFile) -> anyhow::Result<()> {
     let find = |name: &str| config.environment.get(name).or_else(|| file.env().get(name)).cloned();
     if let Some(why) = refusal(find) {
@@ -99,7 +93,7 @@ async fn serve(command: Agent, config: Config) -> anyhow::Result<()> {
     let file = GraphFile::find(settings.agent.graphs.as_deref())?;
     check_official(&config, &file)?;
     if command.prepare {
-        return Hosting::new(&config, Guard::new(Policy::default()), None)
+        return GraphHostLauncher::new(&config, Guard::new(Policy::default()), None)
             .prepare(&file, command.environment_file.as_deref())
             .await;
     }
@@ -131,7 +125,8 @@ async fn serve(command: Agent, config: Config) -> anyhow::Result<()> {
     let storage = opened?;
     if storage.store.dialect() == Dialect::Sqlite && roles != Roles::ALL {
         bail!(Usage(
-            "SQLite serves one process: run all roles in it (--role all), or give a PostgreSQL as DATABASE_URI".into()
+            "SQLite serves one process: run all roles in it (--role all), or set DATABASE_URI to a PostgreSQL database"
+                .into()
         ));
     }
     let tenant = tenant(&storage.store, settings).await?;
@@ -142,12 +137,12 @@ async fn serve(command: Agent, config: Config) -> anyhow::Result<()> {
     };
     if auth && roles.api && !storage.store.read(async |tx| access::has_keys(tx).await).await? {
         bail!(Usage(format!(
-            "{} asks for API keys and there is none: give TOWPATH_API_KEY and TOWPATH_TENANT_ID, make one with \
-             `DATABASE_URI=… towpath keys create`, or let everybody in with TOWPATH_AGENT_AUTH=none",
+            "{} requires API keys and there is none: set TOWPATH_API_KEY and TOWPATH_TENANT_ID, create a key with \
+             `DATABASE_URI=… towpath keys create`, or allow all callers with TOWPATH_AGENT_AUTH=none",
             settings.listen
         )));
     }
-    // What a gateway signs comes from its own machine or network.
+    // Signed requests come from the gateway's own machine or network.
     if roles.api && settings.agent.gateway_key.is_none() {
         warn_in_clear(settings, settings.listen);
     }
@@ -159,7 +154,7 @@ async fn serve(command: Agent, config: Config) -> anyhow::Result<()> {
         tenant,
         public_url: settings.public_url.clone(),
         keys,
-        // A gateway in front has asked for keys, and says so by its hold on standard input.
+        // A gateway in front checks keys; it holds this server's standard input open.
         this_machine_only: !auth && settings.agent.auth == AgentAuth::Auto && !command.while_stdin_is_open,
         redis: settings.redis_uri.clone(),
         loopback: false,
@@ -172,8 +167,8 @@ async fn serve(command: Agent, config: Config) -> anyhow::Result<()> {
     let server = AgentServer::start(&config, roles, parts).await?;
     tracing::info!(listen = %server.address(), roles = %roles, "ready");
     if command.tell_listening {
-        // Not a line of the log, which may be set to say less.
-        writeln!(std::io::stdout(), "{LISTENING}")?;
+        // Standard output, because the log filter could hide it.
+        writeln!(std::io::stdout(), "{LISTENING_MESSAGE}")?;
     }
     if let Some(file) = &command.address_file {
         write_address(file, server.address()).with_context(|| format!("file {}", file.display()))?;
@@ -181,24 +176,24 @@ async fn serve(command: Agent, config: Config) -> anyhow::Result<()> {
     server.run(signals).await
 }
 
-/// Loads the graphs and waits until the database is free: SIGUSR1 says so. Nothing when it is asked to stop instead.
+/// Loads the graphs and waits for SIGUSR1, which reports that the database is free. `None` if stopped first.
 async fn stand_by(
     config: &Config,
     file: &GraphFile,
     while_stdin_is_open: bool,
-) -> anyhow::Result<Option<(Signals, Loaded)>> {
+) -> anyhow::Result<Option<(Signals, LoadedGraphs)>> {
     let mut signals = Signals::listen()?;
-    // From here on: before, the signal ends the process.
+    // Until now, the signal would end the process.
     let mut go = signal(SignalKind::user_defined1())?;
     if while_stdin_is_open {
         signals::terminate_when_stdin_ends()?;
     }
     let loaded = tokio::select! {
-        loaded = Loaded::new(config, file) => loaded?,
+        loaded = LoadedGraphs::new(config, file) => loaded?,
         _ = signals.next() => return Ok(None),
     };
-    // Not a line of the log, which may be set to say less.
-    writeln!(std::io::stdout(), "{STANDING_BY}")?;
+    // Standard output, because the log filter could hide it.
+    writeln!(std::io::stdout(), "{STANDBY_MESSAGE}")?;
     tokio::select! {
         _ = go.recv() => Ok(Some((signals, loaded))),
         _ = signals.next() => {
@@ -208,14 +203,14 @@ async fn stand_by(
     }
 }
 
-/// Whoever waits for the file finds the whole address or none.
+/// Atomic: a reader of the file finds the complete address or no file.
 fn write_address(file: &Path, address: SocketAddr) -> std::io::Result<()> {
     let draft = file.with_extension("new");
     std::fs::write(&draft, format!("{address}\n"))?;
     std::fs::rename(&draft, file)
 }
 
-/// The workspace whose server this is: the one that was told, else the only one there is, else one of our own.
+/// The configured workspace, else the only one in the database, else the default one.
 async fn tenant(store: &Store, settings: &Settings) -> anyhow::Result<TenantId> {
     if settings.api_key.is_some() || settings.tenant_id.is_some() {
         first_key::of_agent(store, settings).await?;
@@ -233,7 +228,7 @@ async fn tenant(store: &Store, settings: &Settings) -> anyhow::Result<TenantId> 
         }
         [only] => Ok(only.id),
         _ => bail!(Usage(
-            "this database has several workspaces: say as TOWPATH_TENANT_ID whose agent server this is".into()
+            "this database has several workspaces: set TOWPATH_TENANT_ID to the workspace of this agent server".into()
         )),
     }
 }

@@ -17,7 +17,7 @@ pub use bench::{
     Bench, BenchAgent, BenchCommand, BenchDeploy, BenchEngine, BenchExport, BenchGraph, BenchIngest, BenchLimits,
     BenchOverload, BenchThreads, ExportPhase,
 };
-pub use config::{ConfigCommand, ConfigVerb, For};
+pub use config::{ConfigCommand, ConfigTarget, ConfigVerb};
 pub use keys::{Keys, KeysCommand};
 
 /// Open, self-hosted platform for AI agents: durable jobs, traces, and exports of traces to Parquet.
@@ -29,14 +29,15 @@ pub struct Arguments {
     pub command: Command,
 }
 
-const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 a server was not reachable.";
+const EXIT_CODES: &str =
+    "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 a server was not reachable. sandbox exec ends as its command does.";
 
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Show it all once: start a server, send trace runs, export them as Parquet, read the files back.
+    /// Show the product once: start a server, send trace runs, export them as Parquet, read the files back.
     Demo(Demo),
-    /// Run everything in one process on this machine, kept in one folder.
+    /// Run everything in one process on this machine, with all data in one folder.
     Dev(Dev),
     /// Run roles of a cluster.
     Serve(Serve),
@@ -48,43 +49,46 @@ pub enum Command {
     /// Copy the data folder of an agent server that may be running.
     #[command(hide = true)]
     CopyData(CopyData),
-    /// Say when a cron schedule fires.
+    /// Print the next times of a cron schedule.
     Cron(Cron),
-    /// Bring the database's schema up to date.
+    /// Migrate the database to the current schema.
     Migrate(Migrate),
-    /// Make, list and revoke API keys.
+    /// Create, list, rotate and revoke API keys.
     Keys(Keys),
-    /// Show pools and what waits in them; pause, resume and drain them.
+    /// Show pools and their waiting jobs; pause, resume and drain them.
     Queues(remote::Queues),
     /// List, show, explain, retry and cancel jobs.
     Jobs(remote::Jobs),
-    /// List dead letters and try them again.
+    /// List and retry dead letters.
     Dead(remote::Dead),
     /// List worker processes and drain them.
     Workers(remote::Workers),
-    /// Show how often callers may ask, who is near a limit, and who was refused.
+    /// Show rate limits, the callers near one, and refused callers.
     Limits(remote::Limits),
     /// List, pause and resume schedules.
     Schedules(remote::Schedules),
     /// Export traces, and follow exports.
     Exports(remote::Exports),
-    /// Make, list and delete destinations of exports.
+    /// Create, list and delete destinations of exports.
     Destinations(remote::Destinations),
-    /// Look after trace data that was accepted and could not be folded.
+    /// Manage accepted trace data that could not be flushed.
     Traces(remote::Traces),
-    /// Deploy agent servers from repositories and images, change and delete them.
+    /// Deploy agent servers from repositories and images; change and delete them.
     Deployments(remote::Deployments),
-    /// Follow, repeat and stop revisions of deployments.
+    /// Follow, redeploy and stop revisions of deployments.
     Revisions(remote::Revisions),
-    /// Look at everything this installation needs, and say what is wrong with it.
+    /// Create sandboxes, run commands in them, copy files, stop and delete them.
+    #[command(visible_alias = "sandboxes")]
+    Sandbox(remote::Sandbox),
+    /// Check this installation and report problems.
     Doctor(Doctor),
-    /// Copy the data folder as it is at one moment, also while a server uses it.
+    /// Back up the data folder as of one moment, also while a server uses it.
     Backup(Backup),
-    /// Make a data folder from a backup.
+    /// Restore a data folder from a backup.
     Restore(Restore),
     /// Show and check the settings.
     Config(ConfigCommand),
-    /// Measure this machine, beside the same work done by hand.
+    /// Measure this machine, compared with the same work without Towpath.
     Bench(Bench),
     /// Print the completions of a shell.
     Completions(Completions),
@@ -97,13 +101,13 @@ pub enum Command {
 /// Options every command that reads settings has.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Common {
-    /// Configuration file [default: $TOWPATH_CONFIG, else towpath.toml where there is one]
+    /// Configuration file [default: $TOWPATH_CONFIG, else towpath.toml if it exists]
     #[arg(long, value_name = "FILE", global = true)]
     pub config: Option<PathBuf>,
-    /// Folder for everything that is kept on this machine [default: .towpath]
+    /// Folder for all data kept on this machine [default: .towpath]
     #[arg(long, value_name = "DIR", global = true)]
     pub data_dir: Option<PathBuf>,
-    /// How much is logged, as in info or info,towpath_durable=debug [default: info,apalis_core=warn,sqlx=warn]
+    /// Log level, as in info or info,towpath_durable=debug [default: info,apalis_core=warn,sqlx=warn]
     #[arg(long, value_name = "FILTER", global = true)]
     pub log: Option<String>,
 }
@@ -120,7 +124,7 @@ impl Common {
             flag("log.filter", "--log", self.log.as_ref()),
         ];
         let flags = own.into_iter().flatten().chain(more).collect();
-        Inputs::of_process(mode, flags, self.config.clone())
+        Inputs::from_process(mode, flags, self.config.clone())
     }
 }
 
@@ -142,10 +146,10 @@ pub struct Demo {
     /// Connections that send at the same time.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=256))]
     pub connections: u64,
-    /// Keep everything in this folder instead of a temporary one that is removed at the end.
+    /// Keep all data in this folder instead of a temporary one that is removed at the end.
     #[arg(long, value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
-    /// How much is logged.
+    /// Log level.
     #[arg(long, value_name = "FILTER", default_value = "warn")]
     pub log: String,
 }
@@ -162,14 +166,14 @@ pub struct Dev {
     /// Address of the agent server [default: 127.0.0.1:8123]
     #[arg(long, value_name = "ADDR")]
     pub agent_listen: Option<SocketAddr>,
-    /// The file that declares the agent server's graphs [default: langgraph.json or towpath.json of this folder where
-    /// there is one, else one graph that echoes]
+    /// The file that declares the agent server's graphs [default: langgraph.json or towpath.json of this folder if it
+    /// exists, else one graph that echoes]
     #[arg(long, value_name = "FILE")]
     pub graphs: Option<PathBuf>,
-    /// Ask callers of the agent server for an API key, also on loopback
+    /// Require an API key from callers of the agent server, also on loopback
     #[arg(long)]
     pub agent_auth: bool,
-    /// How often one caller may ask: us or eu, as on the hosted platform, or a file with rules [default: off]
+    /// Rate limits of one caller: us or eu, as on the hosted platform, or a file with rules [default: off]
     #[arg(long, value_name = "us|eu|FILE")]
     pub limits: Option<String>,
 }
@@ -177,44 +181,44 @@ pub struct Dev {
 /// `towpath agent`
 #[derive(Debug, Args)]
 pub struct Agent {
-    /// The file that declares the graphs [default: langgraph.json or towpath.json of this folder where there is one,
-    /// else one graph that echoes]
+    /// The file that declares the graphs [default: langgraph.json or towpath.json of this folder if it exists, else one
+    /// graph that echoes]
     #[arg(long, visible_alias = "graphs", value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Address it listens on [default: 127.0.0.1:8123]
+    /// Listen address [default: 127.0.0.1:8123]
     #[arg(long, value_name = "ADDR")]
     pub listen: Option<SocketAddr>,
-    /// What this process does, with commas between several. Only with PostgreSQL can there be several processes.
+    /// Roles of this process, separated by commas. Several processes need PostgreSQL.
     #[arg(long, value_enum, value_delimiter = ',', num_args = 1.., default_value = "all")]
     pub role: Vec<Role>,
-    /// Ask callers for an API key, also on loopback
+    /// Require an API key from callers, also on loopback
     #[arg(long)]
     pub agent_auth: bool,
-    /// Configuration file of Towpath itself [default: $TOWPATH_CONFIG, else towpath.toml where there is one]
+    /// Configuration file of Towpath itself [default: $TOWPATH_CONFIG, else towpath.toml if it exists]
     #[arg(long, value_name = "FILE")]
     pub settings: Option<PathBuf>,
-    /// Folder for everything that is kept on this machine [default: .towpath]
+    /// Folder for all data kept on this machine [default: .towpath]
     #[arg(long, value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
-    /// How much is logged, as in info or info,towpath_durable=debug
+    /// Log level, as in info or info,towpath_durable=debug
     #[arg(long, value_name = "FILTER")]
     pub log: Option<String>,
-    /// Load the graphs, then wait for SIGUSR1 before the database is opened: for whoever replaces a server that has it
+    /// Load the graphs, then wait for SIGUSR1 before opening the database, to replace a server that uses it
     #[arg(long)]
     pub standby: bool,
-    /// Make the environment of the graphs' own code, and end: for the build of an image
+    /// Create the environment of Python graphs and exit, for image builds
     #[arg(long)]
     pub prepare: bool,
-    /// With --prepare: write where the environment lies to this file, and keep it for no image
+    /// With --prepare: write the path of the environment to this file, outside of image builds
     #[arg(long, value_name = "FILE", requires = "prepare")]
     pub environment_file: Option<PathBuf>,
-    /// Write the address it listens on to this file once it does, for whoever chose port 0
+    /// Write the listen address to this file once the server listens, for port 0
     #[arg(long, value_name = "FILE")]
     pub address_file: Option<PathBuf>,
-    /// Write a line to standard output once it listens, for whoever cannot tell it from another server at that address
+    /// Write a line to standard output once the server listens, to tell it from another server at that address
     #[arg(long)]
     pub tell_listening: bool,
-    /// Drain and stop when standard input ends, as it does when the process that holds it is killed
+    /// Drain and stop when standard input ends, for example because the parent process was killed
     #[arg(long)]
     pub while_stdin_is_open: bool,
 }
@@ -225,25 +229,25 @@ pub struct Enter {
     /// The cgroup.procs of each group
     #[arg(long = "group", value_name = "FILE")]
     pub groups: Vec<PathBuf>,
-    /// Be this user, in a cell
+    /// Run as this user, in a cell
     #[arg(long, value_name = "ID", requires = "temporary", value_parser = clap::value_parser!(u32).range(1..))]
     pub user: Option<u32>,
     /// The folder that is /tmp in the cell
     #[arg(long, value_name = "FOLDER", requires = "user")]
     pub temporary: Option<PathBuf>,
-    /// What is empty in the cell
+    /// Path that is empty in the cell
     #[arg(long = "cover", value_name = "PATH", requires = "user")]
     pub covers: Vec<PathBuf>,
-    /// What is seen in the cell wherever it lies, and cannot be written
+    /// Path that is visible in the cell, read-only
     #[arg(long, value_name = "PATH", requires = "user")]
     pub readable: Vec<PathBuf>,
-    /// What is seen in the cell wherever it lies
+    /// Path that is visible in the cell
     #[arg(long, value_name = "PATH", requires = "user")]
     pub writable: Vec<PathBuf>,
-    /// A folder whose changes go elsewhere
+    /// Folder whose changes are written to --over
     #[arg(long, value_name = "FOLDER", requires = "over")]
     pub layer: Option<PathBuf>,
-    /// Where they go
+    /// Folder for the changes of --layer
     #[arg(long, value_name = "FOLDER", requires = "layer")]
     pub over: Option<PathBuf>,
     /// The program and its arguments
@@ -257,7 +261,7 @@ pub struct CopyData {
     /// Data folder of an agent server.
     #[arg(value_name = "FOLDER")]
     pub from: PathBuf,
-    /// Where the copy goes.
+    /// Target of the copy.
     #[arg(value_name = "TO")]
     pub to: PathBuf,
 }
@@ -267,13 +271,13 @@ pub struct CopyData {
 pub struct Cron {
     /// Five fields: minute, hour, day of month, month, day of week.
     pub schedule: String,
-    /// IANA name of the zone the fields are read in.
+    /// IANA name of the time zone of the fields.
     #[arg(long, value_name = "ZONE", default_value = "UTC")]
     pub timezone: String,
     /// Begin after this time [default: now]
     #[arg(long, value_name = "TIME")]
     pub after: Option<towpath_domain::Timestamp>,
-    /// How many times are printed.
+    /// Number of times to print.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub count: u64,
     /// Table for people or JSON for programs.
@@ -287,13 +291,13 @@ pub struct Serve {
     /// Shared options.
     #[command(flatten)]
     pub common: Common,
-    /// What this process does, with commas between several.
+    /// Roles of this process, separated by commas.
     #[arg(long, value_enum, value_delimiter = ',', required = true, num_args = 1..)]
     pub role: Vec<Role>,
-    /// Address of the API, or of health and metrics without it [default: 127.0.0.1:8400; worker 8401, scheduler 8402]
+    /// Address of the API, else of health and metrics [default: 127.0.0.1:8400; worker 8401, scheduler 8402]
     #[arg(long, value_name = "ADDR")]
     pub listen: Option<SocketAddr>,
-    /// How often one caller may ask: us or eu, as on the hosted platform, or a file with rules [default: off]
+    /// Rate limits of one caller: us or eu, as on the hosted platform, or a file with rules [default: off]
     #[arg(long, value_name = "us|eu|FILE")]
     pub limits: Option<String>,
 }
@@ -305,7 +309,7 @@ pub enum Role {
     Api,
     /// Performs jobs.
     Worker,
-    /// Keeps the clock: due jobs, dead leases, deadlines.
+    /// Handles time: due jobs, dead leases, deadlines.
     Scheduler,
     /// All of them.
     All,
@@ -325,10 +329,10 @@ pub struct Doctor {
     /// Shared options.
     #[command(flatten)]
     pub common: Common,
-    /// The command whose settings are meant; a few defaults differ.
-    #[arg(long = "for", value_enum, default_value_t = For::Dev)]
-    pub command_of: For,
-    /// Look also at this server, as the commands that ask one do
+    /// The command whose settings are used; a few defaults differ.
+    #[arg(long = "for", value_enum, default_value_t = ConfigTarget::Dev)]
+    pub command_of: ConfigTarget,
+    /// Also check this server
     #[arg(long, value_name = "URL", env = "TOWPATH_SERVER")]
     pub server: Option<String>,
     /// Table for people or JSON for programs.
@@ -348,7 +352,7 @@ pub struct Backup {
     /// Leave the encryption key and the first API key out; without the encryption key nothing can be restored
     #[arg(long)]
     pub without_keys: bool,
-    /// Leave deployments out, where another machine has their databases
+    /// Leave deployments out, if another machine has their databases
     #[arg(long)]
     pub without_deployments: bool,
 }
@@ -359,7 +363,7 @@ pub struct Restore {
     /// Shared options.
     #[command(flatten)]
     pub common: Common,
-    /// A folder that `towpath backup` made.
+    /// A folder created by `towpath backup`.
     #[arg(value_name = "DIR")]
     pub from: PathBuf,
 }

@@ -4,27 +4,27 @@
 //! DIR/
 //!   backup.json      what this is: format, version, schema, time, the digest of the manifest
 //!   manifest.jsonl   every file below, with its length and its digest
-//!   towpath.db       SQLite: the database as it was at one moment
+//!   towpath.db       SQLite: a consistent copy of the database
 //!   towpath.dump     PostgreSQL: the same, as `pg_dump` writes it
-//!   objects/         every unit, segment, attachment and archive that this database names
-//!   agent.db         the agent server of `towpath dev`, where there is one
-//!   deployments/     where this machine keeps deployments: `artifacts/` that are whole, `agents/` with their databases,
-//!                    those of volumes with `placed.json` beside them
-//!   encryption.key   where the folder has one, unless keys are left out
-//!   api.key          where the folder has one, unless keys are left out
+//!   objects/         every WAL segment, trace segment, attachment and archive that this database names
+//!   agent.db         the agent server of `towpath dev`, if there is one
+//!   deployments/     deployments of this machine: complete `artifacts/`, `agents/` with their databases,
+//!                    those from volumes with `placed.json`
+//!   encryption.key   if the folder has one, unless keys are left out
+//!   api.key          if the folder has one, unless keys are left out
 //! ```
-//! Servers may go on working meanwhile. Objects are copied before the database and once more after it: what the copy
-//! of the database names was there at its moment, so one of the two has seen it. That is looked at before the backup
-//! counts as one; `backup.json` is written last.
+//! Servers may keep running. Objects are copied before the database and again after it: each object that the copy of
+//! the database names existed at that time, so one of the two passes has copied it. A check confirms this before
+//! `backup.json`, the last file, is written.
 
 mod deployments;
 mod files;
 mod keys;
 mod manifest;
-mod mark;
 mod objects;
 mod postgres;
 mod restore;
+mod restore_marker;
 mod schemas;
 mod volumes;
 
@@ -42,29 +42,29 @@ use towpath_store::{Dialect, migrations};
 use towpath_traces::objects::Objects;
 
 use self::keys::PlatformKeys;
-pub use self::mark::expect_whole;
-use self::objects::Copied;
+use self::objects::ObjectTotals;
 pub use self::restore::restore;
-use self::volumes::Apart;
+pub use self::restore_marker::check_no_restore;
+use self::volumes::VolumeSource;
 pub use self::volumes::copy_data;
 use crate::arguments::Backup;
 use crate::config::{Config, Mode, Settings};
 use crate::exit::Usage;
 
-const ABOUT: &str = "backup.json";
+const INFO_FILE: &str = "backup.json";
 const SQLITE: &str = "towpath.db";
 const DUMP: &str = "towpath.dump";
 const OBJECTS: &str = "objects";
 const AGENT: &str = "agent.db";
 const FORMAT: u32 = 3;
-/// The format of the first release. Backups of formats before it have databases that this build refuses.
+/// The format of the first release. This build refuses databases from older backups.
 const FIRST_FORMAT: u32 = 3;
 
-/// How often it is begun anew when an object was tidied away under it.
+/// Attempts when an object is deleted during the copy.
 const TRIES: u32 = 3;
 
 #[derive(Debug, Serialize, Deserialize)]
-struct About {
+struct BackupInfo {
     format: u32,
     version: String,
     created_at: Timestamp,
@@ -76,15 +76,14 @@ struct About {
     /// Whether deployments that run elsewhere were left out.
     #[serde(default)]
     without_deployments: bool,
-    /// The digest of the manifest; backups of earlier builds have none.
+    /// The digest of the manifest; absent in backups of earlier builds.
     #[serde(default)]
     manifest: Option<String>,
-    /// What the installation's encryption key opens, and no other; in hexadecimal digits.
+    /// Canary that only the encryption key of this installation opens, in hexadecimal digits.
     #[serde(default)]
     canary: Option<String>,
 }
 
-/// Which database, and where it is.
 enum Database<'a> {
     Sqlite(PathBuf),
     Postgres(&'a str),
@@ -113,7 +112,6 @@ impl<'a> Database<'a> {
         }
     }
 
-    /// What it says of the rest of the installation now.
     async fn contents(&self) -> towpath_store::Result<Contents> {
         match self {
             Self::Sqlite(file) => copies::contents_of_sqlite(file).await,
@@ -121,7 +119,7 @@ impl<'a> Database<'a> {
         }
     }
 
-    /// Copies it below `to` as it is at one moment; what the copy says.
+    /// Copies it below `to` as a consistent snapshot. Returns the contents of the copy.
     async fn copy(&self, to: &Path) -> anyhow::Result<Contents> {
         match self {
             Self::Sqlite(file) => {
@@ -135,11 +133,6 @@ impl<'a> Database<'a> {
     }
 }
 
-/// Copies everything.
-///
-/// # Errors
-/// When the folder exists, something cannot be read or written, another build made a database, the database of a deployment
-/// is elsewhere, the engine that has it does not answer, or `pg_dump` is not there or fails.
 pub async fn create(command: Backup) -> anyhow::Result<()> {
     let config = Config::load(&command.common.inputs(Mode::Dev, Vec::new()))?;
     let settings = &config.settings;
@@ -152,15 +145,15 @@ pub async fn create(command: Backup) -> anyhow::Result<()> {
             file.display()
         )));
     }
-    expect_whole(&settings.data_dir)?;
+    check_no_restore(&settings.data_dir)?;
     let schema = database.schema().await.context("opening the database")?;
     schema.check()?;
     schemas::check_agents(&settings.data_dir).await?;
     if command.without_deployments {
-        return begin(&config, &database, schema.applied, &command, &Apart::default()).await;
+        return begin(&config, &database, schema.applied, &command, &VolumeSource::default()).await;
     }
     let placed = database.contents().await?.deployments;
-    let apart = Apart::open(settings, &placed).await?;
+    let apart = VolumeSource::open(settings, &placed).await?;
     let made = async {
         let elsewhere = apart.find(&placed).await?;
         let mut missing = deployments::without_database(&settings.data_dir, &placed)?;
@@ -173,19 +166,19 @@ pub async fn create(command: Backup) -> anyhow::Result<()> {
     made
 }
 
-/// Makes the folder and fills it.
+/// Creates and fills the folder.
 async fn begin(
     config: &Config,
     database: &Database<'_>,
     migrations: Vec<i64>,
     command: &Backup,
-    apart: &Apart,
+    apart: &VolumeSource,
 ) -> anyhow::Result<()> {
     let to = &command.to;
     match DirBuilder::new().mode(0o700).create(to) {
         Err(why) if why.kind() == ErrorKind::AlreadyExists => {
             bail!(Usage(format!(
-                "{} is there already; name a folder that is not",
+                "{} exists already; name a folder that does not exist",
                 to.display()
             )))
         }
@@ -193,7 +186,7 @@ async fn begin(
     }
     let filled = fill(config, database, migrations, command, apart).await;
     if filled.is_err() {
-        // It was made a moment ago, and is worth nothing.
+        // It was just created and is incomplete.
         let _ = std::fs::remove_dir_all(to);
     }
     filled
@@ -204,7 +197,7 @@ async fn fill(
     database: &Database<'_>,
     migrations: Vec<i64>,
     command: &Backup,
-    apart: &Apart,
+    apart: &VolumeSource,
 ) -> anyhow::Result<()> {
     let (settings, to) = (&config.settings, command.to.as_path());
     let from = open_objects(config)?;
@@ -237,7 +230,7 @@ async fn fill(
         deployments = deployments::copy(&settings.data_dir, to, &keys, &elsewhere).await?;
         deployments += apart.copy(&elsewhere, to).await?;
         let missing = deployments::without_database(to, &contents.deployments)?;
-        // Those that were deleted meanwhile are not missed.
+        // Deployments that were deleted meanwhile are not missing.
         let placed = database.contents().await?.deployments;
         let missing: Vec<DeploymentId> = missing.into_iter().filter(|id| placed.contains(id)).collect();
         apart.expect_none(&missing)?;
@@ -245,7 +238,7 @@ async fn fill(
     if !command.without_keys {
         keys::copy(&settings.data_dir, to)?;
     }
-    let about = About {
+    let about = BackupInfo {
         format: FORMAT,
         version: env!("CARGO_PKG_VERSION").to_owned(),
         created_at: Clock::system().now(),
@@ -257,12 +250,12 @@ async fn fill(
         manifest: Some(manifest::write(to)?),
         canary: contents.canary.map(hex::encode),
     };
-    write_about(to, &about)?;
+    write_info(to, &about)?;
     tell(to, settings, copied, deployments, command);
     Ok(())
 }
 
-fn tell(to: &Path, settings: &Settings, copied: Copied, deployments: u64, command: &Backup) {
+fn tell(to: &Path, settings: &Settings, copied: ObjectTotals, deployments: u64, command: &Backup) {
     println!(
         "backed up into {}: the database, {} objects of {} bytes, {deployments} deployments",
         to.display(),
@@ -270,17 +263,19 @@ fn tell(to: &Path, settings: &Settings, copied: Copied, deployments: u64, comman
         copied.bytes
     );
     if command.without_deployments {
-        println!("deployments are not in the backup: keep their databases with it");
+        println!("deployments are not in the backup: keep their databases together with it");
     }
     if settings.encryption_key.is_some() {
-        println!("the encryption key is given in the settings, and is not in the backup: keep it with it");
+        println!(
+            "the encryption key comes from the settings and is not in the backup: keep it together with the backup"
+        );
     } else if command.without_keys {
-        println!("the encryption key is not in the backup: keep it elsewhere, nothing can be restored without it");
+        println!("the encryption key is not in the backup: keep it elsewhere; nothing can be restored without it");
     }
 }
 
-fn write_about(to: &Path, about: &About) -> anyhow::Result<()> {
-    let mut file = File::create_new(to.join(ABOUT))?;
+fn write_info(to: &Path, about: &BackupInfo) -> anyhow::Result<()> {
+    let mut file = File::create_new(to.join(INFO_FILE))?;
     file.write_all(serde_json::to_string_pretty(about)?.as_bytes())?;
     file.sync_all()?;
     File::open(to)?.sync_all()?;

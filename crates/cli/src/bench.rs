@@ -1,8 +1,9 @@
-//! `towpath bench`: what this machine does, beside what the same work costs by hand in the same run.
+//! `towpath bench`: measurements of this machine, compared with the same work without Towpath in the same run.
 
 mod agent;
 mod client;
-mod closed;
+mod closed_loop;
+mod comparison;
 mod cores;
 mod database;
 mod deploy;
@@ -11,7 +12,6 @@ mod export;
 mod ingest;
 mod limits;
 mod overload;
-mod peer;
 mod process;
 mod python;
 mod report;
@@ -23,10 +23,6 @@ mod workload;
 
 use crate::arguments::{Bench, BenchCommand};
 
-/// Runs a benchmark and prints its table.
-///
-/// # Errors
-/// When a database cannot be made, a measurement loses a job, or a bound is not kept.
 pub async fn run(command: Bench) -> anyhow::Result<()> {
     match command.command {
         BenchCommand::Agent(options) => agent::run(&options).await,

@@ -1,8 +1,8 @@
-//! Settings: where each value comes from and what it must look like.
+//! Settings: the sources of values and their validation.
 //!
-//! A value is taken from a flag, else the environment, else the configuration file, else its default. Keys that do
-//! not exist are errors in the file and warnings in the environment, each with the nearest key that does. This
-//! module is the only place of the project that reads the environment.
+//! A value comes from a flag, else the environment, else the configuration file, else its default. Unknown keys are
+//! errors in the file and warnings in the environment; each names the nearest known key. Only this module reads the
+//! environment.
 
 mod environment;
 mod file;
@@ -11,7 +11,7 @@ mod keys;
 mod kind;
 mod official;
 mod settings;
-mod switches;
+mod test_switches;
 mod values;
 
 use std::collections::BTreeMap;
@@ -23,11 +23,10 @@ use towpath_domain::Secret;
 
 pub use environment::read as read_environment;
 pub use official::{refusal, warnings_of_file};
-pub use settings::{AgentAuth, DeploymentBackend, HostSettings, LogFormat, Settings, TlsFiles};
-pub use switches::Switches;
-pub use values::{Origin, Resolved};
+pub use settings::{AgentAuth, DeploymentBackend, HostSettings, LogFormat, SandboxMode, Settings, TlsFiles};
+pub use test_switches::TestSwitches;
+pub use values::{Origin, ResolvedSetting};
 
-/// Which command the settings are for; a few defaults differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// `towpath dev` and `towpath demo`: everything in one process on this machine.
@@ -42,34 +41,28 @@ pub enum Mode {
     Agent,
 }
 
-/// A value given on the command line.
 #[derive(Clone, Debug)]
 pub struct Flag {
-    /// The key it sets.
     pub key: &'static str,
-    /// As it is written on the command line.
+    /// As written on the command line.
     pub name: &'static str,
-    /// Its value.
     pub value: String,
 }
 
-/// Everything settings are made from. Tests fill it by hand; [`Inputs::of_process`] takes the real ones.
+/// All sources of settings. Tests build it by hand; [`Inputs::from_process`] reads the real ones.
 #[derive(Clone, Debug)]
 pub struct Inputs {
     /// Decides a few defaults.
     pub mode: Mode,
-    /// From the command line.
     pub flags: Vec<Flag>,
-    /// The environment.
     pub environment: Vec<(String, String)>,
-    /// The configuration file, where one is read.
     pub file: Option<PathBuf>,
 }
 
 impl Inputs {
-    /// The environment of this process, and the file named by `--config`, else by `TOWPATH_CONFIG`, else
-    /// `towpath.toml` in the current folder where there is one.
-    pub fn of_process(mode: Mode, flags: Vec<Flag>, config: Option<PathBuf>) -> Self {
+    /// The environment of this process, and the file named by `--config`, else by `TOWPATH_CONFIG`, else `towpath.toml`
+    /// in the current folder if it exists.
+    pub fn from_process(mode: Mode, flags: Vec<Flag>, config: Option<PathBuf>) -> Self {
         let environment = environment::read();
         let named = || {
             environment
@@ -87,8 +80,8 @@ impl Inputs {
         }
     }
 
-    /// Defaults and flags alone: what `towpath demo` runs with, so that nothing on the machine can change it.
-    pub fn closed(mode: Mode, flags: Vec<Flag>) -> Self {
+    /// Only defaults and flags: `towpath demo` uses it, so that nothing on the machine can change its behaviour.
+    pub fn isolated(mode: Mode, flags: Vec<Flag>) -> Self {
         Self {
             mode,
             flags,
@@ -98,34 +91,27 @@ impl Inputs {
     }
 }
 
-/// The settings of this process and the story of each.
+/// The settings of this process and the origin of each.
 #[derive(Debug)]
 pub struct Config {
-    /// Which command they are for.
     pub mode: Mode,
-    /// Ready to use.
     pub settings: Settings,
-    /// Each key's value and origin, in the order of [`KEYS`].
-    pub resolved: Vec<Resolved>,
-    /// What looks wrong but stops nothing.
+    /// Value and origin of each key, in the order of [`keys::all`].
+    pub resolved: Vec<ResolvedSetting>,
     pub warnings: Vec<String>,
-    /// The environment, for what graphs name of it.
+    /// The environment, for variables that graphs name.
     pub environment: BTreeMap<String, Secret>,
-    /// What a test asks of this process.
-    pub switches: Switches,
+    pub test_switches: TestSwitches,
     /// The usual AWS variables, for `s3://` objects and for destinations that may use them.
     pub aws: BTreeMap<String, Secret>,
 }
 
 impl Config {
-    /// Reads and checks everything.
-    ///
-    /// # Errors
-    /// All problems at once: unknown keys, values of the wrong kind, a file that cannot be read.
+    /// Reads and validates everything. Returns all problems at once.
     pub fn load(inputs: &Inputs) -> Result<Self, Problems> {
-        let mut problems = Vec::new();
+        let mut problems = environment::renamed(&inputs.environment);
         let (environment, mut warnings) = environment::layer(&inputs.environment);
-        // Where an agent server is: the official one's users bring its variables along.
+        // Users of the official agent server may bring its variables along.
         if matches!(inputs.mode, Mode::Agent | Mode::Dev) {
             let set = inputs.environment.iter();
             warnings.extend(official::warnings(
@@ -138,8 +124,8 @@ impl Config {
             .map(|path| file::layer(path, &mut problems))
             .unwrap_or_default();
         let mut resolved = values::resolve(inputs, &environment, &file);
-        problems.extend(resolved.iter().filter_map(Resolved::problem));
-        problems.extend(misfits(&resolved));
+        problems.extend(resolved.iter().filter_map(ResolvedSetting::problem));
+        problems.extend(find_conflicts(&resolved));
         if !problems.is_empty() {
             return Err(Problems(problems));
         }
@@ -160,14 +146,14 @@ impl Config {
             settings,
             resolved,
             warnings,
-            switches: Switches::read(&inputs.environment),
+            test_switches: TestSwitches::read(&inputs.environment),
             aws,
         })
     }
 }
 
 impl Config {
-    /// The files that say something.
+    /// The configuration files that contributed values.
     pub fn files(&self) -> impl Iterator<Item = PathBuf> {
         self.resolved.iter().filter_map(|value| match &value.origin {
             Origin::File { path, .. } => Some(path.clone()),
@@ -176,40 +162,40 @@ impl Config {
     }
 }
 
-/// What is wrong with values that are well by themselves.
-fn misfits(resolved: &[Resolved]) -> Vec<String> {
+/// Conflicts between values that are valid on their own.
+fn find_conflicts(resolved: &[ResolvedSetting]) -> Vec<String> {
     let text = |name: &str| {
         let value = resolved.iter().find(|value| value.key.name == name)?;
         value.text.as_deref()
     };
     let mut found = Vec::new();
     match (text("tls.cert"), text("tls.key")) {
-        (Some(_), None) => found.push("tls.key: tls.cert is set, and has no key without it".to_owned()),
-        (None, Some(_)) => found.push("tls.cert: tls.key is set, and has no certificate without it".to_owned()),
+        (Some(_), None) => found.push("tls.key: required with tls.cert".to_owned()),
+        (None, Some(_)) => found.push("tls.cert: required with tls.key".to_owned()),
         _ => {}
     }
     let plain = text("tls.plain_listen").and_then(|address| address.parse::<SocketAddr>().ok());
     if let Some(address) = plain.filter(|address| !address.ip().is_loopback()) {
         found.push(format!(
-            "tls.plain_listen: expected an address of loopback such as 127.0.0.1:8403, got \"{address}\": what passes \
-             there is not protected"
+            "tls.plain_listen: expected a loopback address such as 127.0.0.1:8403, got \"{address}\": its traffic \
+             is not encrypted"
         ));
     }
     found
 }
 
-/// Jobs at a time that the usual connections of a worker are enough for…
-const FEW_SLOTS: usize = 64;
-/// … and the connections of one that performs more.
+/// Number of slots up to which the default connections of a worker suffice.
+const DEFAULT_POOL_SLOTS: usize = 72;
+/// Connections of a worker with more slots.
 const CONNECTIONS_FOR_MANY: u32 = 8;
 
-/// More connections for a worker that performs many jobs at a time, unless their number was given.
-fn connect_many_slots(settings: &mut Settings, resolved: &mut [Resolved]) {
+/// Raises the connections of a worker with many slots, unless their number is set.
+fn connect_many_slots(settings: &mut Settings, resolved: &mut [ResolvedSetting]) {
     let pools = towpath_workflows::registry().pools();
     let slots: usize = pools.iter().map(|pool| settings.slots_of(pool)).sum();
     let mut given = resolved.iter_mut();
     let connections = given.find(|value| value.key.name == "database_connections" && value.origin == Origin::Default);
-    if let Some(value) = connections.filter(|_| slots > FEW_SLOTS) {
+    if let Some(value) = connections.filter(|_| slots > DEFAULT_POOL_SLOTS) {
         value.text = Some(CONNECTIONS_FOR_MANY.to_string());
         settings.database_connections = CONNECTIONS_FOR_MANY;
     }
@@ -234,7 +220,7 @@ pub fn holds_secret(name: &str) -> bool {
     keys::all().any(|key| secret(&key.kind) && key.environment.contains(&name))
 }
 
-/// The name in `known` that `wrong` was probably meant to be.
+/// The name in `known` nearest to `wrong`.
 fn nearest<'n>(wrong: &str, known: impl Iterator<Item = &'n str>) -> Option<&'n str> {
     known
         .map(|name| (strsim::normalized_damerau_levenshtein(wrong, name), name))

@@ -1,15 +1,11 @@
-//! `towpath config`: where each setting comes from.
+//! `towpath config`: shows or checks the settings of this process.
 
 use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 
 use crate::arguments::{ConfigCommand, ConfigVerb, Output};
-use crate::config::{Config, Mode, Origin, Resolved};
+use crate::config::{Config, Mode, Origin, ResolvedSetting};
 
-/// Shows or checks the settings of this process.
-///
-/// # Errors
-/// All problems of the settings.
 pub fn run(command: &ConfigCommand) -> anyhow::Result<()> {
     let mode = Mode::from(command.command_of);
     let config = Config::load(&command.common.inputs(mode, Vec::new()))?;
@@ -17,7 +13,7 @@ pub fn run(command: &ConfigCommand) -> anyhow::Result<()> {
         eprintln!("warning: {warning}");
     }
     match command.command {
-        ConfigVerb::Check => println!("the settings are fine"),
+        ConfigVerb::Check => println!("the settings are valid"),
         ConfigVerb::Show { output: Output::Table } => println!("{}", table(&config)),
         ConfigVerb::Show { output: Output::Json } => {
             let entries: Vec<Value> = config.resolved.iter().map(entry).collect();
@@ -35,17 +31,17 @@ fn table(config: &Config) -> Table {
     for value in &config.resolved {
         table.add_row([
             value.key.name.to_owned(),
-            value.shown().unwrap_or_else(|| "-".to_owned()),
+            value.redacted().unwrap_or_else(|| "-".to_owned()),
             value.origin.to_string(),
         ]);
     }
     table
 }
 
-fn entry(value: &Resolved) -> Value {
+fn entry(value: &ResolvedSetting) -> Value {
     let mut entry = json!({
         "key": value.key.name,
-        "value": value.shown(),
+        "value": value.redacted(),
         "environment": value.key.environment_names().collect::<Vec<_>>(),
         "about": value.key.about,
     });

@@ -1,4 +1,4 @@
-//! `towpath cron`: when a schedule fires. What the clock changes of a zone do to it is best seen.
+//! `towpath cron`: prints the next times of a schedule, for example across a clock change.
 
 use anyhow::anyhow;
 use towpath_domain::agent::cron::{Schedule, zone};
@@ -7,10 +7,6 @@ use towpath_domain::{Clock, Rejection, Timestamp};
 use crate::arguments::{Cron, Output};
 use crate::exit::Usage;
 
-/// Prints the next times.
-///
-/// # Errors
-/// When the schedule is none, or names a zone there is not.
 pub fn run(command: &Cron) -> anyhow::Result<()> {
     let wrong = |why: Rejection| anyhow!(Usage(why.message));
     let schedule: Schedule = command.schedule.parse().map_err(wrong)?;

@@ -1,4 +1,4 @@
-//! The data folder: one process at a time, and the files it begins with.
+//! The data folder: its lock for one process, and its key files.
 //!
 //! ```text
 //! .towpath/
@@ -18,22 +18,19 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail};
 use towpath_domain::Secret;
 
-/// A data folder that this process alone uses, until it is dropped.
+/// A data folder that only this process uses, until it is dropped.
 #[derive(Debug)]
 pub struct DataDir {
     path: PathBuf,
-    /// The lock goes with the file: also when the process is killed.
+    /// The system releases the lock with the file, also when the process is killed.
     _lock: File,
 }
 
 impl DataDir {
-    /// Makes the folder where it is missing and takes its lock.
-    ///
-    /// # Errors
-    /// When another process holds it, or the folder cannot be written.
+    /// Creates the folder if necessary and takes its lock.
     pub fn open(path: &Path) -> anyhow::Result<Self> {
         let shown = path.display();
-        // Only for its owner: traces and keys lie in it.
+        // Only for its owner: it contains traces and keys.
         std::fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -57,9 +54,7 @@ impl DataDir {
                 } else {
                     format!(" (process {holder})")
                 };
-                bail!(
-                    "another towpath process{who} is using {shown}; stop it, or give this one a folder of its own with --data-dir"
-                );
+                bail!("another towpath process{who} is using {shown}; stop it, or use another folder with --data-dir");
             }
             Err(TryLockError::Error(why)) => return Err(why).with_context(|| format!("locking {shown}")),
         }
@@ -71,29 +66,21 @@ impl DataDir {
         })
     }
 
-    /// Where `towpath dev` keeps the first API key.
     pub fn api_key_file(&self) -> PathBuf {
         self.path.join("api.key")
     }
 
-    /// The first API key, where one was kept.
-    ///
-    /// # Errors
-    /// When the file is there and cannot be read.
+    /// The first API key, if the folder has one.
     pub fn api_key(&self) -> anyhow::Result<Option<Secret>> {
         Ok(read(&self.api_key_file())?.map(Secret::new))
     }
 
-    /// Keeps the first API key.
-    ///
-    /// # Errors
-    /// When the file cannot be made.
+    /// Stores the first API key.
     pub fn keep_api_key(&self, key: &Secret) -> anyhow::Result<()> {
         create(&self.api_key_file(), key.reveal())
     }
 }
 
-/// Whether another process uses the folder at this moment.
 pub fn is_used(path: &Path) -> bool {
     let lock = OpenOptions::new().read(true).write(true).open(path.join("lock"));
     lock.is_ok_and(|lock| matches!(lock.try_lock(), Err(TryLockError::WouldBlock)))
@@ -107,7 +94,7 @@ fn read(path: &Path) -> anyhow::Result<Option<String>> {
     }
 }
 
-/// Written beside its place and moved there, so that a crash leaves the whole file or none.
+/// Written to a temporary file and renamed, so that a crash leaves the complete file or none.
 fn create(path: &Path, text: &str) -> anyhow::Result<()> {
     let draft = path.with_extension("new");
     let write = || {

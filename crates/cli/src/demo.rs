@@ -1,6 +1,6 @@
-//! `towpath demo`: the first main job, seen from the outside.
+//! `towpath demo`: sends trace runs and exports them, as a client would.
 //!
-//! Everything goes through HTTP as a client would do it, and what is claimed at the end is read back from the files.
+//! All requests use HTTP. The reported figures are read back from the files.
 
 mod client;
 mod export;
@@ -23,10 +23,6 @@ use crate::wiring::{Roles, Server};
 use client::Client;
 pub use progress::grouped;
 
-/// Runs the demo.
-///
-/// # Errors
-/// When a step fails, or the files do not hold exactly what was sent.
 pub async fn run(command: Demo) -> anyhow::Result<()> {
     let folder = Folder::make(command.data_dir.as_deref())?;
     let flags = [
@@ -34,7 +30,7 @@ pub async fn run(command: Demo) -> anyhow::Result<()> {
         flag("listen", "demo", Some("127.0.0.1:0")),
         flag("log.filter", "--log", Some(&command.log)),
     ];
-    let config = Config::load(&Inputs::closed(Mode::Dev, flags.into_iter().flatten().collect()))?;
+    let config = Config::load(&Inputs::isolated(Mode::Dev, flags.into_iter().flatten().collect()))?;
     let _spans = telemetry::start_logging(&config)?;
     let metrics = telemetry::start_metrics()?;
     let storage = Storage::open(&config.settings).await?;
@@ -42,7 +38,7 @@ pub async fn run(command: Demo) -> anyhow::Result<()> {
     let mut signals = Signals::listen()?;
     let server = Server::start(&config, Roles::ALL, storage, metrics).await?;
     println!(
-        "a server listens on http://{}, its data lies in {}",
+        "a server listens on http://{}, its data is in {}",
         server.address(),
         folder.path().display()
     );
@@ -53,7 +49,7 @@ pub async fn run(command: Demo) -> anyhow::Result<()> {
     };
     server.drain().await?;
     told?;
-    folder.keep_or_say();
+    folder.keep_or_report();
     Ok(())
 }
 
@@ -91,13 +87,13 @@ async fn tell(command: &Demo, server: &Server, first: &FirstKey, file_root: &Pat
         );
     }
     println!("  as many as were sent, each once\n");
-    println!("{}", by_hand(command.data_dir.as_deref(), &export, &sent));
+    println!("{}", curl_commands(command.data_dir.as_deref(), &export, &sent));
     Ok(())
 }
 
-/// The same with `curl`: on the data of this demo where they are kept, else on whatever was traced into a new folder.
-fn by_hand(kept: Option<&Path>, export: &export::Export, sent: &ingest::Sent) -> String {
-    let ingest::Sent { from, until, .. } = sent;
+/// The same steps with `curl`: on the data of this demo if it is kept, else on traces in a new folder.
+fn curl_commands(kept: Option<&Path>, export: &export::Export, sent: &ingest::SentRuns) -> String {
+    let ingest::SentRuns { from, until, .. } = sent;
     let folder = kept.unwrap_or(Path::new(".towpath")).display();
     let session = if kept.is_some() { &export.session } else { "…" };
     let traced = if kept.is_some() { "" } else { ", trace into it" };
@@ -113,21 +109,19 @@ fn by_hand(kept: Option<&Path>, export: &export::Export, sent: &ingest::Sent) ->
     )
 }
 
-/// Where the demo keeps its data.
 enum Folder {
-    /// Goes away at the end.
+    /// Removed at the end.
     Temporary(tempfile::TempDir),
-    /// Stays.
-    Given(PathBuf),
+    Provided(PathBuf),
 }
 
 impl Folder {
     fn make(given: Option<&Path>) -> anyhow::Result<Self> {
         match given {
-            Some(path) => Ok(Self::Given(std::path::absolute(path)?)),
+            Some(path) => Ok(Self::Provided(std::path::absolute(path)?)),
             None => {
                 let folder = tempfile::Builder::new().prefix("towpath-demo.").tempdir();
-                Ok(Self::Temporary(folder.context("making a temporary folder")?))
+                Ok(Self::Temporary(folder.context("creating a temporary folder")?))
             }
         }
     }
@@ -135,14 +129,14 @@ impl Folder {
     fn path(&self) -> &Path {
         match self {
             Self::Temporary(folder) => folder.path(),
-            Self::Given(path) => path,
+            Self::Provided(path) => path,
         }
     }
 
-    fn keep_or_say(self) {
+    fn keep_or_report(self) {
         match self {
-            Self::Temporary(_) => println!("\nThe temporary folder is gone now; --data-dir DIR keeps one."),
-            Self::Given(path) => println!("\nEverything is kept in {}.", path.display()),
+            Self::Temporary(_) => println!("\nThe temporary folder is removed; use --data-dir DIR to keep one."),
+            Self::Provided(path) => println!("\nEverything is kept in {}.", path.display()),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `towpath dev`: everything in one process, kept in one folder.
+//! `towpath dev`: everything in one process, with all data in one folder.
 
 use std::path::Path;
 use std::time::Instant;
@@ -13,17 +13,13 @@ use crate::arguments::{Dev, flag};
 use crate::config::{AgentAuth, Config, Mode, Settings};
 use crate::first_key::{self, FirstKey};
 use crate::graph_file::GraphFile;
-use crate::hosting::Tracing;
+use crate::graph_hosting::Tracing;
 use crate::serve::warn_in_clear;
 use crate::signals::Signals;
 use crate::storage::Storage;
 use crate::telemetry;
 use crate::wiring::{AgentParts, AgentServer, Roles, Server, listen};
 
-/// Runs until it is asked to stop.
-///
-/// # Errors
-/// When something cannot be started, or breaks.
 pub async fn run(command: Dev) -> anyhow::Result<()> {
     let started = Instant::now();
     let flags = [
@@ -58,13 +54,13 @@ pub async fn run(command: Dev) -> anyhow::Result<()> {
     let key_file = storage
         .data
         .as_ref()
-        .filter(|_| first.kept)
+        .filter(|_| first.is_known)
         .map(crate::data_dir::DataDir::api_key_file);
     let keys = storage.store.clone();
     for listen in [config.settings.listen, config.settings.agent_listen] {
         warn_in_clear(&config.settings, listen);
     }
-    // Who finds the platform ready finds the agent server listening; it answers once its graphs are loaded.
+    // The agent server's port is open before the platform reports ready; requests wait until the graphs are loaded.
     let listener = listen(config.settings.agent_listen).await.context("the agent server")?;
     let server = Server::start(&config, Roles::ALL, storage, metrics.clone()).await?;
     let tracing = Tracing {
@@ -89,7 +85,7 @@ pub async fn run(command: Dev) -> anyhow::Result<()> {
         }
     };
     let ids = agent.graphs().join(", ");
-    // Whoever reads this terminal may look. What listens to others too hands out no such link.
+    // The link is only printed on loopback: a server that others reach gives out no such link.
     let link = if server.address().ip().is_loopback() {
         server.sign_in_link(&first.key).await?
     } else {
@@ -107,26 +103,26 @@ pub async fn run(command: Dev) -> anyhow::Result<()> {
             link.as_deref()
         )
     );
-    // The agent server drains beside the platform, and not after it: the signal's grace is for both.
+    // Both drain at the same time, because the signal's grace time covers both.
     let ran = server.run_with(signals, agent).await;
     spans.close().await;
     ran
 }
 
-/// The graphs of dev's agent server. A file that lies in the current folder may be meant for another server, such as
-/// one of Python graphs: that is said, and keeps nobody from using the platform.
+/// The graphs of dev's agent server. A file in the current folder may be meant for another server. An unusable file is
+/// reported, but does not keep the platform from starting.
 fn graphs(config: &Config) -> anyhow::Result<GraphFile> {
     let named = config.settings.agent.graphs.as_deref();
     match GraphFile::find(named) {
         Err(why) if named.is_none() => {
-            tracing::warn!("{why:#}; the agent server offers one graph that echoes");
+            tracing::warn!("{why:#}; the agent server serves the echo graph instead");
             Ok(GraphFile::echo())
         }
         found => found,
     }
 }
 
-/// The database of dev's agent server: a file of its own.
+/// The agent server has its own database file.
 async fn agents(settings: &Settings) -> anyhow::Result<Store> {
     let uri = format!("sqlite://{}", settings.data_dir.join("agent.db").display());
     let options = Options {
@@ -139,7 +135,6 @@ async fn agents(settings: &Settings) -> anyhow::Result<Store> {
     Ok(store)
 }
 
-/// Dev's agent server.
 async fn agent(
     config: &Config,
     listener: TcpListener,
@@ -157,10 +152,10 @@ async fn agent(
     let parts = AgentParts {
         listener,
         store,
-        // The folder is the platform's already.
+        // The platform has already taken the folder.
         data: None,
         tenant,
-        // That of the platform is another one.
+        // `public_url` is the address of the platform.
         public_url: None,
         keys: auth.then_some(keys),
         this_machine_only: !auth && settings.agent.auth == AgentAuth::Auto,
@@ -191,11 +186,11 @@ fn banner(
         Some(file) => {
             let file = file.display();
             (
-                format!("{} (kept in {file})", first.key.reveal()),
+                format!("{} (stored in {file})", first.key.reveal()),
                 format!("$(cat '{file}')"),
             )
         }
-        None => ("as given in TOWPATH_API_KEY".to_owned(), "$TOWPATH_API_KEY".to_owned()),
+        None => ("the one in TOWPATH_API_KEY".to_owned(), "$TOWPATH_API_KEY".to_owned()),
     };
     format!(
         "  API          {url}/api/v1

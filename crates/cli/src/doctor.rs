@@ -1,8 +1,10 @@
-//! `towpath doctor`: looks at everything this installation needs, and says what is wrong with it. Changes nothing but
-//! a trial file in the folder of objects and, as root, a trial folder in the data folder; it removes both.
+//! `towpath doctor`: checks everything this installation needs and reports problems. It only creates, and removes
+//! again, a trial file in the folder of objects, a sandbox in a trial folder of the data folder and, as root, another
+//! trial folder there.
 
-mod keeper;
+mod deployment_keeper;
 mod limits;
+mod sandboxes;
 mod secrets;
 mod tls;
 
@@ -26,13 +28,13 @@ use crate::remote::arguments::ServerOptions;
 use crate::remote::{Client, print};
 use crate::wiring;
 
-/// Whatever does not answer within this is away.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// The command that shows what is in quarantine.
+/// A dependency that takes longer counts as unavailable.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// The command that lists the quarantine.
 const QUARANTINE: &str = "towpath traces quarantine ls";
-/// Deployments that are named at most.
-const NAMED: i64 = 20;
-/// Clocks further apart than this are worth a word; leases and due times go by the database's alone.
+/// Maximum number of deployments that a finding lists.
+const MAX_LISTED: i64 = 20;
+/// Larger clock differences are reported. Leases and due times use the clock of the database only.
 const SKEW: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -63,7 +65,7 @@ impl Findings {
         });
     }
 
-    /// What the server at `place` answered about itself.
+    /// Adds what the server at `place` reported about itself.
     fn server(&mut self, place: &str, answer: &Value) {
         let status = answer["status"].as_str().unwrap_or_default();
         let verdict = match status {
@@ -86,10 +88,7 @@ impl Findings {
     }
 }
 
-/// Looks, and prints what was found.
-///
-/// # Errors
-/// When something is wrong: exit code 1, or 2 when it is the settings.
+/// Exit code 1 if a check failed, or 2 if the settings are invalid.
 pub async fn run(command: Doctor) -> anyhow::Result<()> {
     let mode = Mode::from(command.command_of);
     let mut findings = Findings::default();
@@ -107,7 +106,7 @@ pub async fn run(command: Doctor) -> anyhow::Result<()> {
         [] => findings.add(
             "settings",
             Verdict::Ok,
-            "fine; towpath config show has each with its origin",
+            "valid; towpath config show prints each with its origin",
         ),
         warnings => warnings
             .iter()
@@ -121,15 +120,15 @@ pub async fn run(command: Doctor) -> anyhow::Result<()> {
             None => findings.add("server", Verdict::Failed, format!("no towpath server answers at {url}")),
         }
     }
-    tls::look(settings, &mut findings);
+    tls::check(settings, &mut findings);
     let holder = folder(settings, &mut findings);
     keys(settings, &mut findings);
-    limits::look(settings, &mut findings);
+    limits::check(settings, &mut findings);
     database(settings, holder, &mut findings).await;
     match (holder, server) {
         (true, true) => quarantine_of_server(settings, &mut findings).await,
         (true, false) => {
-            let text = format!("it is in the database of the process above; see {QUARANTINE} --server URL");
+            let text = format!("the process above uses its database; see {QUARANTINE} --server URL");
             findings.add("quarantine", Verdict::Skipped, text);
         }
         (false, _) => {}
@@ -138,6 +137,7 @@ pub async fn run(command: Doctor) -> anyhow::Result<()> {
     objects(&config, server, &mut findings).await;
     git(settings, &mut findings).await;
     isolation(&config, &mut findings);
+    sandboxes::check(settings, &mut findings).await;
     print(&findings, command.output)?;
     let failed = findings
         .0
@@ -170,17 +170,17 @@ fn print(findings: &Findings, output: Output) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether a server of ours answers at the configured address, and how it does.
+/// Whether a towpath server answers at the configured address, and its state.
 async fn server(settings: &Settings, findings: &mut Findings) -> bool {
     let address = settings.listen;
     if TcpListener::bind(address).is_ok() {
         findings.add("port", Verdict::Ok, format!("{address} is free; no server runs there"));
         return false;
     }
-    // Its certificate need not be for this address; nothing secret is sent.
+    // The certificate may be for another address; nothing secret is sent.
     let url = format!("{}://{address}", settings.scheme());
     let Some(answer) = readiness(http(true), &url).await else {
-        let text = format!("{address} cannot be listened on, and no towpath server answers there");
+        let text = format!("{address} is in use or not available, and no towpath server answers there");
         findings.add("port", Verdict::Failed, text);
         return false;
     };
@@ -189,11 +189,11 @@ async fn server(settings: &Settings, findings: &mut Findings) -> bool {
 }
 
 fn http(any_certificate: bool) -> Option<reqwest::Client> {
-    let client = reqwest::Client::builder().no_proxy().timeout(PATIENCE);
+    let client = reqwest::Client::builder().no_proxy().timeout(TIMEOUT);
     client.danger_accept_invalid_certs(any_certificate).build().ok()
 }
 
-/// What the server at `url` says of itself, where a towpath server is there.
+/// The readiness report of the server at `url`; `None` if no towpath server answers there.
 async fn readiness(http: Option<reqwest::Client>, url: &str) -> Option<Value> {
     let asked = http?
         .get(format!("{}/readyz?verbose", url.trim_end_matches('/')))
@@ -213,7 +213,7 @@ fn folder(settings: &Settings, findings: &mut Findings) -> bool {
             findings.add(
                 "folder",
                 Verdict::Ok,
-                format!("{shown} is not there yet; the first start makes it"),
+                format!("{shown} does not exist yet; the first start creates it"),
             );
             return false;
         }
@@ -223,20 +223,20 @@ fn folder(settings: &Settings, findings: &mut Findings) -> bool {
         }
     };
     if about.permissions().mode() & 0o077 != 0 {
-        let text = format!("{shown} may be read by others than its owner; chmod 700 keeps traces and keys private");
+        let text = format!("{shown} is readable by other users; run chmod 700 to keep traces and keys private");
         findings.add("folder", Verdict::Warning, text);
     }
     if tempfile::tempfile_in(path).is_err() {
         findings.add(
             "folder",
             Verdict::Failed,
-            format!("{shown} takes no file: no right, or no room"),
+            format!("{shown} is not writable: permission denied or no space left"),
         );
     }
     let held = data_dir::is_used(path);
     let by = if held {
         let holder = std::fs::read_to_string(path.join("lock")).unwrap_or_default();
-        format!("; process {} uses it", holder.trim())
+        format!("; used by process {}", holder.trim())
     } else {
         String::new()
     };
@@ -244,7 +244,7 @@ fn folder(settings: &Settings, findings: &mut Findings) -> bool {
     held
 }
 
-/// Files that hold secrets.
+/// Permissions of files that hold secrets.
 fn keys(settings: &Settings, findings: &mut Findings) {
     for name in ["encryption.key", "api.key"] {
         let file = settings.data_dir.join(name);
@@ -253,16 +253,16 @@ fn keys(settings: &Settings, findings: &mut Findings) {
             findings.add(
                 "keys",
                 Verdict::Ok,
-                format!("{} is for its owner alone", file.display()),
+                format!("only the owner can read {}", file.display()),
             );
         } else {
-            let text = format!("{} may be read by others; chmod 600 it", file.display());
+            let text = format!("{} is readable by other users; run chmod 600 on it", file.display());
             findings.add("keys", Verdict::Failed, text);
         }
     }
     let is_cluster = !settings.database_uri.reveal().starts_with("sqlite:");
     if is_cluster && settings.encryption_key.is_none() {
-        let text = "no encryption key is given: each machine would seal with a key file of its own";
+        let text = "encryption_key is not set: each machine would seal with its own key file";
         findings.add("keys", Verdict::Warning, text);
     }
 }
@@ -275,60 +275,56 @@ async fn database(settings: &Settings, held: bool, findings: &mut Findings) {
             findings.add(
                 "database",
                 Verdict::Skipped,
-                "SQLite, in use by the process above; see what the server says",
+                "SQLite, in use by the process above; see the server's report",
             );
             return;
         }
         if !path.exists() {
-            findings.add("database", Verdict::Ok, "SQLite; the first start makes it");
+            findings.add("database", Verdict::Ok, "SQLite; the first start creates it");
             return;
         }
     }
     let begun = Instant::now();
     let options = Options {
         connections: 1,
-        acquire_timeout: PATIENCE,
+        acquire_timeout: TIMEOUT,
         ..Options::default()
     };
     let store = match Store::open(uri, options).await {
         Ok(store) => store,
         Err(error) => return findings.add("database", Verdict::Failed, error.to_string()),
     };
-    // Not asked for on a database that is not there: it may name its address.
+    // Skipped if the database is unavailable; the error could contain its address.
     let schema = match migrations::schema(&store).await {
         Ok(schema) => schema,
         Err(error) => {
-            return findings.add(
-                "database",
-                Verdict::Failed,
-                format!("it does not answer as it should: {error}"),
-            );
+            return findings.add("database", Verdict::Failed, format!("the query failed: {error}"));
         }
     };
     let name = match store.dialect() {
         Dialect::Sqlite => "SQLite",
         Dialect::Postgres => "PostgreSQL",
     };
-    let text = format!("{name} answers, after {} ms", begun.elapsed().as_millis());
+    let text = format!("{name} answers after {} ms", begun.elapsed().as_millis());
     findings.add("database", Verdict::Ok, text);
     match (schema.check(), schema.pending.len()) {
         (Err(refused), _) => findings.add("migrations", Verdict::Failed, refused.to_string()),
         (Ok(()), 0) => {
-            let text = format!("all are applied: version {}", migrations::newest(store.dialect()));
+            let text = format!("all applied: version {}", migrations::newest(store.dialect()));
             findings.add("migrations", Verdict::Ok, text);
         }
         (Ok(()), pending) => {
-            let text = format!("{pending} not applied; the next start does it, or towpath migrate");
+            let text = format!("{pending} not applied; the next start or towpath migrate applies them");
             findings.add("migrations", Verdict::Warning, text);
         }
     }
     if schema.check().is_ok() && schema.pending.is_empty() {
         if store.dialect() == Dialect::Postgres {
             skew(&store, findings).await;
-            keeper::look(&store, findings).await;
+            deployment_keeper::check(&store, findings).await;
         }
         match store.read(async |tx| quarantine::usage(tx).await).await {
-            Ok(usage) => quarantined(
+            Ok(usage) => report_quarantine(
                 usage.len(),
                 usage.iter().map(|usage| usage.entries).sum(),
                 usage.iter().map(|usage| usage.items).sum(),
@@ -337,12 +333,12 @@ async fn database(settings: &Settings, held: bool, findings: &mut Findings) {
             Err(error) => findings.add("quarantine", Verdict::Failed, error.to_string()),
         }
         trust(settings, &store, findings).await;
-        secrets::look(settings, &store, findings).await;
+        secrets::check(settings, &store, findings).await;
     }
     store.close().await;
 }
 
-/// Deployments whose processes run beside those of another workspace.
+/// Deployments whose processes run next to those of another workspace.
 async fn trust(settings: &Settings, store: &Store, findings: &mut Findings) {
     let processes = matches!(
         settings.deployments.backend,
@@ -352,14 +348,14 @@ async fn trust(settings: &Settings, store: &Store, findings: &mut Findings) {
         return;
     }
     let found = store
-        .read(async |tx| deployments::of_later_workspaces(tx, NAMED).await)
+        .read(async |tx| deployments::of_later_workspaces(tx, MAX_LISTED).await)
         .await;
     let found = match found {
         Ok(found) => found,
         Err(error) => return findings.add("trust", Verdict::Failed, error.to_string()),
     };
     if found.is_empty() {
-        return findings.add("trust", Verdict::Ok, "deployments are of one workspace at most");
+        return findings.add("trust", Verdict::Ok, "all deployments belong to one workspace");
     }
     let names: Vec<String> = found.iter().map(|(id, name)| format!("{name} ({id})")).collect();
     let rule = if settings.deployments.one_workspace {
@@ -368,14 +364,14 @@ async fn trust(settings: &Settings, store: &Store, findings: &mut Findings) {
         "deployments.trust = all allows it"
     };
     let text = format!(
-        "deployments of several workspaces run as processes of one machine, apart as isolation below says; {rule}. \
-         Not of the first workspace: {}",
+        "deployments of several workspaces run as processes of one machine, separated as reported below under \
+         isolation; {rule}. Not of the first workspace: {}",
         names.join(", ")
     );
     findings.add("trust", Verdict::Warning, text);
 }
 
-/// What the server that uses the data folder has in quarantine.
+/// The quarantine of the server that uses the data folder.
 async fn quarantine_of_server(settings: &Settings, findings: &mut Findings) {
     let options = ServerOptions {
         server: settings.local_url(),
@@ -385,20 +381,20 @@ async fn quarantine_of_server(settings: &Settings, findings: &mut Findings) {
         output: Output::Json,
     };
     let asked = match Client::new(&options) {
-        Ok(client) => tokio::time::timeout(PATIENCE, client.get("/internal/quarantine/usage", &[]))
+        Ok(client) => tokio::time::timeout(TIMEOUT, client.get("/internal/quarantine/usage", &[]))
             .await
-            .unwrap_or_else(|_| Err(anyhow!("it does not answer in time"))),
+            .unwrap_or_else(|_| Err(anyhow!("no answer in time"))),
         Err(error) => Err(error),
     };
     match asked {
         Ok(answer) => {
             let usage = answer["items"].as_array().map(Vec::as_slice).unwrap_or_default();
             let sum = |of: &str| usage.iter().filter_map(|usage| usage[of].as_i64()).sum();
-            quarantined(usage.len(), sum("entries"), sum("items"), findings);
+            report_quarantine(usage.len(), sum("entries"), sum("items"), findings);
         }
         Err(error) => {
             let text = format!(
-                "the server at {} was asked in vain: {error:#}; try {QUARANTINE}",
+                "the server at {} could not be queried: {error:#}; try {QUARANTINE}",
                 settings.listen
             );
             findings.add("quarantine", Verdict::Skipped, text);
@@ -406,13 +402,13 @@ async fn quarantine_of_server(settings: &Settings, findings: &mut Findings) {
     }
 }
 
-fn quarantined(workspaces: usize, entries: i64, operations: i64, findings: &mut Findings) {
+fn report_quarantine(workspaces: usize, entries: i64, operations: i64, findings: &mut Findings) {
     if entries == 0 {
-        let text = "empty: all that was accepted could be folded";
+        let text = "empty: all accepted data was flushed";
         return findings.add("quarantine", Verdict::Ok, text);
     }
     let text = format!(
-        "{} with {} of {} could not be folded, and are missing from what is shown and exported; see {QUARANTINE}",
+        "{} with {} of {} could not be flushed and are missing from queries and exports; see {QUARANTINE}",
         print::counted(entries.unsigned_abs(), "entry", "entries"),
         print::counted(operations.unsigned_abs(), "operation", "operations"),
         print::counted(workspaces as u64, "workspace", "workspaces"),
@@ -428,12 +424,12 @@ async fn skew(store: &Store, findings: &mut Findings) {
         Err(error) => return findings.add("clock", Verdict::Failed, error.to_string()),
     };
     let after = clock.now();
-    // The answer may have been made at any moment between the two.
+    // The answer was created at some moment between the two.
     let apart = there.since(after).max(before.since(there));
     if apart > SKEW {
         let text = format!(
-            "this machine's clock and the database's are {:.1} s apart; leases go by the database's, but times in \
-             logs will not fit",
+            "the clocks of this machine and the database differ by {:.1} s; leases use the database's, but times in \
+             logs will not match",
             apart.as_secs_f64()
         );
         findings.add("clock", Verdict::Warning, text);
@@ -446,9 +442,9 @@ async fn redis(settings: &Settings, findings: &mut Findings) {
     let Some(uri) = &settings.redis_uri else {
         let cluster = !settings.database_uri.reveal().starts_with("sqlite:");
         let text = if cluster {
-            "none is set: workers find work by looking, within a second"
+            "not set: workers poll for jobs every second"
         } else {
-            "none is set, and one process needs none"
+            "not set; one process does not need it"
         };
         return findings.add("redis", Verdict::Ok, text);
     };
@@ -463,11 +459,11 @@ async fn redis(settings: &Settings, findings: &mut Findings) {
                 return findings.add(
                     "redis",
                     Verdict::Ok,
-                    format!("answers, after {} ms", begun.elapsed().as_millis()),
+                    format!("answers after {} ms", begun.elapsed().as_millis()),
                 );
             }
-            State::Down { error, .. } if begun.elapsed() > PATIENCE => {
-                let text = format!("does not answer: {error}; work goes on, up to a second later");
+            State::Down { error, .. } if begun.elapsed() > TIMEOUT => {
+                let text = format!("unavailable: {error}; workers poll instead, with a delay of up to a second");
                 return findings.add("redis", Verdict::Warning, text);
             }
             State::Down { .. } => tokio::time::sleep(Duration::from_millis(50)).await,
@@ -475,7 +471,7 @@ async fn redis(settings: &Settings, findings: &mut Findings) {
     }
 }
 
-/// What keeps processes of deployments apart.
+/// The isolation of processes of deployments.
 fn isolation(config: &Config, findings: &mut Findings) {
     let settings = &config.settings;
     let processes = matches!(
@@ -486,7 +482,7 @@ fn isolation(config: &Config, findings: &mut Findings) {
         return;
     }
     if !settings.data_dir.is_dir() {
-        let text = "it is tried in the data folder, which is not there yet";
+        let text = "the trial needs the data folder, which does not exist yet";
         return findings.add("isolation", Verdict::Skipped, text);
     }
     let isolation = match wiring::isolation(config, &settings.data_dir) {
@@ -500,11 +496,11 @@ fn isolation(config: &Config, findings: &mut Findings) {
             "each deployment has a user id and namespaces of its own",
         ),
         Some(why) if settings.deployments.min_isolation > isolation.level() => {
-            let text = format!("deployments.min_isolation is namespace, and no deployment can have that here: {why}");
+            let text = format!("deployments.min_isolation is namespace, which this machine cannot provide: {why}");
             findings.add("isolation", Verdict::Failed, text);
         }
         Some(why) => {
-            let text = format!("processes of deployments run as the platform's account, with all its rights: {why}");
+            let text = format!("processes of deployments run as the platform's user, with all its permissions: {why}");
             findings.add("isolation", Verdict::Warning, text);
         }
     }
@@ -519,7 +515,7 @@ async fn git(settings: &Settings, findings: &mut Findings) {
         .arg("version")
         .kill_on_drop(true)
         .output();
-    match tokio::time::timeout(PATIENCE, asked).await {
+    match tokio::time::timeout(TIMEOUT, asked).await {
         Ok(Ok(answer)) => {
             let said = String::from_utf8_lossy(&answer.stdout);
             match towpath_compute::git::check_version(&said) {
@@ -532,10 +528,10 @@ async fn git(settings: &Settings, findings: &mut Findings) {
             }
         }
         Ok(Err(why)) => {
-            let text = format!("it cannot be run ({why}); deployments from repositories fail");
+            let text = format!("git cannot be run ({why}); deployments from repositories fail");
             findings.add("git", Verdict::Warning, text);
         }
-        Err(_) => findings.add("git", Verdict::Warning, "it does not answer in time"),
+        Err(_) => findings.add("git", Verdict::Warning, "git does not answer in time"),
     }
 }
 
@@ -546,7 +542,7 @@ async fn objects(config: &Config, server: bool, findings: &mut Findings) {
         return findings.add(
             "objects",
             Verdict::Ok,
-            format!("{url} is not there yet; the first start makes it"),
+            format!("{url} does not exist yet; the first start creates it"),
         );
     }
     let aws = config
@@ -558,8 +554,8 @@ async fn objects(config: &Config, server: bool, findings: &mut Findings) {
         Ok(objects) => objects,
         Err(error) => return findings.add("objects", Verdict::Failed, error.to_string()),
     };
-    match tokio::time::timeout(4 * PATIENCE, objects.check()).await {
-        Ok(Ok(())) => findings.add("objects", Verdict::Ok, format!("{url} can be used")),
+    match tokio::time::timeout(4 * TIMEOUT, objects.check()).await {
+        Ok(Ok(())) => findings.add("objects", Verdict::Ok, format!("{url} is usable")),
         Ok(Err(why)) => findings.add("objects", Verdict::Failed, format!("{url}: {why}")),
         Err(_) => findings.add("objects", Verdict::Failed, format!("{url} does not answer in time")),
     }

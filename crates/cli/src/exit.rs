@@ -1,10 +1,11 @@
-//! How a command ends: 0 done, 1 failed, 2 wrong usage, 3 a server was not reachable, 141 nobody reads its output.
+//! Exit codes: 0 done, 1 failed, 2 wrong usage, 3 a server was not reachable, 141 the reader of the output is gone.
+//! `towpath sandbox exec` ends as its command does.
 
 use std::process::ExitCode;
 
 use crate::config::Problems;
 
-/// Wrong usage that the command line parser cannot see. Exit code 2.
+/// Wrong usage that the parser of the command line cannot detect. Exit code 2.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Usage(pub String);
@@ -14,28 +15,37 @@ pub struct Usage(pub String);
 #[error("{0}")]
 pub struct Unreachable(pub String);
 
-/// As of a program that a signal ended: 128 and the number of SIGPIPE.
-const UNREAD: i32 = 141;
+/// A command in a sandbox ended with another code than 0. This process exits in the same way and prints nothing of its
+/// own.
+#[derive(Debug, thiserror::Error)]
+#[error("the command ended with exit code {0}")]
+pub struct CommandExit(pub u8);
 
-/// Ends the process quietly when it prints and whoever read has left, as in `towpath jobs ls | head`. The macros that
-/// print panic then, and nothing is wrong.
-pub fn quietly_when_unread() {
+/// The exit code of a program that SIGPIPE ended: 128 and the number of the signal.
+pub const PIPE_CLOSED: u8 = 141;
+
+/// Exits quietly when the reader of the output is gone, as in `towpath jobs ls | head`. The print macros panic in that
+/// case.
+pub fn exit_when_pipe_closed() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         let told = panic.payload().downcast_ref::<String>();
         if told.is_some_and(|told| told.starts_with("failed printing to stdout: Broken pipe")) {
-            std::process::exit(UNREAD);
+            std::process::exit(PIPE_CLOSED.into());
         }
         usual(panic);
     }));
 }
 
-/// Prints the error with its causes and gives the exit code that belongs to it.
+/// Prints the error with its causes and returns its exit code.
 pub fn report(error: &anyhow::Error) -> ExitCode {
+    if let Some(CommandExit(code)) = error.downcast_ref() {
+        return ExitCode::from(*code);
+    }
     let mut lines = error.to_string();
     for cause in error.chain().skip(1) {
         let cause = cause.to_string();
-        // Transparent errors repeat their source word for word.
+        // Transparent errors repeat the text of their source.
         if !lines.contains(&cause) {
             lines.push_str(": ");
             lines.push_str(&cause);

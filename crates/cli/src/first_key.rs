@@ -1,4 +1,4 @@
-//! The first API key and its workspace, so that nobody has to read a banner to get in.
+//! The first API key and its workspace.
 
 use anyhow::bail;
 use towpath_domain::{Secret, TenantId};
@@ -9,22 +9,18 @@ use crate::config::Settings;
 use crate::data_dir::DataDir;
 use crate::exit::Usage;
 
-/// A key, what it opens, and whether somebody knows it already.
+/// A key, its workspace, and whether the operator already knows it.
 #[derive(Debug)]
 pub struct FirstKey {
-    /// The key.
     pub key: Secret,
-    /// A workspace it opens.
+    /// A workspace that the key opens.
     pub tenant: TenantId,
-    /// Whether it lies in the data folder; the operator's own key does not.
-    pub kept: bool,
+    /// Whether the key is in the data folder; a configured key is not.
+    pub is_known: bool,
 }
 
-/// For `towpath dev`: the operator's key where one is given, else the one in the data folder, made where it is missing
-/// or was revoked.
-///
-/// # Errors
-/// When the operator's key and workspace do not go together, or the folder or the database cannot be written.
+/// For `towpath dev`: the configured key, else the one in the data folder, which is created if it is missing or was
+/// revoked.
 pub async fn of_dev(store: &Store, settings: &Settings, data: Option<&DataDir>) -> anyhow::Result<FirstKey> {
     let first = store
         .read(async |tx| access::list_workspaces(tx, None).await)
@@ -45,12 +41,12 @@ pub async fn of_dev(store: &Store, settings: &Settings, data: Option<&DataDir>) 
         return Ok(FirstKey {
             key: key.clone(),
             tenant,
-            kept: false,
+            is_known: false,
         });
     }
     let Some(data) = data else {
         bail!(Usage(
-            "on PostgreSQL give the first key as TOWPATH_API_KEY, with its workspace as TOWPATH_TENANT_ID".into()
+            "on PostgreSQL, set TOWPATH_API_KEY to the first key and TOWPATH_TENANT_ID to its workspace".into()
         ));
     };
     if let Some(key) = data.api_key()? {
@@ -59,31 +55,28 @@ pub async fn of_dev(store: &Store, settings: &Settings, data: Option<&DataDir>) 
                 return Ok(FirstKey {
                     key,
                     tenant,
-                    kept: true,
+                    is_known: true,
                 });
             }
             Err(Error::Rejected(why)) => {
-                tracing::info!(%why, "the key in the data folder is of no use; making another");
+                tracing::info!(%why, "the key in the data folder is not valid; creating another");
             }
             Err(error) => return Err(error.into()),
         }
     }
-    // Kept before it is stored: a crash between the two leaves a key that the next start makes valid, while the other
-    // order would leave one that nobody knows.
+    // The file is written first: after a crash between the two writes, the next start makes its key valid. The other
+    // order would leave a key whose secret is lost.
     let key = Secret::new(access::new_key_secret());
     data.keep_api_key(&key)?;
     ensure(&key).await.map_err(refused)?;
     Ok(FirstKey {
         key,
         tenant,
-        kept: true,
+        is_known: true,
     })
 }
 
-/// For `towpath serve`: the operator's pair, where it is given.
-///
-/// # Errors
-/// When only one of the two is given, or they do not go together.
+/// For `towpath serve`: the configured key and workspace, if any.
 pub async fn of_serve(store: &Store, settings: &Settings) -> anyhow::Result<()> {
     match (&settings.api_key, settings.tenant_id) {
         (None, None) => Ok(()),
@@ -94,17 +87,14 @@ pub async fn of_serve(store: &Store, settings: &Settings) -> anyhow::Result<()> 
                 .map_err(refused)?;
             Ok(())
         }
-        // Several API processes that start together would each make a workspace of their own.
+        // Several API processes that start together would each create a workspace.
         _ => bail!(Usage(
-            "TOWPATH_API_KEY and TOWPATH_TENANT_ID belong together: give both or none".into()
+            "TOWPATH_API_KEY and TOWPATH_TENANT_ID belong together: set both or neither".into()
         )),
     }
 }
 
 /// For `towpath agent`: a workspace may come without a key, because callers may not need one.
-///
-/// # Errors
-/// As [`of_serve`], but for a workspace alone.
 pub async fn of_agent(store: &Store, settings: &Settings) -> anyhow::Result<()> {
     match (&settings.api_key, settings.tenant_id) {
         (None, Some(tenant)) => {
@@ -117,7 +107,7 @@ pub async fn of_agent(store: &Store, settings: &Settings) -> anyhow::Result<()> 
     }
 }
 
-/// What the operator gave does not fit: wrong usage, not a failure.
+/// A conflict of the configured key is wrong usage.
 fn refused(error: Error) -> anyhow::Error {
     match error {
         Error::Rejected(rejection) => Usage(format!("{}: {}", rejection.field, rejection.message)).into(),

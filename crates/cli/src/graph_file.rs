@@ -1,4 +1,4 @@
-//! The file that declares the graphs of an agent server, and what else it says about the server.
+//! The file that declares the graphs of an agent server and configures the server.
 //!
 //! ```text
 //! {
@@ -13,7 +13,7 @@
 //! }
 //! ```
 //!
-//! Keys that say how an image is built are for who builds one. Keys that nobody knows are reported.
+//! Keys about building images are ignored. Unknown keys are reported.
 
 mod report;
 mod server;
@@ -24,34 +24,31 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, anyhow};
 use towpath_domain::{Clock, Secret};
 use towpath_outbound::Guard;
-use towpath_runtime::hosted::environment::Wanted;
-use towpath_runtime::{Graphs, Outside};
-use towpath_workflows::agent::Rules;
+use towpath_runtime::hosted::environment::EnvironmentSpec;
+use towpath_runtime::{GraphServices, Graphs};
+use towpath_workflows::agent::WebhookRules;
 
 use self::server::Env;
 use crate::exit::Usage;
 
 pub use self::server::Server;
 
-/// Names of such files in the current folder, the first found wins.
-const USUAL: [&str; 2] = ["langgraph.json", "towpath.json"];
+/// Default names in the current folder; the first existing one wins.
+const DEFAULT_NAMES: [&str; 2] = ["langgraph.json", "towpath.json"];
 
-/// What a graph file says.
 pub struct GraphFile {
-    /// The graphs that are declared as data; those of users' own code are named.
+    /// Graphs that are declared as data. Graphs of users' own code are only named.
     pub graphs: Graphs,
-    /// What it says about the server.
     pub server: Server,
-    /// Where it lies; none of the graph that echoes.
+    /// `None` for the echo graph.
     pub path: Option<PathBuf>,
-    /// Its text.
     pub text: String,
     env: BTreeMap<String, Secret>,
 }
 
-/// The file that was named, else the usual one of the current folder, where there is one.
+/// The named file, else the default file of the current folder, if it exists.
 fn path(named: Option<&Path>) -> Option<&Path> {
-    named.or_else(|| USUAL.iter().map(Path::new).find(|path| path.is_file()))
+    named.or_else(|| DEFAULT_NAMES.iter().map(Path::new).find(|path| path.is_file()))
 }
 
 impl GraphFile {
@@ -66,10 +63,7 @@ impl GraphFile {
         }
     }
 
-    /// Reads the file that was named, else the usual one of the current folder, else answers [`GraphFile::echo`].
-    ///
-    /// # Errors
-    /// Wrong usage: the file cannot be read, or a graph of it cannot be used.
+    /// Reads the named file, else the default file of the current folder, else returns [`GraphFile::echo`].
     pub fn find(named: Option<&Path>) -> anyhow::Result<Self> {
         match path(named) {
             Some(path) => Self::read(path),
@@ -77,21 +71,17 @@ impl GraphFile {
         }
     }
 
-    /// Whether the file that [`GraphFile::find`] would read names graphs of users' own code. What is wrong with it is for
-    /// that one to say; what can be read only once is left to it, too.
+    /// Whether the file that [`GraphFile::find`] would read names graphs of users' own code. Errors are left to `find`,
+    /// and so is input that can only be read once.
     pub fn names_code(named: Option<&Path>) -> bool {
         let Some(path) = path(named).filter(|path| path.is_file()) else {
             return false;
         };
         let folder = path.parent().unwrap_or(Path::new("/"));
         let graphs = std::fs::read_to_string(path).map(|text| Graphs::from_config(&text, folder));
-        matches!(graphs, Ok(Ok(graphs)) if !graphs.code().is_empty())
+        matches!(graphs, Ok(Ok(graphs)) if !graphs.hosted_paths().is_empty())
     }
 
-    /// Reads the file.
-    ///
-    /// # Errors
-    /// Wrong usage: the file cannot be read, or says what cannot be used.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let shown = path.display();
         let usage = |why: String| anyhow!(Usage(format!("{shown}: {why}")));
@@ -104,7 +94,7 @@ impl GraphFile {
         server.cors().map_err(usage)?;
         let env = match &server.env {
             None => BTreeMap::new(),
-            Some(Env::Here(values)) => values
+            Some(Env::Inline(values)) => values
                 .iter()
                 .map(|(name, value)| (name.clone(), Secret::new(value)))
                 .collect(),
@@ -123,18 +113,17 @@ impl GraphFile {
         })
     }
 
-    /// The folder its paths are relative to.
+    /// The folder that its paths are relative to.
     pub fn folder(&self) -> PathBuf {
         let parent = self.path.as_deref().and_then(Path::parent);
         parent.unwrap_or(Path::new("/")).to_owned()
     }
 
-    /// The file's own environment.
     pub const fn env(&self) -> &BTreeMap<String, Secret> {
         &self.env
     }
 
-    /// The file that holds the environment, where one does.
+    /// The file that contains the environment, if any.
     pub fn env_file(&self) -> Option<PathBuf> {
         match &self.server.env {
             Some(Env::File(file)) => Some(self.folder().join(file)),
@@ -142,22 +131,19 @@ impl GraphFile {
         }
     }
 
-    /// What it says about webhooks; headers with what they take from the environment.
-    ///
-    /// # Errors
-    /// Wrong usage: a header names a variable that is not there, or not meant for it.
-    pub fn webhooks(&self, environment: &BTreeMap<String, Secret>) -> anyhow::Result<Rules> {
+    /// Its webhook settings; headers with values from the environment.
+    pub fn webhooks(&self, environment: &BTreeMap<String, Secret>) -> anyhow::Result<WebhookRules> {
         let webhooks = &self.server.webhooks;
         let prefix = webhooks.env_prefix.as_deref().unwrap_or("LG_WEBHOOK_");
         let mut headers = Vec::new();
         for (name, template) in &webhooks.headers {
-            let value = filled(template, prefix, |name| {
+            let value = expand_variables(template, prefix, |name| {
                 self.env.get(name).or_else(|| environment.get(name))
             });
             let value = value.map_err(|why| anyhow!(Usage(format!("webhooks.headers.{name}: {why}"))))?;
             headers.push((name.clone(), Secret::new(value)));
         }
-        Ok(Rules {
+        Ok(WebhookRules {
             off: self.server.webhooks_are_off(),
             require_https: webhooks.url.require_https,
             domains: webhooks.url.allowed_domains.clone(),
@@ -168,9 +154,8 @@ impl GraphFile {
         })
     }
 
-    /// What the environment of its Python code is made of.
-    pub fn wanted(&self) -> Wanted {
-        Wanted {
+    pub fn environment_spec(&self) -> EnvironmentSpec {
+        EnvironmentSpec {
             folder: self.folder(),
             dependencies: self.server.dependencies.clone(),
             version: self.server.python_version.clone(),
@@ -179,20 +164,24 @@ impl GraphFile {
         }
     }
 
-    /// The graphs that are declared as data with what they need of the process: calls to the addresses that `guard`
-    /// allows, and secrets by their names in the file's own environment, else in the process's.
-    pub fn declared(&self, guard: Guard, environment: &BTreeMap<String, Secret>) -> Graphs {
+    /// The graphs that are declared as data, with their services: calls to the addresses that `guard` allows, and
+    /// secrets by name from the file's environment, else from that of the process.
+    pub fn declared_graphs(&self, guard: Guard, environment: &BTreeMap<String, Secret>) -> Graphs {
         let mut secrets = environment.clone();
         secrets.extend(self.env.clone());
-        let outside = Outside::new(Clock::system())
-            .calling(guard)
+        let outside = GraphServices::new(Clock::system())
+            .with_guard(guard)
             .with_secrets(move |name| secrets.get(name).map(|secret| secret.reveal().to_owned()));
-        self.graphs.clone().with(&outside)
+        self.graphs.clone().with_services(&outside)
     }
 }
 
-/// A text with `${{ env.NAME }}` replaced.
-fn filled<'e>(template: &str, prefix: &str, find: impl Fn(&str) -> Option<&'e Secret>) -> Result<String, String> {
+/// `text` with `${{ env.NAME }}` replaced.
+fn expand_variables<'e>(
+    template: &str,
+    prefix: &str,
+    find: impl Fn(&str) -> Option<&'e Secret>,
+) -> Result<String, String> {
     let mut text = String::new();
     let mut rest = template;
     while let Some((before, after)) = rest.split_once("${{") {
@@ -214,7 +203,7 @@ fn filled<'e>(template: &str, prefix: &str, find: impl Fn(&str) -> Option<&'e Se
     Ok(text + rest)
 }
 
-/// `NAME=value`, with or without `export` and quotes. Comments and blank lines are none.
+/// Parses `NAME=value`, with or without `export` and quotes. `None` for comments and blank lines.
 fn line_of_env(line: &str) -> Option<(String, Secret)> {
     let line = line.trim();
     let line = line.strip_prefix("export ").unwrap_or(line);
@@ -280,11 +269,11 @@ mod tests {
         std::fs::write(&path, text).unwrap();
         let file = GraphFile::find(Some(&path)).unwrap();
         assert_eq!(file.graphs.ids().collect::<Vec<_>>(), ["e"]);
-        assert_eq!(file.graphs.code().keys().collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!(file.graphs.hosted_paths().keys().collect::<Vec<_>>(), ["a", "b"]);
         assert_eq!(file.server.auth().path.as_deref(), Some("./auth.py:auth"));
         assert_eq!(file.server.disabled(), ["store"]);
-        assert!(file.server.own_routes());
-        let wanted = file.wanted();
+        assert!(file.server.has_custom_routes());
+        let wanted = file.environment_spec();
         assert_eq!(
             (wanted.dependencies.len(), wanted.version.as_deref()),
             (2, Some("3.12"))
@@ -301,7 +290,7 @@ mod tests {
         std::fs::write(&path, text).unwrap();
         let rules = GraphFile::read(&path).unwrap().webhooks(&BTreeMap::new()).unwrap();
         assert_eq!(rules.headers[0].1.reveal(), "Bearer k");
-        assert!(rules.refuse("http://a.example/").is_some());
+        assert!(rules.check_address("http://a.example/").is_some());
         std::fs::write(&path, text.replace("LG_WEBHOOK_KEY }}", "OTHER }}")).unwrap();
         let refused = GraphFile::read(&path).unwrap().webhooks(&BTreeMap::new()).unwrap_err();
         assert!(refused.to_string().contains("OTHER"), "{refused}");

@@ -1,5 +1,5 @@
-//! `towpath keys`: asks a server, or the database itself where none is there to be asked. So the first key of an
-//! installation can be made, and one when every operator's key is lost.
+//! `towpath keys`: uses a server, or the database itself if no server runs. So it can create the first key of an
+//! installation, and a new operator key if all are lost.
 
 mod database;
 mod server;
@@ -14,51 +14,45 @@ use crate::remote::print;
 use crate::storage::Storage;
 use crate::telemetry;
 
-/// Where keys are looked after.
-enum Place {
-    Server(server::Server),
+enum KeyBackend {
+    Server(Box<server::Server>),
     Database(Box<Storage>),
 }
 
-/// Makes, lists or revokes keys.
-///
-/// # Errors
-/// When the server or the database cannot be reached or refuses, or there is no such key or workspace.
 pub async fn run(command: Keys) -> anyhow::Result<()> {
     let config = Config::load(&command.common.inputs(Mode::Api, Vec::new()))?;
     let _spans = telemetry::start_logging(&config)?;
     let settings = &config.settings;
     let in_use = settings.database_uri.reveal().starts_with("sqlite:") && data_dir::is_used(&settings.data_dir);
     let place = match &command.server {
-        Some(url) => Place::Server(server::Server::new(url.clone(), &command, settings)?),
+        Some(url) => KeyBackend::Server(Box::new(server::Server::new(url.clone(), &command, settings)?)),
         None if in_use => {
             let url = settings.local_url();
             eprintln!(
                 "{} is in use: asking {url} (another one: --server)",
                 settings.data_dir.display()
             );
-            Place::Server(server::Server::new(url, &command, settings)?)
+            KeyBackend::Server(Box::new(server::Server::new(url, &command, settings)?))
         }
-        None => Place::Database(Box::new(Storage::open(settings).await?)),
+        None => KeyBackend::Database(Box::new(Storage::open(settings).await?)),
     };
     let done = perform(&place, &command).await;
-    if let Place::Database(storage) = place {
+    if let KeyBackend::Database(storage) = place {
         storage.store.close().await;
     }
     done
 }
 
-/// A key to be made.
-struct New<'a> {
+struct KeyRequest<'a> {
     name: &'a str,
     workspace: Option<TenantId>,
     operator: bool,
-    /// None of them: no limit.
+    /// Empty: no limit.
     scopes: &'a [Scope],
     expires_in_days: Option<u32>,
 }
 
-async fn perform(place: &Place, command: &Keys) -> anyhow::Result<()> {
+async fn perform(place: &KeyBackend, command: &Keys) -> anyhow::Result<()> {
     match &command.command {
         KeysCommand::Create {
             name,
@@ -70,7 +64,7 @@ async fn perform(place: &Place, command: &Keys) -> anyhow::Result<()> {
         } => {
             let of_deployment = deployment.map(Scope::AgentsInvokeOf);
             let scopes: Vec<Scope> = scope.iter().copied().chain(of_deployment).collect();
-            let new = New {
+            let new = KeyRequest {
                 name,
                 workspace: *workspace,
                 operator: *operator,
@@ -78,45 +72,45 @@ async fn perform(place: &Place, command: &Keys) -> anyhow::Result<()> {
                 expires_in_days: *expires_in_days,
             };
             let made = match place {
-                Place::Server(server) => server.create(&new).await?,
-                Place::Database(storage) => database::create(&storage.store, &new).await?,
+                KeyBackend::Server(server) => server.create(&new).await?,
+                KeyBackend::Database(storage) => database::create(&storage.store, &new).await?,
             };
             show_made(&made, command.output);
         }
         KeysCommand::Rotate { key, overlap_hours } => {
             let rotated = match place {
-                Place::Server(server) => server.rotate(*key, *overlap_hours).await?,
-                Place::Database(storage) => database::rotate(&storage.store, *key, *overlap_hours).await?,
+                KeyBackend::Server(server) => server.rotate(*key, *overlap_hours).await?,
+                KeyBackend::Database(storage) => database::rotate(&storage.store, *key, *overlap_hours).await?,
             };
             show_made(&rotated, command.output);
             if command.output == Output::Table {
-                println!("The secret before works for {overlap_hours} h more.");
+                println!("The old secret works for {overlap_hours} h more.");
             }
         }
         KeysCommand::Reseal => {
             let started = match place {
-                Place::Server(server) => server.reseal().await?,
-                Place::Database(storage) => database::reseal(&storage.store).await?,
+                KeyBackend::Server(server) => server.reseal().await?,
+                KeyBackend::Database(storage) => database::reseal(&storage.store).await?,
             };
             match command.output {
                 Output::Json => print::json(&started),
                 Output::Table => {
                     let job = print::text(&started["job_id"]);
-                    println!("a job seals the secrets anew; follow it with: towpath jobs show {job}");
+                    println!("a job reseals the secrets; follow it with: towpath jobs show {job}");
                 }
             }
         }
         KeysCommand::List => {
             let keys = match place {
-                Place::Server(server) => server.list().await?,
-                Place::Database(storage) => database::list(&storage.store).await?,
+                KeyBackend::Server(server) => server.list().await?,
+                KeyBackend::Database(storage) => database::list(&storage.store).await?,
             };
             show_list(keys, command.output);
         }
         KeysCommand::Revoke { key } => {
             let revoked = match place {
-                Place::Server(server) => server.revoke(*key).await?,
-                Place::Database(storage) => database::revoke(&storage.store, *key).await?,
+                KeyBackend::Server(server) => server.revoke(*key).await?,
+                KeyBackend::Database(storage) => database::revoke(&storage.store, *key).await?,
             };
             match command.output {
                 Output::Json => print::json(&revoked),
@@ -139,9 +133,9 @@ fn show_made(made: &Value, output: Output) {
             println!("X-API-Key:   {}", print::text(&made["key"]));
             println!("X-Tenant-Id: {tenant}");
             if made["operator"] == true {
-                println!("An operator's key: it also opens /internal and the dashboard, for all workspaces.");
+                println!("This is an operator key: it also opens /internal and the dashboard, for all workspaces.");
             }
-            println!("Keep the key now: only its hash is stored.");
+            println!("Save the key now: only its hash is stored.");
         }
     }
 }
@@ -179,7 +173,7 @@ fn show_list(keys: Vec<Value>, output: Output) {
         "expires",
         "revoked",
     ];
-    print::table(header, rows, "there are no keys; make one with: towpath keys create");
+    print::table(header, rows, "there are no keys; create one with: towpath keys create");
 }
 
 fn scopes(list: &Value) -> String {

@@ -1,4 +1,4 @@
-//! The one binary: configuration, wiring, signals. What it starts stands in the other crates.
+//! The binary: configuration, wiring and signals.
 
 #![expect(
     clippy::print_stdout,
@@ -20,7 +20,7 @@ mod enter;
 mod exit;
 mod first_key;
 mod graph_file;
-mod hosting;
+mod graph_hosting;
 mod keys;
 mod migrate;
 mod reload;
@@ -41,19 +41,25 @@ use clap::Parser as _;
 use arguments::{Arguments, Command};
 use threads::Threads;
 
-/// Short-lived buffers of many sizes on many threads (bodies in, Parquet out) suit it better than the system's.
+/// Handles short-lived buffers of many sizes on many threads (bodies in, Parquet out) better than the system's
+/// allocator.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    // First of all: the tree holds one TLS provider, and whoever opens a connection finds it installed.
+    // Before any thread starts: these commands become the first processes of a sandbox.
+    #[cfg(target_os = "linux")]
+    if let Some(code) = towpath_sandbox::program::run(std::env::args_os().skip(1)) {
+        return code;
+    }
+    // There is one TLS provider; it must be installed before any connection is opened.
     if rustls::crypto::ring::default_provider().install_default().is_err() {
         eprintln!("error: a TLS provider was installed already");
         return ExitCode::FAILURE;
     }
-    exit::quietly_when_unread();
+    exit::exit_when_pipe_closed();
     let arguments = Arguments::parse();
-    // What it becomes has no secrets of the platform.
+    // The new program gets no secrets of the platform.
     if !matches!(arguments.command, Command::Enter(_)) {
         hide_memory();
     }
@@ -63,12 +69,12 @@ fn main() -> ExitCode {
     }
 }
 
-/// Keeps other processes of this account, among them users' code, from reading this one's memory and environment, and
+/// Keeps other processes of this user, among them users' code, from reading the memory and environment of this one, and
 /// the kernel from writing them into a core file.
 fn hide_memory() {
     #[cfg(target_os = "linux")]
     if let Err(error) = nix::sys::prctl::set_dumpable(false) {
-        eprintln!("warning: other processes of this account may read this one's memory and environment: {error}");
+        eprintln!("warning: other processes of this user can read the memory and environment of this one: {error}");
     }
 }
 
@@ -96,6 +102,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         Command::Traces(command) => block_on(remote::traces(command)),
         Command::Deployments(command) => block_on(remote::deployments(command)),
         Command::Revisions(command) => block_on(remote::revisions(command)),
+        Command::Sandbox(command) => block_on(remote::sandbox(command)),
         Command::Doctor(command) => block_on(doctor::run(command)),
         Command::Backup(command) => block_on(backup::create(command)),
         Command::Restore(command) => block_on(backup::restore(command)),
@@ -106,7 +113,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
 }
 
 fn block_on(command: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
-    threads::block_on(Threads::Own, command)
+    threads::block_on(Threads::AllProcessors, command)
 }
 
 fn version(output: arguments::Output) -> anyhow::Result<()> {

@@ -1,7 +1,7 @@
-//! New processes for users' graphs when their code changes: what is under way ends on the old ones.
+//! New processes for users' graphs when their code changes; running work ends on the old ones.
 //!
-//! Changes are found by looking at the files' times. A project has few files, and notifications of the kernel do not
-//! come from folders that are shared with another machine, or with the host of a container.
+//! Changes are found by polling. A project has few files, and kernel notifications do not work for folders that are
+//! shared with another machine or with the host of a container.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,77 +9,70 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use tokio::task::JoinHandle;
-use towpath_api::agent::{Swap, agent_router};
+use towpath_api::agent::{ReloadableRouter, agent_router};
 use towpath_runtime::GraphSet;
 use towpath_runtime::hosted::environment;
-use towpath_workflows::agent::{Authored, Live};
+use towpath_workflows::agent::{AuthorSettings, Reloadable};
 
 use crate::graph_file::GraphFile;
-use crate::hosting::Hosting;
+use crate::graph_hosting::GraphHostLauncher;
 use crate::wiring::{self, Surface};
 
-/// How often files are looked at. A change counts when two looks after it see the same: editors save in several steps,
-/// and tools write several files.
-const EVERY: Duration = Duration::from_millis(400);
-/// Folders nobody writes graphs in.
+/// A change counts when two polls after it see the same state: editors save in several steps, and tools write several
+/// files.
+const POLL_INTERVAL: Duration = Duration::from_millis(400);
+/// Folders that do not contain graphs.
 const NOT_CODE: [&str; 5] = ["__pycache__", "node_modules", "venv", "site-packages", "dist"];
-/// More files than a project has.
-const MOST: usize = 20_000;
+/// Larger than any project.
+const MAX_FILES: usize = 20_000;
 
 /// Watches until it is dropped.
-pub struct Reload(JoinHandle<()>);
+pub struct ReloadTask(JoinHandle<()>);
 
-impl Drop for Reload {
+impl Drop for ReloadTask {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-/// What a change leads to.
-pub struct Reloaded {
-    /// Loads the graphs.
-    pub hosting: Arc<Hosting>,
-    /// The file they come from.
+pub struct Reloader {
+    pub hosting: Arc<GraphHostLauncher>,
     pub file: GraphFile,
-    /// Where they are offered.
     pub graphs: GraphSet,
-    /// Makes the server's HTTP.
     pub surface: Surface,
-    /// Serves it.
-    pub served: Swap,
-    /// What the file says about what runs do.
-    pub authored: Live<Authored>,
-    /// The code as it was before it was loaded.
-    pub seen: Seen,
+    pub router: ReloadableRouter,
+    pub author_settings: Reloadable<AuthorSettings>,
+    /// State of the files before the code was loaded.
+    pub snapshot: FileSnapshot,
 }
 
 /// Time and length of each file that graphs may come from.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Seen(BTreeMap<PathBuf, (Option<SystemTime>, u64)>);
+pub struct FileSnapshot(BTreeMap<PathBuf, (Option<SystemTime>, u64)>);
 
-impl Reload {
-    /// Loads the graphs anew whenever their code changes.
-    pub fn start(what: Reloaded) -> Self {
+impl ReloadTask {
+    /// Reloads the graphs whenever their code changes.
+    pub fn start(what: Reloader) -> Self {
         Self(tokio::spawn(what.watch()))
     }
 }
 
-impl Reloaded {
+impl Reloader {
     async fn watch(mut self) {
-        let mut loaded = std::mem::take(&mut self.seen);
+        let mut loaded = std::mem::take(&mut self.snapshot);
         if self.is_outdated() {
-            // Written between its reading and the first look.
-            loaded = Seen::default();
+            // Changed between loading and the first poll.
+            loaded = FileSnapshot::default();
         }
         loop {
-            tokio::time::sleep(EVERY).await;
-            let mut now = Seen::look(&self.file).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
+            let mut now = FileSnapshot::capture(&self.file).await;
             if now == loaded {
                 continue;
             }
             loop {
-                tokio::time::sleep(EVERY).await;
-                let later = Seen::look(&self.file).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
+                let later = FileSnapshot::capture(&self.file).await;
                 if later == now {
                     break;
                 }
@@ -90,7 +83,6 @@ impl Reloaded {
         }
     }
 
-    /// Whether the graph file says something else by now.
     fn is_outdated(&self) -> bool {
         let now = self.file.path.as_ref().map(std::fs::read_to_string);
         now.is_some_and(|now| now.is_ok_and(|now| now != self.file.text))
@@ -101,9 +93,9 @@ impl Reloaded {
         match self.load().await {
             Ok(()) => tracing::info!(
                 graphs = self.graphs.current().ids().collect::<Vec<_>>().join(", "),
-                "the graphs are loaded anew"
+                "the graphs are reloaded"
             ),
-            Err(why) => tracing::error!("{why:#}; the graphs stay as they were"),
+            Err(why) => tracing::error!("{why:#}; the old graphs stay in use"),
         }
     }
 
@@ -112,25 +104,25 @@ impl Reloaded {
             return Ok(());
         };
         let file = GraphFile::read(&path)?;
-        // All of it first: what cannot be used leaves everything as it was.
+        // Everything is loaded before anything is replaced, so that an error changes nothing.
         let app = self.surface.app(&file)?;
         let authored = self.surface.authored(&file)?;
         let graphs = self.hosting.load(&file).await?;
-        wiring::offer(&self.surface.store, self.surface.tenant, &graphs).await?;
-        // Runs hold the old set, and its processes end with the last of them.
-        drop(self.graphs.swap(graphs));
+        wiring::ensure_assistants(&self.surface.store, self.surface.tenant, &graphs).await?;
+        // Running runs hold the old set, and its processes end with the last of them.
+        drop(self.graphs.replace(graphs));
         if of_server(&self.file) != of_server(&file) {
-            // Also what was remembered of callers belongs to the old one.
-            self.served.replace(agent_router(app));
-            self.authored.replace(authored);
-            tracing::info!("what the graph file says about the server is in force");
+            // The cached callers belong to the old router.
+            self.router.replace(agent_router(app));
+            self.author_settings.replace(authored);
+            tracing::info!("the server settings of the graph file are in effect");
         }
         self.file = file;
         Ok(())
     }
 }
 
-/// What of a graph file is about the server itself. Headers of webhooks take values from its environment.
+/// The server settings of a graph file. Webhook headers take values from its environment.
 fn of_server(file: &GraphFile) -> (Vec<serde_json::Value>, Vec<(&str, &str)>) {
     let config: serde_json::Value = serde_json::from_str(&file.text).unwrap_or_default();
     let part = |key: &str| config.get(key).cloned().unwrap_or_default();
@@ -139,16 +131,15 @@ fn of_server(file: &GraphFile) -> (Vec<serde_json::Value>, Vec<(&str, &str)>) {
     (parts, environment.collect())
 }
 
-impl Seen {
-    /// Looks at every file.
-    pub async fn look(file: &GraphFile) -> Self {
+impl FileSnapshot {
+    pub async fn capture(file: &GraphFile) -> Self {
         let mut roots = vec![file.folder()];
-        roots.extend(environment::folders(&file.wanted()).unwrap_or_default());
+        roots.extend(environment::folders(&file.environment_spec()).unwrap_or_default());
         let named: Vec<PathBuf> = file.path.iter().cloned().chain(file.env_file()).collect();
         let looked = tokio::task::spawn_blocking(move || {
             let mut seen = Self::default();
             for file in named {
-                seen.note(&file);
+                seen.add_file(&file);
             }
             for root in roots {
                 seen.walk(&root);
@@ -158,7 +149,7 @@ impl Seen {
         looked.await.unwrap_or_default()
     }
 
-    fn note(&mut self, file: &Path) {
+    fn add_file(&mut self, file: &Path) {
         if let Ok(about) = file.metadata() {
             self.0.insert(file.to_owned(), (about.modified().ok(), about.len()));
         }
@@ -167,7 +158,7 @@ impl Seen {
     fn walk(&mut self, folder: &Path) {
         let Ok(entries) = std::fs::read_dir(folder) else { return };
         for entry in entries.flatten() {
-            if self.0.len() >= MOST {
+            if self.0.len() >= MAX_FILES {
                 return;
             }
             let name = entry.file_name();
@@ -176,12 +167,12 @@ impl Seen {
             let path = entry.path();
             if kind.is_dir() {
                 let code = !name.starts_with('.') && !NOT_CODE.contains(&&*name);
-                // A folder that is an environment holds the code of others.
+                // A folder with an environment contains other people's code.
                 if code && !path.join("pyvenv.cfg").is_file() {
                     self.walk(&path);
                 }
             } else if is_code(&name) {
-                self.note(&path);
+                self.add_file(&path);
             }
         }
     }
@@ -217,7 +208,7 @@ mod tests {
             write(name, "");
         }
         let look = || {
-            let mut seen = Seen::default();
+            let mut seen = FileSnapshot::default();
             seen.walk(root.path());
             seen
         };

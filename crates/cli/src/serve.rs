@@ -14,10 +14,6 @@ use crate::storage::Storage;
 use crate::telemetry;
 use crate::wiring::{Roles, Server};
 
-/// Runs until it is asked to stop.
-///
-/// # Errors
-/// When something cannot be started, or breaks.
 pub async fn run(command: Serve) -> anyhow::Result<()> {
     let roles = roles(&command.role);
     let flags = [
@@ -31,7 +27,7 @@ pub async fn run(command: Serve) -> anyhow::Result<()> {
     )?;
     let spans = telemetry::start_logging(&config)?;
     let metrics = telemetry::start_metrics()?;
-    // Before anything that may take long: a migration, a database that does not answer.
+    // Before anything that may take long, such as a migration or an unresponsive database.
     let mut signals = Signals::listen()?;
     let Some(opened) = signals.unless_stopped(Storage::open(&config.settings)).await else {
         spans.close().await;
@@ -40,7 +36,8 @@ pub async fn run(command: Serve) -> anyhow::Result<()> {
     let storage = opened?;
     if storage.store.dialect() == Dialect::Sqlite && roles != Roles::ALL {
         bail!(Usage(
-            "SQLite serves one process: run all roles in it (--role all), or give a PostgreSQL as DATABASE_URI".into()
+            "SQLite serves one process: run all roles in it (--role all), or set DATABASE_URI to a PostgreSQL database"
+                .into()
         ));
     }
     if roles.api {
@@ -54,7 +51,6 @@ pub async fn run(command: Serve) -> anyhow::Result<()> {
     ran
 }
 
-/// What a process does that was given these.
 pub fn roles(given: &[Role]) -> Roles {
     let has = |role| given.contains(&role) || given.contains(&Role::All);
     Roles {
@@ -72,7 +68,7 @@ const fn mode(roles: Roles) -> Mode {
     }
 }
 
-/// Outside loopback nothing is served that nobody could call with right, and that somebody might call without.
+/// Refuses to listen outside loopback without an API key: nobody could use the server, or anybody could.
 async fn check_exposed(store: &Store, settings: &Settings) -> anyhow::Result<()> {
     if settings.listen.ip().is_loopback() {
         return Ok(());
@@ -86,25 +82,25 @@ async fn check_exposed(store: &Store, settings: &Settings) -> anyhow::Result<()>
         return Ok(());
     }
     bail!(Usage(format!(
-        "{} can be reached from outside and there is no API key: make one with `towpath keys create`, or give \
+        "{} is reachable from outside and there is no API key: create one with `towpath keys create`, or set \
          TOWPATH_API_KEY and TOWPATH_TENANT_ID",
         settings.listen
     )))
 }
 
-/// Warns where others than this machine reach an address that speaks no TLS, and nothing says that a proxy does.
+/// Warns if other machines reach an address without TLS and no proxy with TLS is configured.
 pub fn warn_in_clear(settings: &Settings, listen: SocketAddr) {
     if is_in_clear(settings, listen) {
         tracing::warn!(
             %listen,
-            "KEYS AND TRACES TRAVEL IN CLEAR: this address can be reached from outside and speaks no TLS; set tls.cert and \
-             tls.key, or put a proxy that speaks it in front, name that in http.trusted_proxies, and set public_url to its \
+            "KEYS AND TRACES ARE NOT ENCRYPTED: this address is reachable from outside without TLS; set tls.cert and \
+             tls.key, or put a TLS proxy in front, name it in http.trusted_proxies, and set public_url to its \
              https address"
         );
     }
 }
 
-/// Whether what passes at `listen` can be read on the way.
+/// Whether traffic at `listen` is not encrypted.
 pub fn is_in_clear(settings: &Settings, listen: SocketAddr) -> bool {
     let public = settings.public_url.as_deref();
     let behind_proxy = public.is_some_and(|url| url.starts_with("https://")) && !settings.trusted_proxies.is_empty();
@@ -125,7 +121,7 @@ mod tests {
                     .iter()
                     .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
                     .collect(),
-                ..Inputs::closed(Mode::Api, Vec::new())
+                ..Inputs::isolated(Mode::Api, Vec::new())
             };
             let config = Config::load(&inputs).unwrap();
             is_in_clear(&config.settings, listen.parse().unwrap())
@@ -135,8 +131,8 @@ mod tests {
         let files = [("TOWPATH_TLS_CERT", "a.pem"), ("TOWPATH_TLS_KEY", "b.pem")];
         assert!(is_in_clear(&[], "0.0.0.0:8400"));
         assert!(!is_in_clear(&[], "127.0.0.1:8400"));
-        assert!(is_in_clear(&[https], "0.0.0.0:8400"), "whose word that is is not said");
-        assert!(is_in_clear(&[proxies], "0.0.0.0:8400"), "the proxy may speak no TLS");
+        assert!(is_in_clear(&[https], "0.0.0.0:8400"), "no trusted proxy is named");
+        assert!(is_in_clear(&[proxies], "0.0.0.0:8400"), "the proxy may not use TLS");
         assert!(!is_in_clear(&[https, proxies], "0.0.0.0:8400"));
         assert!(!is_in_clear(&files, "0.0.0.0:8400"));
     }

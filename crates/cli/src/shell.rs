@@ -7,10 +7,6 @@ use clap::CommandFactory as _;
 
 use crate::arguments::{Arguments, Completions, Man};
 
-/// Prints the completions of a shell.
-///
-/// # Errors
-/// When standard output is closed.
 pub fn completions(command: &Completions) -> anyhow::Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(command.shell, &mut Arguments::command(), "towpath", &mut script);
@@ -18,10 +14,6 @@ pub fn completions(command: &Completions) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Prints the manual page, or writes one for each command.
-///
-/// # Errors
-/// When the folder cannot be written, or standard output is closed.
 pub fn man(command: &Man) -> anyhow::Result<()> {
     let arguments = Arguments::command();
     match &command.to {

@@ -1,23 +1,20 @@
-//! SIGTERM and SIGINT: the first asks to drain, the second ends the process at once. SIGXFSZ is an error like any
-//! other.
+//! SIGTERM and SIGINT: the first one starts the drain, the second one ends the process at once. SIGXFSZ is ignored, so
+//! that its write fails with an error.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Both signals, listened to from the moment this is made.
+/// Listens to both signals from its creation.
 pub struct Signals {
     terminate: Signal,
     interrupt: Signal,
 }
 
 impl Signals {
-    /// Listens. Until then either signal kills the process, but where it is the first one of a container: there it is
-    /// ignored.
-    ///
-    /// # Errors
-    /// When the system refuses.
+    /// Starts to listen. Before that, either signal kills the process, except the first process of a container, which
+    /// ignores them.
     pub fn listen() -> std::io::Result<Self> {
-        // Sent to whoever writes past its limit on file sizes (`ulimit -f`), and kills where nobody listens. Nobody
-        // has to hear it: the write fails, too, and that is told.
+        // Sent to a process that writes beyond its file size limit (`ulimit -f`); the default action kills it.
+        // Listening is enough: the write fails as well, and that error is reported.
         let _ = signal(SignalKind::from_raw(nix::sys::signal::Signal::SIGXFSZ as i32));
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
@@ -25,7 +22,7 @@ impl Signals {
         })
     }
 
-    /// Waits for one of them and gives its number.
+    /// Waits for a signal and returns its number.
     pub async fn next(&mut self) -> i32 {
         tokio::select! {
             _ = self.terminate.recv() => SignalKind::terminate().as_raw_value(),
@@ -33,20 +30,20 @@ impl Signals {
         }
     }
 
-    /// What `work` gives, or nothing when a signal comes first: then it is dropped where it stands. For a start, before
-    /// there is anything to drain. The first process of a container hears only signals that it listens to.
+    /// The result of `work`, or `None` if a signal comes first; `work` is then dropped. Used during the start, before
+    /// there is anything to drain: the first process of a container only receives signals that it listens to.
     pub async fn unless_stopped<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             done = work => Some(done),
             number = self.next() => {
-                tracing::info!(signal = number, "asked to stop before the start was over");
+                tracing::info!(signal = number, "stopped during the start");
                 None
             }
         }
     }
 
-    /// From now on a further signal ends the process at once, as a shell expects it to be reported. What was
-    /// running is found by the lease; nothing acknowledged is lost, it only takes longer.
+    /// From now on, a further signal ends the process at once, with the exit code that a shell expects. Running jobs
+    /// are recovered when their lease expires, so nothing acknowledged is lost.
     pub fn end_at_next(mut self) {
         tokio::spawn(async move {
             let number = self.next().await;
@@ -56,11 +53,7 @@ impl Signals {
     }
 }
 
-/// Has this process asked to drain when its standard input ends. The system closes that when whoever holds the other end
-/// dies, however that happens.
-///
-/// # Errors
-/// When the system gives no thread.
+/// Drains this process when its standard input ends. The system closes it when the parent process dies for any reason.
 pub fn terminate_when_stdin_ends() -> std::io::Result<()> {
     std::thread::Builder::new().name("stdin".to_owned()).spawn(|| {
         let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());

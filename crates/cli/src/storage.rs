@@ -1,34 +1,30 @@
-//! Opening what is kept: the data folder, the database, the key that seals.
+//! Opens the storage: the data folder, the database and the encryption key.
 
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
-use towpath_store::sealed::{self, Standing};
+use towpath_store::sealed::{self, KeyStatus};
 use towpath_store::sealing::{Keys, Sealer};
 use towpath_store::{Dialect, Options, Store};
 
 use crate::config::Settings;
 use crate::data_dir::DataDir;
 
-/// What every command that touches stored data begins with.
+/// Storage that commands share.
 pub struct Storage {
-    /// The database, its schema up to date.
+    /// The database, with a current schema.
     pub store: Store,
-    /// Held on SQLite, where one process is all there may be; processes of a cluster may share a folder.
+    /// Held on SQLite, which allows one process only; processes of a cluster may share a folder.
     pub data: Option<DataDir>,
-    /// The database of the agent server in the same process, where there is one.
+    /// The database of an agent server in the same process, if any.
     pub agents: Option<Store>,
 }
 
 impl Storage {
-    /// Opens the database and brings its schema up to date.
-    ///
-    /// # Errors
-    /// When another process uses the data folder, a restore into it has not ended, or the database cannot be opened or
-    /// migrated.
+    /// Opens the database and migrates its schema.
     pub async fn open(settings: &Settings) -> anyhow::Result<Self> {
         let uri = settings.database_uri.reveal();
-        crate::backup::expect_whole(&settings.data_dir)?;
+        crate::backup::check_no_restore(&settings.data_dir)?;
         let data = uri
             .starts_with("sqlite:")
             .then(|| DataDir::open(&settings.data_dir))
@@ -48,11 +44,8 @@ impl Storage {
     }
 }
 
-/// What seals stored credentials: the key that was given, else the one in the data folder's key file. A key file is made
-/// where nothing was sealed yet, and nowhere else: what another key has sealed would never be opened again.
-///
-/// # Errors
-/// When the key file cannot be read or made, or the database is sealed under another key.
+/// The sealer of stored credentials: the configured key, else that of the key file in the data folder. A key file is
+/// only created if nothing is sealed yet, because a new key could not open existing secrets.
 pub async fn sealer(settings: &Settings, store: &Store) -> anyhow::Result<Sealer> {
     let file = settings.data_dir.join("encryption.key");
     let keys = match &settings.encryption_key {
@@ -61,8 +54,8 @@ pub async fn sealer(settings: &Settings, store: &Store) -> anyhow::Result<Sealer
             if store.dialect() == Dialect::Postgres {
                 tracing::warn!(
                     key.file = %file.display(),
-                    "sealing with this machine's key file; processes elsewhere cannot open what it seals \
-                     unless all are given one key as TOWPATH_ENCRYPTION_KEY"
+                    "sealing with the key file of this machine; processes on other machines cannot open these secrets \
+                     unless all have the same TOWPATH_ENCRYPTION_KEY"
                 );
             }
             key_file(&file, store).await?
@@ -71,33 +64,33 @@ pub async fn sealer(settings: &Settings, store: &Store) -> anyhow::Result<Sealer
     let sealer = Sealer::new(keys);
     let compared = store.write(async |tx| sealed::ensure(tx, &sealer).await).await;
     match compared.context("comparing the encryption key")? {
-        Standing::Known => Ok(sealer),
-        Standing::Unknown { key } => bail!(unknown(&key, &sealer, settings)),
+        KeyStatus::Known => Ok(sealer),
+        KeyStatus::Unknown { key } => bail!(unknown_key_message(&key, &sealer, settings)),
     }
 }
 
-/// The key of the key file, which is made for an installation that has sealed nothing.
+/// The key of the key file. The file is created for an installation without sealed secrets.
 async fn key_file(file: &Path, store: &Store) -> anyhow::Result<Keys> {
     if let Some(keys) = Keys::open(file)? {
         return Ok(keys);
     }
     let needed = store.read(async |tx| sealed::needed_key(tx).await).await;
     if let Some(key) = needed.context("looking for the encryption key")? {
-        // Another process of this folder may have made both since: the file first.
+        // Another process may have created the file and the canary meanwhile, the file first.
         if let Some(keys) = Keys::open(file)? {
             return Ok(keys);
         }
         bail!(
-            "{} is not there, and the database holds secrets that are sealed under the encryption key {key}; put the file \
-             back, or give that key as TOWPATH_ENCRYPTION_KEY",
+            "{} is missing, and the database contains secrets that are sealed under the encryption key {key}; restore \
+             the file or set TOWPATH_ENCRYPTION_KEY to that key",
             file.display()
         );
     }
     Ok(Keys::open_or_create(file)?)
 }
 
-/// What is wrong with keys that do not open what the key with the id `key` has sealed.
-pub fn unknown(key: &str, sealer: &Sealer, settings: &Settings) -> String {
+/// The error when the configured keys do not open secrets that the key with the id `key` has sealed.
+pub fn unknown_key_message(key: &str, sealer: &Sealer, settings: &Settings) -> String {
     let (origin, place) = match &settings.encryption_key {
         Some(_) => ("encryption_key".to_owned(), "in encryption_key".to_owned()),
         None => {
@@ -106,8 +99,8 @@ pub fn unknown(key: &str, sealer: &Sealer, settings: &Settings) -> String {
         }
     };
     format!(
-        "{origin} holds the encryption key {}, and the database holds secrets that are sealed under the key {key}; give \
-         that key {place}, behind a new one where it is being replaced",
+        "{origin} holds the encryption key {}, and the database contains secrets that are sealed under the key {key}; \
+         add that key {place}, after the new one if you are replacing it",
         sealer.key_ids().join(", ")
     )
 }

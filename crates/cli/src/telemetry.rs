@@ -22,14 +22,11 @@ use crate::config::{Config, LogFormat};
 pub use export::Exporter;
 pub use metric::{start as start_metrics, watch};
 
-/// Fields that place a span in its trace; people read the trace's id, collectors get all of them.
+/// Fields that locate a span in its trace. Text lines only show the trace id; collectors get all of them.
 const HIDDEN: [&str; 4] = ["span_id", "parent_span_id", "trace_sampled", "otel.kind"];
 
-/// Starts logging, to the error output so that a command's own output stays clean, says what was odd about the
-/// settings, and sends spans where `telemetry.otlp_endpoint` says. Close what it answers before the process ends.
-///
-/// # Errors
-/// When logging was started already, or the endpoint cannot be used.
+/// Starts logging to standard error, so that a command's output stays clean. Logs the warnings about the settings, and
+/// exports spans if `telemetry.otlp_endpoint` is set. Close the returned exporter before the process ends.
 pub fn start_logging(config: &Config) -> anyhow::Result<Exporter> {
     let settings = &config.settings;
     let filter = EnvFilter::try_new(&settings.log_filter).context("log.filter")?;
@@ -56,7 +53,7 @@ pub fn start_logging(config: &Config) -> anyhow::Result<Exporter> {
     let (spans, exporter) = match &settings.otlp_endpoint {
         None => (None, Exporter::none()),
         Some(endpoint) => {
-            let (send, receive) = tokio::sync::mpsc::channel(export::WAITING);
+            let (send, receive) = tokio::sync::mpsc::channel(export::QUEUE_CAPACITY);
             let exporter = Exporter::start(endpoint, receive)?;
             let spans = spans::Spans::new(send).with_filter(filter_fn(is_traced));
             (Some(spans), exporter)
@@ -74,7 +71,7 @@ pub fn start_logging(config: &Config) -> anyhow::Result<Exporter> {
     Ok(exporter)
 }
 
-/// Our own spans, whatever their level, and what is logged in them.
+/// Spans of this program at any level, and events in them.
 fn is_traced(metadata: &Metadata<'_>) -> bool {
     metadata.target().starts_with("towpath") && (metadata.is_span() || *metadata.level() <= LevelFilter::INFO)
 }

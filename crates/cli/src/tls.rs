@@ -1,4 +1,4 @@
-//! The certificate that listeners show: read from files, and again when they change.
+//! The certificate of the listeners, reloaded when its files change.
 
 mod validity;
 
@@ -19,48 +19,41 @@ use zeroize::Zeroizing;
 
 use crate::config::{Config, Mode, TlsFiles};
 
-/// How often the files are looked at.
-const EVERY: Duration = Duration::from_secs(5);
-/// A certificate that ends within this is worth a word …
-pub const SOON: Duration = Duration::from_secs(14 * 86_400);
-/// … and another one after this.
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
+/// Certificates that expire within this time are reported.
+pub const EXPIRY_WARNING: Duration = Duration::from_secs(14 * 86_400);
+/// Interval between such reports.
 const REMIND_EVERY: Duration = Duration::from_secs(86_400);
 
-/// What the files hold.
 pub struct Identity {
     /// The certificate with its chain, and its key.
     pub key: CertifiedKey,
-    /// When the certificate ends.
     pub ends: Option<Timestamp>,
 }
 
-/// Reads a certificate and its key.
-///
-/// # Errors
-/// A file cannot be read, holds something else, or the two do not belong together. No error shows what the key's file holds.
 pub fn read(files: &TlsFiles) -> anyhow::Result<Identity> {
     let cert = files.cert.display();
     let key_file = files.key.display();
     let bytes = std::fs::read(&files.cert).with_context(|| format!("tls.cert {cert}"))?;
     let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(&bytes)
         .collect::<Result<_, _>>()
-        .with_context(|| format!("tls.cert {cert}: it is not in PEM"))?;
+        .with_context(|| format!("tls.cert {cert}: not in PEM"))?;
     let Some(ends) = chain.first().map(|first| validity::not_after(first)) else {
-        bail!("tls.cert {cert}: it holds no certificate in PEM");
+        bail!("tls.cert {cert}: it contains no certificate in PEM");
     };
     let bytes = Zeroizing::new(std::fs::read(&files.key).with_context(|| format!("tls.key {key_file}"))?);
     let key = PrivateKeyDer::from_pem_slice(&bytes).map_err(|_| {
-        anyhow!("tls.key {key_file}: it holds no private key in PEM; one with a passphrase cannot be used")
+        anyhow!("tls.key {key_file}: it contains no private key in PEM; a key with a passphrase is not supported")
     })?;
     let provider = rustls::crypto::ring::default_provider();
     let key = CertifiedKey::from_der(chain, key, &provider).map_err(|why| match why {
-        rustls::Error::InconsistentKeys(_) => anyhow!("tls.key {key_file}: it is not the key of tls.cert {cert}"),
-        why => anyhow!("tls.cert {cert}, tls.key {key_file}: they cannot be used: {why}"),
+        rustls::Error::InconsistentKeys(_) => anyhow!("tls.key {key_file}: it does not belong to tls.cert {cert}"),
+        why => anyhow!("tls.cert {cert}, tls.key {key_file}: not usable: {why}"),
     })?;
     Ok(Identity { key, ends })
 }
 
-/// The certificate of a process, kept up to date until this is dropped.
+/// The certificate of a process, reloaded until this is dropped.
 pub struct Certificate {
     tls: Tls,
     watching: JoinHandle<()>,
@@ -73,22 +66,19 @@ impl Drop for Certificate {
 }
 
 impl Certificate {
-    /// Reads it, where TLS is to be spoken.
-    ///
-    /// # Errors
-    /// It cannot be used.
+    /// Reads the certificate if TLS is configured.
     pub fn open(config: &Config) -> anyhow::Result<Option<Self>> {
         let Some(files) = config.settings.tls.clone() else {
             return Ok(None);
         };
-        let seen = Seen::look(&files);
+        let seen = FileStamps::of_files(&files);
         let identity = read(&files)?;
         let tls = Tls::new(identity.key).context("TLS")?;
-        // A terminal that closes sends it to `towpath dev`, which has to end then.
+        // A closing terminal sends SIGHUP to `towpath dev`, which must end then.
         let hangups = (config.mode != Mode::Dev)
             .then(|| signal(SignalKind::hangup()))
             .transpose()?;
-        let watch = Watch {
+        let watch = CertificateWatcher {
             files,
             tls: tls.clone(),
             seen,
@@ -101,36 +91,36 @@ impl Certificate {
         }))
     }
 
-    /// What listeners speak with it.
+    /// The TLS configuration of listeners.
     pub fn tls(&self) -> Tls {
         self.tls.clone()
     }
 }
 
-struct Watch {
+struct CertificateWatcher {
     files: TlsFiles,
     tls: Tls,
-    seen: Seen,
+    seen: FileStamps,
     ends: Option<Timestamp>,
     reminded: Option<Instant>,
 }
 
-impl Watch {
+impl CertificateWatcher {
     async fn run(mut self, mut hangups: Option<Signal>) {
-        let mut timer = tokio::time::interval(EVERY);
+        let mut timer = tokio::time::interval(POLL_INTERVAL);
         loop {
             let asked = tokio::select! {
                 _ = timer.tick() => false,
                 () = next(&mut hangups) => true,
             };
-            self.look(asked);
+            self.reload_if_changed(asked);
             self.remind();
         }
     }
 
-    fn look(&mut self, asked: bool) {
-        // Before the files are read: what changes meanwhile is found the next time.
-        let now = Seen::look(&self.files);
+    fn reload_if_changed(&mut self, asked: bool) {
+        // Taken before the read, so that the next poll finds concurrent changes.
+        let now = FileStamps::of_files(&self.files);
         if now == self.seen && !asked {
             return;
         }
@@ -140,9 +130,9 @@ impl Watch {
                 self.tls.replace(identity.key);
                 self.ends = identity.ends;
                 self.reminded = None;
-                tracing::info!(ends = identity.ends.map(shown), "the certificate was read again");
+                tracing::info!(ends = identity.ends.map(shown), "the certificate is reloaded");
             }
-            Err(why) => tracing::error!("{why:#}; the certificate that was there stays"),
+            Err(why) => tracing::error!("{why:#}; the old certificate stays in use"),
         }
     }
 
@@ -152,7 +142,7 @@ impl Watch {
         }
         let Some(ends) = self.ends else { return };
         let left = ends.since(Clock::system().now());
-        if left < SOON {
+        if left < EXPIRY_WARNING {
             self.reminded = Some(Instant::now());
             let ends = shown(ends);
             if left.is_zero() {
@@ -176,7 +166,7 @@ async fn next(hangups: &mut Option<Signal>) {
     }
 }
 
-/// Reads what is to replace another certificate.
+/// Reads a new certificate; an expired one is refused.
 fn fresh(files: &TlsFiles) -> anyhow::Result<Identity> {
     let identity = read(files)?;
     let now = Clock::system().now();
@@ -191,12 +181,12 @@ pub fn shown(time: Timestamp) -> String {
     time.to_utc().format("%Y-%m-%d %H:%M UTC").to_string()
 }
 
-/// What tells a file from the one before it.
+/// Detects that a file was replaced.
 #[derive(Debug, PartialEq, Eq)]
-struct Seen([Option<(i64, i64, u64, u64)>; 2]);
+struct FileStamps([Option<(i64, i64, u64, u64)>; 2]);
 
-impl Seen {
-    fn look(files: &TlsFiles) -> Self {
+impl FileStamps {
+    fn of_files(files: &TlsFiles) -> Self {
         let look = |path: &Path| {
             let about = std::fs::metadata(path).ok()?;
             Some((about.mtime(), about.mtime_nsec(), about.size(), about.ino()))
@@ -229,9 +219,9 @@ mod tests {
     fn what_cannot_be_used_is_named() {
         for (cert, key, expected) in [
             ("none.pem", "first.key.pem", "tls.cert"),
-            ("first.key.pem", "first.key.pem", "it holds no certificate"),
-            ("first.pem", "first.pem", "it holds no private key"),
-            ("first.pem", "second.key.pem", "it is not the key of tls.cert"),
+            ("first.key.pem", "first.key.pem", "it contains no certificate"),
+            ("first.pem", "first.pem", "it contains no private key"),
+            ("first.pem", "second.key.pem", "it does not belong to tls.cert"),
         ] {
             let why = match read(&files(cert, key)) {
                 Ok(_) => panic!("{cert} with {key} was read"),

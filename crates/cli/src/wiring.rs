@@ -1,12 +1,13 @@
-//! Puts the rooms together for the roles of this process, and takes them apart again.
+//! Starts the parts for the roles of this process, and stops them.
 
 mod agent;
+mod deployment_host;
+mod deployment_role;
 mod disks;
-mod hosting;
 mod housekeeping;
-mod keeper;
 mod parts;
 mod roles;
+mod sandboxes;
 mod surface;
 
 use std::net::SocketAddr;
@@ -18,7 +19,7 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use towpath_api::serve::serve_over;
+use towpath_api::serve::serve_with_tls;
 use towpath_api::{App, Health, Limits, Ops};
 use towpath_domain::Secret;
 use towpath_durable::Engine;
@@ -26,30 +27,30 @@ use towpath_scheduler::Scheduler;
 use towpath_store::Store;
 use towpath_traces::wal::Wal;
 use towpath_workers::Workers;
-use towpath_workflows::{fold_units, sweep_traces};
+use towpath_workflows::{flush_wal, sweep_traces};
 
 use crate::config::Config;
 use crate::signals::Signals;
 use crate::storage::Storage;
 use crate::telemetry;
 use crate::tls::Certificate;
-use keeper::{Builders, Part};
-use parts::Shared;
+use deployment_role::{BuildWorkers, DeploymentRole};
+use parts::SharedParts;
 
-pub use agent::{AgentParts, AgentServer, Loaded, offer, reachable};
-pub use hosting::{isolation, program};
+pub use agent::{AgentParts, AgentServer, LoadedGraphs, ensure_assistants, loopback_address};
+pub use deployment_host::{isolation, program};
 pub use roles::Roles;
 pub use surface::Surface;
 
-/// A process at work.
+/// A running process.
 pub struct Server {
     address: SocketAddr,
-    /// Where it answers this machine without TLS, where it speaks TLS.
+    /// Address without TLS for this machine, if the server uses TLS.
     plain: Option<SocketAddr>,
     certificate: Option<Certificate>,
     grace: Duration,
     store: Store,
-    /// Cancelled: take nothing more.
+    /// Cancelled when the process stops accepting work.
     draining: CancellationToken,
     http: JoinHandle<std::io::Result<usize>>,
     wal: Option<Wal>,
@@ -57,26 +58,25 @@ pub struct Server {
     workers: Option<Workers>,
     scheduler: Option<Scheduler>,
     upkeep: JoinHandle<()>,
-    /// Records the use of keys, where there is an API.
+    /// Records when keys are used; only with the API role.
     key_uses: Option<JoinHandle<()>>,
-    /// Keeps deployments, until it is told to stop them.
+    /// Runs deployments until the token is cancelled.
     deployments: Option<(CancellationToken, JoinHandle<anyhow::Result<()>>)>,
-    /// The folder's lock, given back last.
+    /// Runs the sandbox reconciler; sandboxes keep running after it.
+    sandboxes: Option<(CancellationToken, JoinHandle<()>)>,
+    /// The folder's lock, released last.
     _data: Option<crate::data_dir::DataDir>,
 }
 
 impl Server {
-    /// Starts the roles. When this returns, the process answers.
-    ///
-    /// # Errors
-    /// When a part cannot be made, or the address is taken.
+    /// Starts the roles. The process serves requests when this returns.
     pub async fn start(
         config: &Config,
         roles: Roles,
         storage: Storage,
         metrics: PrometheusHandle,
     ) -> anyhow::Result<Self> {
-        config.switches.apply();
+        config.test_switches.apply();
         let settings = &config.settings;
         let Storage { store, data, agents } = storage;
         let certificate = Certificate::open(config)?;
@@ -88,18 +88,20 @@ impl Server {
         };
         let plain = plain_listener.as_ref().map(TcpListener::local_addr).transpose()?;
 
-        let shared = Shared::open(config, store.clone()).await?;
-        // Every process that ends jobs must know how they end: also one that only takes requests.
+        let shared = SharedParts::open(config, store.clone()).await?;
+        // Every process that ends jobs needs the end handlers, also one that only serves requests.
         let mut registry = towpath_workflows::registry();
         registry.attach(&store);
 
-        let hosting = hosting::open(config, roles, shared.guard(), address, plain)?;
-        let part = Part::of(settings, &store, hosting).await?;
+        let hosting = deployment_host::open(config, roles, shared.guard(), address, plain)?;
+        let part = DeploymentRole::of(settings, &store, hosting).await?;
         let draining = CancellationToken::new();
-        let health = part.told(shared.health(Health::new(draining.clone())));
+        let machine = sandboxes::open(settings, roles, &store, &draining).await?;
+        let boxes = machine.as_ref().map(|machine| Arc::clone(&machine.host));
+        let health = part.add_probe(shared.health(Health::new(draining.clone())));
         let ops = Ops::new(health, metrics.clone())
-            .behind(settings.metrics_key.as_ref())
-            .looking(telemetry::watch(store.clone(), roles.to_string()));
+            .with_key(settings.metrics_key.as_ref())
+            .with_gauges(telemetry::watch(store.clone(), roles.to_string()));
         let wal = roles.api.then(|| shared.wal(settings));
         let limits = if roles.api {
             parts::limits(settings).await?
@@ -108,7 +110,15 @@ impl Server {
         };
         let app = wal
             .as_ref()
-            .map(|wal| shared.app(settings, address, agents, wal.clone(), (ops.clone(), limits)))
+            .map(|wal| {
+                shared.app(
+                    settings,
+                    address,
+                    (agents, boxes.clone()),
+                    wal.clone(),
+                    (ops.clone(), limits),
+                )
+            })
             .transpose()?;
         let router = match &app {
             Some(app) => towpath_api::platform_router(app.clone()),
@@ -118,8 +128,8 @@ impl Server {
         let limits = parts::connections(settings);
         let tls = certificate.as_ref().map(Certificate::tls);
         let here = plain_listener
-            .map(|plain| serve_over(None, limits.clone(), plain, router.clone(), draining.clone(), grace));
-        let everybody = serve_over(tls, limits, listener, router, draining.clone(), grace);
+            .map(|plain| serve_with_tls(None, limits.clone(), plain, router.clone(), draining.clone(), grace));
+        let everybody = serve_with_tls(tls, limits, listener, router, draining.clone(), grace);
         let http = tokio::spawn(async move {
             match here {
                 None => everybody.await,
@@ -130,13 +140,13 @@ impl Server {
             }
         });
 
-        // The scheduler first: on SQLite it readies what an earlier life held, before workers claim.
+        // The scheduler starts first: on SQLite it recovers jobs of an earlier process life before workers claim.
         let scheduler = if roles.scheduler {
             sweep_traces::ensure(&store).await?;
             let mut scheduler = Scheduler::start(&store, parts::scheduler(settings)).await?;
             let delay = settings.fold_delay;
-            scheduler.add("open units", fold_units::LOOK, move |store| {
-                Box::pin(async move { fold_units::ensure_left(&store, delay).await.map(drop) })
+            scheduler.add("open units", flush_wal::ORPHAN_SCAN_INTERVAL, move |store| {
+                Box::pin(async move { flush_wal::ensure_orphans(&store, delay).await.map(drop) })
             });
             Some(scheduler)
         } else {
@@ -148,20 +158,21 @@ impl Server {
             let registry = Arc::new(registry);
             let mut pools = registry.pools();
             let hosting = part.hosting();
-            // Performed where deployments are run, and nowhere else.
-            pools.retain(|pool| *pool != towpath_workflows::hosting::POOL || hosting.is_some());
+            // These jobs only run where deployments run.
+            pools.retain(|pool| *pool != towpath_workflows::deployment_host::POOL || hosting.is_some());
+            pools.retain(|pool| *pool != towpath_workflows::sandbox_host::POOL || boxes.is_some());
             let mut options = parts::pools(settings, &pools);
             let mut builds = options.clone();
             builds
                 .pools
-                .retain(|(pool, _)| pool == towpath_workflows::hosting::POOL);
-            if matches!(part, Part::Standby { .. }) {
+                .retain(|(pool, _)| pool == towpath_workflows::deployment_host::POOL);
+            if matches!(part, DeploymentRole::Standby { .. }) {
                 options
                     .pools
-                    .retain(|(pool, _)| pool != towpath_workflows::hosting::POOL);
+                    .retain(|(pool, _)| pool != towpath_workflows::deployment_host::POOL);
             }
-            let world = Arc::new(shared.world(settings, hosting)?);
-            let builders = Builders {
+            let world = Arc::new(shared.world(settings, hosting, boxes)?);
+            let builders = BuildWorkers {
                 engine: engine.clone(),
                 queue: shared.queue.clone(),
                 registry: Arc::clone(&registry),
@@ -174,6 +185,10 @@ impl Server {
         } else {
             None
         };
+        let sandboxes = machine.map(|machine| {
+            let stop = CancellationToken::new();
+            (stop.clone(), tokio::spawn(machine.reconciler.run(stop)))
+        });
         let key_uses = app.clone().map(|app| tokio::spawn(housekeeping::record_key_uses(app)));
         let upkeep = tokio::spawn(housekeeping::run(
             store.clone(),
@@ -196,49 +211,40 @@ impl Server {
             upkeep,
             key_uses,
             deployments,
+            sandboxes,
             _data: data,
         })
     }
 
-    /// Where it listens.
     pub const fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Where clients reach it, in a browser or with an SDK.
+    /// Public address for browsers and SDKs.
     pub fn url(&self) -> String {
         let scheme = if self.certificate.is_some() { "https" } else { "http" };
         format!("{scheme}://{}", self.address)
     }
 
-    /// Where programs of this machine reach it, whatever its certificate is for and whoever signed that.
+    /// Address for programs of this machine, independent of the certificate.
     pub fn local_url(&self) -> String {
-        format!("http://{}", reachable(self.plain.unwrap_or(self.address)))
+        format!("http://{}", loopback_address(self.plain.unwrap_or(self.address)))
     }
 
-    /// A link that signs its first reader in to the dashboard as the holder of `key`, for the terminal of whoever
-    /// started this. `None` without an API, and for a key that opens nothing.
-    ///
-    /// # Errors
-    /// When the database does not answer.
+    /// A dashboard link that signs in its first reader as the holder of `key`. `None` without an API, and for an
+    /// invalid key.
     pub async fn sign_in_link(&self, key: &Secret) -> anyhow::Result<Option<String>> {
         let Some(app) = &self.app else { return Ok(None) };
         let path = app.sign_in_link(key).await?;
         Ok(path.map(|path| format!("{}{path}", self.url())))
     }
 
-    /// Works until a signal asks it to stop, then drains. A second signal ends the process at once.
-    ///
-    /// # Errors
-    /// When serving breaks, or draining fails.
+    /// Runs until a signal stops it, then drains. A second signal ends the process at once.
     pub async fn run(self, signals: Signals) -> anyhow::Result<()> {
         self.work(signals, None).await
     }
 
-    /// As [`Server::run`], with an agent server in the same process.
-    ///
-    /// # Errors
-    /// When either breaks, or draining fails.
+    /// Like [`Server::run`], with an agent server in the same process.
     pub async fn run_with(self, signals: Signals, agent: AgentServer) -> anyhow::Result<()> {
         self.work(signals, Some(agent)).await
     }
@@ -251,15 +257,15 @@ impl Server {
             }
             ended = &mut self.http => {
                 let why = match ended {
-                    Ok(Ok(_)) => anyhow!("it ended by itself"),
+                    Ok(Ok(_)) => anyhow!("the server ended unexpectedly"),
                     Ok(Err(error)) => error.into(),
                     Err(error) => error.into(),
                 };
-                // Work in hand is still given back well.
+                // Running jobs are still returned properly.
                 self.http = tokio::spawn(async { Ok(0) });
                 Some(why.context("serving HTTP"))
             }
-            why = keeping_ended(&mut self.deployments) => Some(why),
+            why = deployments_stopped(&mut self.deployments) => Some(why),
         };
         signals.end_at_next();
         if let Some(why) = broken {
@@ -269,7 +275,7 @@ impl Server {
         self.drain_with(agent).await
     }
 
-    /// Both at once: they have the same grace.
+    /// Drains both at once, because they share the grace time.
     async fn drain_with(self, agent: Option<AgentServer>) -> anyhow::Result<()> {
         let agent = async {
             match agent {
@@ -281,10 +287,7 @@ impl Server {
         platform.and(agent)
     }
 
-    /// Takes nothing more, lets what is under way finish for the grace time, hands back the rest.
-    ///
-    /// # Errors
-    /// When a part of the process had panicked.
+    /// Stops accepting work, lets running work finish within the grace time, and returns the rest.
     pub async fn drain(self) -> anyhow::Result<()> {
         self.draining.cancel();
         self.upkeep.abort();
@@ -292,16 +295,20 @@ impl Server {
             if let Some(workers) = self.workers {
                 let drained = workers.drain(self.grace).await;
                 tracing::info!(
-                    jobs.at_work = drained.at_work,
+                    jobs.at_work = drained.running,
                     jobs.handed_back = drained.handed_back,
                     "workers drained"
                 );
             }
         };
-        // Together: both have the same grace.
+        // Concurrently, because both share the grace time.
         let ((), served) = tokio::join!(workers, self.http);
-        // After the requests that go to them, and the builds that replace them.
+        // After the requests to deployments and the builds that replace them.
         if let Some((stop, kept)) = self.deployments {
+            stop.cancel();
+            let _ = kept.await;
+        }
+        if let Some((stop, kept)) = self.sandboxes {
             stop.cancel();
             let _ = kept.await;
         }
@@ -311,10 +318,10 @@ impl Server {
         if let (Some(app), Some(key_uses)) = (self.app, self.key_uses) {
             key_uses.abort();
             if let Err(error) = app.record_key_uses().await {
-                tracing::debug!(%error, "the last uses of keys are not written");
+                tracing::debug!(%error, "the last uses of keys could not be recorded");
             }
         }
-        // After the last request: what was promised is written.
+        // After the last request, so that all acknowledged data is written.
         if let Some(wal) = self.wal {
             wal.close().await;
         }
@@ -325,25 +332,23 @@ impl Server {
     }
 }
 
-/// Waits until nobody keeps deployments any more, though nobody asked for that: a process without it would look well.
-async fn keeping_ended(deployments: &mut Option<(CancellationToken, JoinHandle<anyhow::Result<()>>)>) -> anyhow::Error {
+/// Waits until deployments stop unexpectedly: without this, the process would still report healthy.
+async fn deployments_stopped(
+    deployments: &mut Option<(CancellationToken, JoinHandle<anyhow::Result<()>>)>,
+) -> anyhow::Error {
     let Some((_, keeping)) = deployments else {
         return std::future::pending().await;
     };
     let why = match keeping.await {
-        Ok(Ok(())) => anyhow!("it ended by itself"),
+        Ok(Ok(())) => anyhow!("the deployment host ended unexpectedly"),
         Ok(Err(error)) => error,
         Err(error) => error.into(),
     };
     *deployments = None;
-    why.context("keeping deployments")
+    why.context("running deployments")
 }
 
-/// Binds an address. Done before any worker starts: a taken port is the commonest mistake, and must not cost a claimed
-/// job.
-///
-/// # Errors
-/// When it is taken, or not one of this machine.
+/// Binds an address before any worker starts: a port in use is a common mistake and must not cost a claimed job.
 pub async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
     let listener = TcpListener::bind(address).await;
     listener.with_context(|| format!("cannot listen on {address}"))

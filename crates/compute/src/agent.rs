@@ -13,11 +13,11 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::{Error, Result};
-use crate::health::Place;
+use crate::health::HealthTarget;
 use crate::instances::Instance;
-use crate::isolation::Prepared;
+use crate::isolation::PreparedCell;
 use crate::launcher;
-use crate::life::{Holder, Life};
+use crate::lifecycle::{Lifecycle, LifecycleReporter};
 use crate::limits::Groups;
 use crate::log::Log;
 use crate::orphans::{ROOT_MARK, RUN_MARK};
@@ -44,8 +44,8 @@ pub(crate) struct Startup<'a> {
     /// What limits it, with all that it starts.
     pub(crate) groups: Groups,
     /// What keeps it apart, where something does.
-    pub(crate) cell: Option<Prepared>,
-    /// Whether it loads its graphs and waits for [`Agent::go`] before it touches its database.
+    pub(crate) cell: Option<PreparedCell>,
+    /// Whether it loads its graphs and waits for [`Agent::go`] before it opens its database.
     pub(crate) standby: bool,
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct Startup<'a> {
 #[derive(Debug)]
 pub(crate) struct Agent {
     address_file: PathBuf,
-    life: Life,
+    life: Lifecycle,
     pid: Option<u32>,
 }
 
@@ -61,7 +61,7 @@ impl Agent {
     /// Starts it. Its lines go to the log.
     pub(crate) fn start(given: Startup<'_>, log: &Log) -> Result<Self> {
         let run = given.run;
-        // Its own: another one may have the folder while this one stands by.
+        // A separate file: another server may use the folder while this one is on standby.
         let address_file = given.data.join(format!("address-{run}"));
         let mut command = Command::new(given.program);
         let entries: Vec<_> = given.groups.entries().collect();
@@ -70,7 +70,7 @@ impl Agent {
             for entry in entries {
                 command.arg("--group").arg(entry);
             }
-            command.args(given.cell.iter().flat_map(Prepared::arguments));
+            command.args(given.cell.iter().flat_map(PreparedCell::arguments));
             command.arg("--").arg(given.program);
         }
         let mut child = command
@@ -81,7 +81,7 @@ impl Agent {
             .arg(given.config)
             .arg("--data-dir")
             .arg(given.data)
-            // Named, so that it does not read a file of the source tree in its place: that is the user's.
+            // Set explicitly, so that it does not read a settings file of the user's source tree.
             .args(["--settings", "/dev/null"])
             .args(given.standby.then_some("--standby"))
             .env_clear()
@@ -99,7 +99,7 @@ impl Agent {
             .map_err(Error::io("starting the agent server"))?;
         let pid = child.id();
         let group = Group::of(&child, run);
-        let (life, holder) = Life::begin();
+        let (life, holder) = Lifecycle::start();
         for stream in [
             child.stdout.take().map(Stream::Out),
             child.stderr.take().map(Stream::Err),
@@ -112,11 +112,11 @@ impl Agent {
                     None => Ok(()),
                 };
                 if let Err(error) = read {
-                    tracing::debug!(%error, "the output of an agent server ended early");
+                    tracing::debug!(%error, "cannot read the output of an agent server");
                 }
             });
         }
-        let folder = given.cell.map(Prepared::into_folder);
+        let folder = given.cell.map(PreparedCell::into_folder);
         tokio::spawn(own(child, group, given.groups, folder, holder, given.grace));
         Ok(Self {
             address_file,
@@ -126,7 +126,7 @@ impl Agent {
     }
 
     /// Its database is free.
-    pub(crate) fn go(&self) {
+    pub(crate) fn open_database(&self) {
         if let Some(pid) = self.pid.and_then(|id| i32::try_from(id).ok()) {
             // One that has ended is found when its health is asked for.
             let _ = kill(Pid::from_raw(pid), Signal::SIGUSR1);
@@ -135,7 +135,10 @@ impl Agent {
 
     /// Waits until it answers that it is healthy; where it does.
     pub(crate) async fn healthy(&self, limit: Duration, cancel: &CancellationToken) -> Result<SocketAddr> {
-        let found = self.life.healthy(Place::File(&self.address_file), limit, cancel).await;
+        let found = self
+            .life
+            .wait_healthy(HealthTarget::File(&self.address_file), limit, cancel)
+            .await;
         // Read once; one that is not there leaves nothing.
         let _ = tokio::fs::remove_file(&self.address_file).await;
         found
@@ -143,7 +146,7 @@ impl Agent {
 }
 
 impl Instance for Agent {
-    fn life(&self) -> &Life {
+    fn lifecycle(&self) -> &Lifecycle {
         &self.life
     }
 }
@@ -154,7 +157,14 @@ enum Stream {
 }
 
 /// Holds the child until it has ended.
-async fn own(mut child: Child, group: Group, groups: Groups, folder: Option<TempDir>, holder: Holder, grace: Duration) {
+async fn own(
+    mut child: Child,
+    group: Group,
+    groups: Groups,
+    folder: Option<TempDir>,
+    holder: LifecycleReporter,
+    grace: Duration,
+) {
     // `wait` would close it, and with it end the agent server.
     let lifeline = child.stdin.take();
     let status = tokio::select! {
@@ -178,12 +188,12 @@ async fn own(mut child: Child, group: Group, groups: Groups, folder: Option<Temp
     drop(group);
     let how = match status {
         Ok(status) => match status.code() {
-            Some(code) => format!("ended with exit code {code}"),
-            None => format!("was ended by {status}"),
+            Some(code) => format!("exited with code {code}"),
+            None => format!("was terminated by {status}"),
         },
-        Err(error) => format!("is lost: {error}"),
+        Err(error) => format!("could not be waited for: {error}"),
     };
-    holder.ended(how);
+    holder.report_end(how);
     groups.remove().await;
     // It may hold many files.
     let _ = tokio::task::spawn_blocking(move || drop(folder)).await;

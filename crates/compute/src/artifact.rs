@@ -1,4 +1,4 @@
-//! Artifacts: what was fetched and built, under a name that says what it is.
+//! Artifacts: fetched and built sources, named by a hash of their plan.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::root::{self, Root};
 use crate::tree;
 
-/// Counts up when artifacts of an older build cannot be started any more.
+/// Incremented when artifacts of older builds cannot be started any more.
 const VERSION: u32 = 1;
 
 /// Everything that decides what an artifact is.
@@ -24,7 +24,7 @@ pub struct Plan {
     pub origin: Origin,
     /// The graph configuration file, from the top of the tree.
     pub config: String,
-    /// Run at the top of the tree, in place of what its lock files say.
+    /// Runs at the root of the tree, instead of the command that its lock files imply.
     pub install: Option<String>,
     /// Run in the configuration file's folder.
     pub build: Option<String>,
@@ -38,12 +38,12 @@ pub enum Origin {
     Git {
         /// Its address.
         url: String,
-        /// The branch or tag it was found by. No part of what the artifact is.
+        /// The branch or tag that it was resolved from. Not part of the identity.
         name: String,
         /// The commit.
         sha: CommitSha,
     },
-    /// An archive that a client sent, by its key in the object store: no two have the same.
+    /// An uploaded archive, by its unique key in the object store.
     Archive {
         /// The key.
         path: String,
@@ -70,19 +70,19 @@ pub enum Stage {
 
 /// The record of an artifact that can be started.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Built {
+pub struct BuiltArtifact {
     /// What it was made from.
     pub plan: Plan,
     /// Variables that what was built needs to be started.
     #[serde(default)]
     pub variables: Vec<(String, String)>,
-    /// The image that was made, where it runs in a container: the engine's name for its contents.
+    /// The image, for containers: the engine's id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
 }
 
 impl Plan {
-    /// The artifact's name: equal plans have the same, whoever makes them.
+    /// The name of the artifact; equal plans have the same.
     #[must_use]
     pub fn key(&self) -> String {
         let origin = match &self.origin {
@@ -98,7 +98,7 @@ impl Plan {
         ];
         hash.update(VERSION.to_be_bytes());
         for part in origin.into_iter().map(Some).chain(rest) {
-            // Lengths in front: no two lists of parts read alike. Absent is not empty.
+            // Lengths come first, so that no two lists of parts are ambiguous. Absent differs from empty.
             hash.update(part.map_or(u64::MAX, |part| part.len() as u64).to_be_bytes());
             hash.update(part.unwrap_or_default());
         }
@@ -113,15 +113,12 @@ pub struct Artifact {
     scratch: PathBuf,
 }
 
-/// An artifact that does not count any more, and whose files are still to be removed.
+/// An invalidated artifact whose files are still to be removed.
 #[derive(Debug)]
 pub struct Removal(TempDir);
 
 impl Removal {
     /// Removes the files.
-    ///
-    /// # Errors
-    /// The disk's.
     pub fn finish(self) -> Result<()> {
         tree::remove(self.0.path()).map_err(Error::io("removing an artifact"))
     }
@@ -129,12 +126,9 @@ impl Removal {
 
 impl Artifact {
     /// The place of `key`, which is one of [`Plan::key`].
-    ///
-    /// # Errors
-    /// It is none.
     pub fn of(root: &Root, key: &str) -> Result<Self> {
         if key.is_empty() || !key.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return Err(Error::Refused("not the name of an artifact".to_owned()));
+            return Err(Error::Refused("not an artifact name".to_owned()));
         }
         Ok(Self {
             folder: root.artifacts().join(key),
@@ -153,7 +147,7 @@ impl Artifact {
         self.folder.join("source")
     }
 
-    /// Where it stands which environments its code runs in.
+    /// Where it is which environments its code runs in.
     #[must_use]
     pub fn environments(&self) -> PathBuf {
         self.folder.join("environments")
@@ -171,7 +165,7 @@ impl Artifact {
         }
     }
 
-    /// Whether its tree is as it was fetched: no program of a build has run in it.
+    /// Whether its tree is unchanged since the fetch: no build program has run in it.
     #[must_use]
     pub fn is_fetched(&self) -> bool {
         self.folder.join("fetched.json").is_file() && self.source().is_dir()
@@ -179,32 +173,23 @@ impl Artifact {
 
     /// Its record, where it is whole.
     #[must_use]
-    pub fn built(&self) -> Option<Built> {
+    pub fn built(&self) -> Option<BuiltArtifact> {
         let text = fs::read(self.folder.join("built.json")).ok()?;
         serde_json::from_slice(&text).ok().filter(|_| self.source().is_dir())
     }
 
     /// Makes its place empty for fetching.
-    ///
-    /// # Errors
-    /// The disk's.
     pub fn begin(&self) -> Result<()> {
         self.remove()?;
         root::make(&self.folder)
     }
 
     /// Its tree is whole.
-    ///
-    /// # Errors
-    /// The disk's.
     pub fn fetched(&self) -> Result<()> {
         root::write(&self.folder.join("fetched.json"), b"{}").map_err(Error::io("recording the source"))
     }
 
-    /// Programs of a build run in its tree from now on: one that fails leaves a tree that is to be fetched again.
-    ///
-    /// # Errors
-    /// The disk's.
+    /// Marks that build programs run in its tree: after a failure the tree must be fetched again.
     pub(crate) fn changes(&self) -> Result<()> {
         match fs::remove_file(self.folder.join("fetched.json")) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::io("beginning the build")(error)),
@@ -213,38 +198,24 @@ impl Artifact {
     }
 
     /// It can be started.
-    ///
-    /// # Errors
-    /// The disk's.
-    pub fn record(&self, built: &Built) -> Result<()> {
+    pub fn record(&self, built: &BuiltArtifact) -> Result<()> {
         let text = serde_json::to_vec(built).map_err(|error| Error::Refused(error.to_string()))?;
         root::write(&self.folder.join("built.json"), &text).map_err(Error::io("recording the artifact"))
     }
 
-    /// Records an image, which has no tree of its own. A record that is there is never missing meanwhile: an agent
-    /// server may be started from it.
-    ///
-    /// # Errors
-    /// The disk's.
-    pub fn record_image(&self, built: &Built) -> Result<()> {
+    /// Records an image, which has no tree. An existing record is replaced atomically, since an agent server may be
+    /// started from it.
+    pub fn record_image(&self, built: &BuiltArtifact) -> Result<()> {
         root::make(&self.source())?;
         self.record(built)
     }
 
-    /// Removes it.
-    ///
-    /// # Errors
-    /// The disk's.
     pub fn remove(&self) -> Result<()> {
-        self.withdraw()?.map_or(Ok(()), Removal::finish)
+        self.begin_removal()?.map_or(Ok(()), Removal::finish)
     }
 
-    /// Takes it from its place in one step, so that what is half removed never counts as built. `None` where it is not
-    /// there.
-    ///
-    /// # Errors
-    /// The disk's.
-    pub fn withdraw(&self) -> Result<Option<Removal>> {
+    /// Moves it away in one step, so that a half removed artifact never counts as built. `None` if it does not exist.
+    pub fn begin_removal(&self) -> Result<Option<Removal>> {
         let failed = || Error::io("removing an artifact");
         let away = tempfile::tempdir_in(&self.scratch).map_err(failed())?;
         match fs::rename(&self.folder, away.path().join("artifact")) {
@@ -269,10 +240,7 @@ impl Artifact {
     }
 }
 
-/// Keys of artifacts that are not in `keep` and were not used for `hours`: another build may be about to use the others.
-///
-/// # Errors
-/// The disk's.
+/// Keys of artifacts that are not in `keep` and were not used for `hours`: a build may be about to use others.
 pub fn idle(root: &Root, keep: &[String], hours: u64) -> Result<Vec<String>> {
     let failed = || Error::io("reading the artifacts");
     let mut idle = Vec::new();

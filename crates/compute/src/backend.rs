@@ -5,9 +5,9 @@ use towpath_domain::registry::RegistryLogin;
 use towpath_domain::{DeploymentId, RevisionId, Secret};
 
 use crate::agent::Agent;
-use crate::artifact::{Artifact, Built, Origin, Plan};
+use crate::artifact::{Artifact, BuiltArtifact, Origin, Plan};
 use crate::build;
-use crate::docker::{Container, Containers, Pulled};
+use crate::docker::{Container, Containers, PulledImage};
 use crate::error::{Error, Result};
 use crate::fake::Fake;
 use crate::health;
@@ -15,7 +15,7 @@ use crate::log::Log;
 use crate::process::Processes;
 use crate::root::Root;
 
-/// What is only checked needs one process for its graphs: each loads all of them.
+/// A check needs only one process for its graphs, as each process loads all of them.
 pub(crate) const ONE_HOST: (&str, &str) = ("TOWPATH_AGENT_HOSTS", "1");
 
 /// An agent server to start.
@@ -37,23 +37,23 @@ pub struct Launch {
 
 /// An agent server that runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct State {
+pub struct RunningAgent {
     /// What it runs.
     pub revision: RevisionId,
     /// Where the gateway finds it: `host:port`.
     pub address: String,
 }
 
-/// An agent server whose graphs are loaded, and which waits for its database. Dropped, it is ended.
+/// A standby agent server: its graphs are loaded, and it waits for its database. Dropped, it is stopped.
 #[derive(Debug)]
-pub struct Standby(Waiting);
+pub struct Standby(StandbyKind);
 
 #[derive(Debug)]
-enum Waiting {
+enum StandbyKind {
     Process(Agent),
     Docker(Container),
     /// It is started when its turn comes.
-    Nothing,
+    None,
 }
 
 /// A way to run deployments.
@@ -63,16 +63,13 @@ pub enum Backend {
     Process(Processes),
     /// Agent servers as containers of a Docker engine.
     Docker(Box<Containers>),
-    /// None at all: for tests of what stands above.
+    /// None at all: for tests of what is above.
     Fake(Fake),
 }
 
 impl Backend {
-    /// Ends what an earlier life of this process left running. Call it before anything is started.
-    ///
-    /// # Errors
-    /// What runs agent servers does not answer.
-    pub async fn begin(&self) -> Result<()> {
+    /// Stops everything that an earlier process left running. Call it before anything is started.
+    pub async fn end_leftovers(&self) -> Result<()> {
         match self {
             // The root's lock did, when it was taken.
             Self::Process(_) | Self::Fake(_) => Ok(()),
@@ -99,9 +96,6 @@ impl Backend {
     }
 
     /// Whether an artifact can be started as it is.
-    ///
-    /// # Errors
-    /// What runs agent servers does not answer.
     pub async fn has(&self, artifact: &Artifact) -> Result<bool> {
         let Some(built) = artifact.built() else {
             return Ok(false);
@@ -112,10 +106,7 @@ impl Backend {
         }
     }
 
-    /// Builds the artifact of a plan, whose tree was fetched. Doing it again begins anew.
-    ///
-    /// # Errors
-    /// The configuration cannot be used, a program fails, or somebody asked to stop.
+    /// Builds the artifact of a plan whose tree was fetched. A repeated build starts over.
     pub async fn build(
         &self,
         settings: &build::Settings,
@@ -123,7 +114,7 @@ impl Backend {
         plan: &Plan,
         log: &Log,
         cancel: &CancellationToken,
-    ) -> Result<Built> {
+    ) -> Result<BuiltArtifact> {
         let key = plan.key();
         let artifact = Artifact::of(root, &key)?;
         match self {
@@ -132,11 +123,8 @@ impl Backend {
         }
     }
 
-    /// Makes what the code of a deployment runs in, as the last part of the build of its artifact. False where there is
-    /// nothing to make: an image has it.
-    ///
-    /// # Errors
-    /// It cannot be made, or somebody asked to stop.
+    /// Creates the environments for a deployment's code, as the last step of the build. False if there is nothing to
+    /// create: images contain them.
     pub async fn prepare(
         &self,
         settings: &build::Settings,
@@ -150,11 +138,8 @@ impl Backend {
         }
     }
 
-    /// Removes what [`Backend::prepare`] has made, is older than so many hours, and no artifact needs any more. Answers
-    /// how much went. Call it when nothing is prepared.
-    ///
-    /// # Errors
-    /// The disk's.
+    /// Removes environments from [`Backend::prepare`] that are older than this many hours and that no artifact needs.
+    /// Returns how many. Call it while nothing is being prepared.
     pub async fn prune_environments(&self, hours: u64) -> Result<usize> {
         match self {
             Self::Process(processes) => processes.prune_environments(hours).await,
@@ -162,48 +147,39 @@ impl Backend {
         }
     }
 
-    /// Fetches an image of a registry, with the login that fits it, where there is one.
-    ///
-    /// # Errors
-    /// There is none of that name, or images cannot be started here.
+    /// Pulls an image from a registry, with the matching credentials, if any.
     pub async fn pull(
         &self,
         uri: &str,
         logins: &[RegistryLogin],
         log: &Log,
         cancel: &CancellationToken,
-    ) -> Result<Pulled> {
+    ) -> Result<PulledImage> {
         match self {
             Self::Docker(containers) => containers.pull(uri, logins, log, cancel).await,
             Self::Process(_) | Self::Fake(_) => Err(no_images()),
         }
     }
 
-    /// Makes the artifact of an image that was pulled, whose key is [`image_key`].
-    ///
-    /// # Errors
-    /// The image is gone again, or the disk's.
-    pub async fn record_image(&self, root: &Root, uri: &str, pulled: &Pulled) -> Result<String> {
+    /// Records the artifact of a pulled image, whose key is [`image_key`].
+    pub async fn record_image(&self, root: &Root, uri: &str, pulled: &PulledImage) -> Result<String> {
         let Self::Docker(containers) = self else {
             return Err(no_images());
         };
         let plan = image_plan(uri, pulled);
         let key = plan.key();
-        let built = Built {
+        let built = BuiltArtifact {
             plan,
             variables: Vec::new(),
             image: Some(pulled.id.clone()),
         };
-        // Before its name: a sweep takes names that no record stands for.
+        // Recorded before it is named: a sweep removes names without a record.
         Artifact::of(root, &key)?.record_image(&built)?;
         containers.keep(&key, pulled).await?;
         Ok(key)
     }
 
     /// Removes images whose artifact is gone.
-    ///
-    /// # Errors
-    /// What runs agent servers does not answer.
     pub async fn sweep(&self) -> Result<()> {
         match self {
             Self::Process(_) | Self::Fake(_) => Ok(()),
@@ -211,11 +187,8 @@ impl Backend {
         }
     }
 
-    /// Starts the agent server beside whatever runs, on an empty database, looks whether it becomes healthy, and stops
-    /// it.
-    ///
-    /// # Errors
-    /// It does not, or somebody asked to stop.
+    /// Checks an agent server: starts it next to whatever runs, on an empty database, waits until it is healthy, and
+    /// stops it.
     pub async fn check(&self, launch: &Launch, log: &Log, cancel: &CancellationToken) -> Result<()> {
         match self {
             Self::Process(processes) => processes.check(launch, log, cancel).await,
@@ -224,48 +197,40 @@ impl Backend {
         }
     }
 
-    /// Starts the agent server as far as it goes while the one that is there has the database: its graphs are loaded.
-    ///
-    /// # Errors
-    /// They cannot be loaded, or somebody asked to stop.
+    /// Starts a standby agent server while the current one has the database, up to the point where its graphs are
+    /// loaded.
     pub async fn stand_by(&self, launch: &Launch, log: &Log, cancel: &CancellationToken) -> Result<Standby> {
         Ok(Standby(match self {
-            Self::Process(processes) => Waiting::Process(processes.stand_by(launch, log, cancel).await?),
+            Self::Process(processes) => StandbyKind::Process(processes.stand_by(launch, log, cancel).await?),
             Self::Docker(containers) => match containers.stand_by(launch, log, cancel).await? {
-                Some(container) => Waiting::Docker(container),
-                None => Waiting::Nothing,
+                Some(container) => StandbyKind::Docker(container),
+                None => StandbyKind::None,
             },
-            Self::Fake(_) => Waiting::Nothing,
+            Self::Fake(_) => StandbyKind::None,
         }))
     }
 
-    /// Starts the agent server on the deployment's database, after it stopped the one that is there, and waits until
-    /// it is healthy. Answers where it is. When this fails, none runs.
-    ///
-    /// # Errors
-    /// It does not become healthy, or somebody asked to stop.
+    /// Stops the current agent server, starts the new one on the deployment's database, and waits until it is healthy.
+    /// Returns its address. If this fails, none runs.
     pub async fn replace(
         &self,
         launch: &Launch,
         standby: Standby,
         log: &Log,
         cancel: &CancellationToken,
-    ) -> Result<State> {
+    ) -> Result<RunningAgent> {
         match (self, standby.0) {
-            (Self::Process(processes), Waiting::Process(agent)) => processes.replace(launch, agent, cancel).await,
-            (Self::Docker(containers), Waiting::Docker(container)) => {
+            (Self::Process(processes), StandbyKind::Process(agent)) => processes.replace(launch, agent, cancel).await,
+            (Self::Docker(containers), StandbyKind::Docker(container)) => {
                 containers.replace(launch, Some(container), log, cancel).await
             }
             (Self::Docker(containers), _) => containers.replace(launch, None, log, cancel).await,
             (Self::Fake(fake), _) => fake.replace(launch, cancel).await,
-            (Self::Process(_), _) => Err(Error::Refused("nothing stands by that could take over".to_owned())),
+            (Self::Process(_), _) => Err(Error::Refused("no standby agent server could take over".to_owned())),
         }
     }
 
-    /// The id of the database of a deployment that is there, where it has one.
-    ///
-    /// # Errors
-    /// What runs agent servers does not answer.
+    /// The id of a deployment's existing database, if it has one.
     pub async fn database(&self, deployment: DeploymentId) -> Result<Option<String>> {
         match self {
             Self::Process(processes) => Ok(processes.root().database(deployment)),
@@ -274,16 +239,13 @@ impl Backend {
         }
     }
 
-    /// The same of a deployment that runs, whose database is given an id where it has none.
-    ///
-    /// # Errors
-    /// The disk's, or what runs agent servers does not answer.
+    /// The same for a running deployment; assigns an id if its database has none.
     pub async fn name_database(&self, deployment: DeploymentId) -> Result<String> {
         match self {
             Self::Process(processes) => processes.root().name_database(deployment),
             Self::Docker(containers) => {
                 let found = containers.database(deployment).await?;
-                found.ok_or_else(|| Error::Transient("the volume of the database is gone".to_owned()))
+                found.ok_or_else(|| Error::Transient("the volume of the database is missing".to_owned()))
             }
             Self::Fake(fake) => Ok(fake.name_database(deployment)),
         }
@@ -291,7 +253,7 @@ impl Backend {
 
     /// What runs of a deployment.
     #[must_use]
-    pub fn state(&self, deployment: DeploymentId) -> Option<State> {
+    pub fn state(&self, deployment: DeploymentId) -> Option<RunningAgent> {
         match self {
             Self::Process(processes) => processes.agents().state(deployment),
             Self::Docker(containers) => containers.running().state(deployment),
@@ -299,7 +261,7 @@ impl Backend {
         }
     }
 
-    /// Whether what runs of a deployment answers `/ok` within a few seconds. False when nothing runs.
+    /// Whether the agent server of a deployment answers `/ok` within a few seconds. False if none runs.
     pub async fn answers(&self, deployment: DeploymentId) -> bool {
         let Some(state) = self.state(deployment) else {
             return false;
@@ -320,7 +282,7 @@ impl Backend {
         }
     }
 
-    /// Stops what runs of a deployment, its running work handed back to its database.
+    /// Stops the agent server of a deployment; it hands unfinished work back to its database.
     pub async fn stop(&self, deployment: DeploymentId) {
         match self {
             Self::Process(processes) => processes.agents().stop(deployment).await,
@@ -339,9 +301,6 @@ impl Backend {
     }
 
     /// Stops what runs of a deployment and removes its database.
-    ///
-    /// # Errors
-    /// The disk's.
     pub async fn remove(&self, deployment: DeploymentId) -> Result<()> {
         match self {
             Self::Process(processes) => processes.remove(deployment).await,
@@ -364,13 +323,13 @@ impl Backend {
     }
 }
 
-/// The key of the artifact that an image is, which is known once it was pulled.
+/// The key of the artifact of a pulled image.
 #[must_use]
-pub fn image_key(uri: &str, pulled: &Pulled) -> String {
+pub fn image_key(uri: &str, pulled: &PulledImage) -> String {
     image_plan(uri, pulled).key()
 }
 
-fn image_plan(uri: &str, pulled: &Pulled) -> Plan {
+fn image_plan(uri: &str, pulled: &PulledImage) -> Plan {
     Plan {
         origin: Origin::Image {
             uri: uri.to_owned(),

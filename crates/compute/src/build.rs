@@ -9,10 +9,10 @@ use tokio_util::sync::CancellationToken;
 use towpath_domain::Secret;
 use towpath_domain::git::{PlainCommand, TreePath};
 
-use crate::artifact::{Artifact, Built, Plan};
+use crate::artifact::{Artifact, BuiltArtifact, Plan};
 use crate::error::{Error, Result};
 use crate::git::blocking;
-use crate::isolation::{Isolation, Prepared};
+use crate::isolation::{Isolation, PreparedCell};
 use crate::launcher;
 use crate::log::Log;
 use crate::orphans::{self, ROOT_MARK};
@@ -29,7 +29,7 @@ pub struct Settings {
     pub limit: Duration,
     /// What a tree may have grown to.
     pub tree: Limits,
-    /// Variables of this machine that builds need: proxies, registries.
+    /// Environment variables of this machine that builds need: proxies, registries.
     pub variables: BTreeMap<String, Secret>,
     /// The program that starts others in a cell: `towpath`.
     pub launcher: PathBuf,
@@ -37,7 +37,7 @@ pub struct Settings {
     pub isolation: Isolation,
 }
 
-/// Package managers of JavaScript by their lock files, as the reference CLI goes through them.
+/// JavaScript package managers by lock file, in the order of the reference CLI.
 const LOCKS: [(&str, &str); 5] = [
     ("yarn.lock", "yarn install --frozen-lockfile"),
     ("pnpm-lock.yaml", "pnpm install --frozen-lockfile"),
@@ -46,16 +46,13 @@ const LOCKS: [(&str, &str); 5] = [
     ("bun.lock", "bun install"),
 ];
 
-/// Keys of the configuration that ask for something of the official builder alone.
+/// Configuration keys that only the official builder supports.
 const OF_ANOTHER_BUILDER: [&str; 3] = ["image_distro", "pip_installer", "keep_pkg_tools"];
 /// Those that ask for something of an image.
 const OF_IMAGES: [&str; 2] = ["base_image", "dockerfile_lines"];
 
-/// Builds what was fetched. Once a program has run, the tree counts as fetched no more: one that failed is not repeated
-/// on what it left.
-///
-/// # Errors
-/// The configuration file cannot be used, or a program fails.
+/// Builds a fetched tree. Once a program has run, the tree no longer counts as fetched, so that a failed build is not
+/// repeated on its leftovers.
 pub async fn build(
     settings: &Settings,
     root: &Root,
@@ -63,7 +60,7 @@ pub async fn build(
     plan: &Plan,
     log: &Log,
     cancel: &CancellationToken,
-) -> Result<Built> {
+) -> Result<BuiltArtifact> {
     let Project {
         path,
         top,
@@ -76,7 +73,7 @@ pub async fn build(
     tree::has_room(root.path(), settings.tree.free)?;
     // Caches of package managers are no part of what was built.
     let home = root.temporary()?;
-    let at = Place {
+    let at = BuildContext {
         settings,
         root,
         artifact,
@@ -99,18 +96,18 @@ pub async fn build(
     // Some of it may be closed to its owner.
     blocking(move || tree::remove(home.path()).map_err(Error::io("removing what programs kept in HOME"))).await?;
     ran?;
-    // Programs of a user ran: what they left must be as honest as what was fetched.
+    // A user's programs ran: their output must pass the same checks as the fetched tree.
     let (limits, lines) = (settings.tree, log.clone());
     blocking(move || {
         let again = tree::config(&top, &path);
-        // Package managers link into each other, but inside of the tree.
+        // Package managers link into each other, but inside the tree.
         tree::check(&top, limits, &lines).and(again.map(drop))
     })
     .await?;
     if runs {
         share(settings, &artifact.source()).await?;
     }
-    let built = Built {
+    let built = BuiltArtifact {
         plan: plan.clone(),
         variables: Vec::new(),
         image: None,
@@ -133,7 +130,7 @@ pub(crate) fn without_effect(config: &Value, keys: &[&str], log: &Log) {
         .collect();
     if !found.is_empty() {
         log.warn(format!(
-            "graph configuration: without effect where this deployment is built: {}",
+            "graph configuration: ignored in this build: {}",
             found.join(", ")
         ));
     }
@@ -158,8 +155,6 @@ pub(crate) struct Project {
 }
 
 impl Project {
-    /// # Errors
-    /// The configuration file cannot be used.
     pub(crate) fn read(artifact: &Artifact, plan: &Plan) -> Result<Self> {
         let path = TreePath::parse(&plan.config).map_err(|why| Error::Refused(format!("graph_config_path {why}")))?;
         let top = artifact.source();
@@ -176,7 +171,7 @@ impl Project {
     }
 }
 
-/// What installs the tree's packages: what was asked for, else what its lock files say where it needs JavaScript.
+/// The install command: the requested one, else the one implied by lock files if the tree needs JavaScript.
 fn install_command(plan: &Plan, config: &Value, top: &Path) -> Option<String> {
     if plan.install.is_some() || config.get("node_version").is_none() {
         return plan.install.clone();
@@ -188,7 +183,7 @@ fn install_command(plan: &Plan, config: &Value, top: &Path) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// Whether a configuration names code that runs in an environment. Graphs that are declared as data need none.
+/// Whether a configuration names code that needs an environment. Graphs declared as data do not.
 pub(crate) fn has_code(config: &Value) -> bool {
     let graphs = config.get("graphs").and_then(Value::as_object);
     let is_data = |graph: &Value| graph.get("native").is_some();
@@ -210,7 +205,7 @@ pub(crate) fn read(file: &Path, shown: &str) -> Result<Value> {
 }
 
 /// Where a build's programs run.
-struct Place<'a> {
+struct BuildContext<'a> {
     settings: &'a Settings,
     root: &'a Root,
     artifact: &'a Artifact,
@@ -218,8 +213,8 @@ struct Place<'a> {
     home: &'a Path,
 }
 
-impl Place<'_> {
-    /// Whether `PATH` leads to this program, or it is named by its place.
+impl BuildContext<'_> {
+    /// Whether this program is on `PATH`, or exists at the given path.
     fn has(&self, program: &str) -> bool {
         let mut folders = std::env::split_paths(&self.settings.path);
         program.contains('/') || folders.any(|folder| folder.join(program).is_file())
@@ -265,9 +260,9 @@ impl Place<'_> {
             ("npm_config_fund", "false"),
             (ROOT_MARK, &mark),
         ];
-        // A cell's own `/tmp` lies on the same disk.
+        // A cell's own `/tmp` is on the same disk.
         let watched = [self.artifact.folder(), self.home].into_iter();
-        let watched = watched.chain(cell.as_ref().map(Prepared::folder));
+        let watched = watched.chain(cell.as_ref().map(PreparedCell::folder));
         let machine = self
             .settings
             .variables
@@ -278,7 +273,7 @@ impl Place<'_> {
             .envs(machine)
             .envs(variables)
             .within(folder)
-            .watching(watched, self.settings.tree)
+            .with_size_limit(watched, self.settings.tree)
             .run(log, cancel)
             .await;
         // Its temporary files may be many.
@@ -294,10 +289,8 @@ impl Place<'_> {
         let ended = ended?;
         match ended.code {
             Some(0) => Ok(()),
-            Some(code) => Err(Error::Refused(format!(
-                "{what} `{command}` ended with exit code {code}"
-            ))),
-            None => Err(Error::Refused(format!("{what} `{command}` was ended by a signal"))),
+            Some(code) => Err(Error::Refused(format!("{what} `{command}` exited with code {code}"))),
+            None => Err(Error::Refused(format!("{what} `{command}` was terminated by a signal"))),
         }
     }
 }

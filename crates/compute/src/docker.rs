@@ -1,9 +1,9 @@
 //! Agent servers as containers of a Docker engine.
 //!
-//! What the platform makes there carries labels: the root folder it belongs to, and the life of the process that made
-//! it. Whoever holds the root's lock removes the containers of earlier lives, so a platform that was killed leaves
-//! nothing behind. Databases lie in volumes named after their deployment. As with processes, one container at a time
-//! has a database, so the switch is the same: check on an empty volume, stop the old one, start the new one.
+//! Everything the platform creates there carries labels: its root folder, and the process life that created it. The
+//! holder of the root's lock removes the containers of earlier lives, so a killed platform leaves nothing behind.
+//! Databases are in volumes named after their deployment. As with processes, one container at a time has a database, so
+//! the switch is the same: check on an empty volume, stop the old one, start the new one.
 
 mod backup;
 mod container;
@@ -31,14 +31,14 @@ use towpath_domain::{DeploymentId, Secret};
 use towpath_outbound::Guard;
 use uuid::Uuid;
 
-pub use self::backup::{Ids, Placed, Restoring, Volumes};
+pub use self::backup::{Ids, RestoreRef, VolumeMetadata, Volumes};
 pub(crate) use self::container::Container;
 pub use self::container::Network;
 use self::container::Startup;
-pub use self::image::Pulled;
+pub use self::image::PulledImage;
 use self::volume::{Owner, User};
-use crate::artifact::{Artifact, Built, Origin};
-use crate::backend::{Launch, ONE_HOST, State};
+use crate::artifact::{Artifact, BuiltArtifact, Origin};
+use crate::backend::{Launch, ONE_HOST, RunningAgent};
 use crate::error::{Error, Result};
 use crate::health;
 use crate::instances::{Instance as _, Instances};
@@ -54,27 +54,27 @@ const DEPLOYMENT_LABEL: &str = "dev.towpath.deployment";
 const REVISION_LABEL: &str = "dev.towpath.revision";
 /// The id of the database in a volume.
 const DATABASE_LABEL: &str = "dev.towpath.database";
-/// What the engine gets to stop a container beside the container's own time.
+/// Time for the engine to stop a container, in addition to the container's own time.
 const STOP_MARGIN: Duration = Duration::from_secs(15);
 /// The setting that leaves images that name no user to root.
 const IMAGE_USER: &str = "image";
-/// What a call to the engine may take; builds, pulls, logs and waits go on as long as they answer.
+/// Time limit of a call to the engine; builds, pulls, logs and waits may take longer while they make progress.
 const CALL_LIMIT_SECONDS: u64 = 120;
 
 /// What the operator says about containers.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where the engine is: `unix:///var/run/docker.sock`, or `tcp://` on this machine.
+    /// The engine: `unix:///var/run/docker.sock`, or `tcp://` on this machine.
     pub host: String,
     /// How the gateway reaches containers.
     pub network: Network,
-    /// What images are built from; `{python_version}` stands for the version of the graph configuration.
+    /// Base of built images; `{python_version}` is replaced by the version from the graph configuration.
     pub base_image: String,
     /// The program that goes into images: `towpath`.
     pub program: PathBuf,
-    /// A `config.json` of Docker with logins of registries that every workspace may pull from.
+    /// A Docker `config.json` with credentials for registries that every workspace may pull from.
     pub logins: Option<PathBuf>,
-    /// Variables of this machine that builds and agent servers need: proxies, registries.
+    /// Environment variables of this machine that builds and agent servers need: proxies, registries.
     pub variables: BTreeMap<String, Secret>,
     /// Settings of agent servers that their owners cannot change.
     pub fixed: Vec<(String, String)>,
@@ -88,9 +88,9 @@ pub struct Settings {
     pub build_memory_bytes: i32,
     /// CPUs of one step of a build.
     pub build_cpus: i32,
-    /// What containers are run by, where it is not the engine's default: `runsc`.
+    /// The container runtime, if not the engine's default: for example `runsc`.
     pub runtime: Option<String>,
-    /// Who images run as that name no user: two numbers with a colon between them, or `image` for root.
+    /// The user of images that set none: two numbers separated by a colon, or `image` for root.
     pub user: String,
     /// Judges the registries of images.
     pub guard: Guard,
@@ -98,33 +98,29 @@ pub struct Settings {
     pub registries: Vec<String>,
 }
 
-/// The containers.
 #[derive(Debug)]
 pub struct Containers {
     engine: bollard::Docker,
     settings: Settings,
     root: Root,
-    life: String,
+    process_life: String,
     running: Instances<Container>,
     /// CPUs of the engine's machine: it refuses limits above.
     cpus: OnceCell<f64>,
     /// One at a time makes its image or its volume.
-    program: Mutex<program::Known>,
-    /// One at a time makes a network: an engine takes any number of one name, and none of them can be used then.
+    program: Mutex<program::ProgramCache>,
+    /// Networks are created one at a time: an engine accepts duplicate names, which then cannot be used.
     networks: Mutex<()>,
 }
 
 impl Containers {
     /// None yet. The engine need not answer now.
-    ///
-    /// # Errors
-    /// An address that is none, or settings that do not go together.
     pub fn new(settings: Settings, root: Root) -> Result<Self> {
         let host = &settings.host;
-        // Agent servers would listen on the loopback of whatever machine the engine has.
+        // Agent servers would listen on the loopback of the engine's machine.
         if settings.network == Network::Host && !host.starts_with("unix://") {
             return Err(Error::Refused(
-                "deployments.docker_network = host needs an engine of this machine: say deployments.docker_host as unix://…"
+                "deployments.docker_network = host needs an engine on this machine: set deployments.docker_host to a unix:// address"
                     .to_owned(),
             ));
         }
@@ -137,7 +133,7 @@ impl Containers {
             engine: connect(host, CALL_LIMIT_SECONDS)?,
             settings,
             root,
-            life: Uuid::now_v7().to_string(),
+            process_life: Uuid::now_v7().to_string(),
             running: Instances::default(),
             cpus: OnceCell::new(),
             program: Mutex::default(),
@@ -146,9 +142,6 @@ impl Containers {
     }
 
     /// Removes the containers that earlier lives left.
-    ///
-    /// # Errors
-    /// The engine does not answer, or does not want to.
     pub(crate) async fn begin(&self) -> Result<()> {
         let ours = HashMap::from([("label", vec![format!("{ROOT_LABEL}={}", self.root.mark())])]);
         let options = ListContainersOptionsBuilder::new().all(true).filters(&ours).build();
@@ -156,7 +149,7 @@ impl Containers {
         let mut removed = 0;
         for container in found.map_err(engine_failed("listing containers"))? {
             let life = container.labels.as_ref().and_then(|labels| labels.get(LIFE_LABEL));
-            let (Some(id), true) = (container.id, life != Some(&self.life)) else {
+            let (Some(id), true) = (container.id, life != Some(&self.process_life)) else {
                 continue;
             };
             let options = RemoveContainerOptionsBuilder::new().force(true).v(true).build();
@@ -167,7 +160,10 @@ impl Containers {
             }
         }
         if removed > 0 {
-            tracing::warn!(containers = removed, "removed what an earlier life left running");
+            tracing::warn!(
+                containers = removed,
+                "removed containers that an earlier process left running"
+            );
         }
         Ok(())
     }
@@ -176,23 +172,22 @@ impl Containers {
         &self.running
     }
 
-    /// Stops everything. An engine that does not answer is not waited for: the next life removes what it left.
+    /// Stops everything. An engine that does not answer is not waited for: the next process life removes what is left.
     pub(crate) async fn stop_all(&self) {
         let limit = self.settings.grace + STOP_MARGIN;
         if tokio::time::timeout(limit, self.running.stop_all()).await.is_err() {
-            tracing::warn!("the Docker engine does not say that containers were stopped");
+            tracing::warn!("the Docker engine does not confirm that containers were stopped");
         }
     }
 
     pub(crate) async fn check(&self, launch: &Launch, log: &Log, cancel: &CancellationToken) -> Result<()> {
         let container = self.start(launch, None, false, log, cancel).await?;
         let healthy = container.healthy(self.settings.health, cancel).await;
-        container.life().stop().await;
+        container.lifecycle().stop().await;
         healthy.map(drop)
     }
 
-    /// Starts it on the deployment's volume, where it is one that can wait with its graphs loaded: an image of somebody
-    /// else's makes cannot.
+    /// Starts a standby on the deployment's volume, if the image supports it: images of other origin do not.
     pub(crate) async fn stand_by(
         &self,
         launch: &Launch,
@@ -204,10 +199,10 @@ impl Containers {
             return Ok(None);
         }
         let container = self.on_volume(launch, true, log, cancel).await?;
-        match container.life().loaded(self.settings.health, cancel).await {
+        match container.lifecycle().wait_loaded(self.settings.health, cancel).await {
             Ok(()) => Ok(Some(container)),
             Err(error) => {
-                container.life().stop().await;
+                container.lifecycle().stop().await;
                 Err(error)
             }
         }
@@ -219,10 +214,10 @@ impl Containers {
         standby: Option<Container>,
         log: &Log,
         cancel: &CancellationToken,
-    ) -> Result<State> {
+    ) -> Result<RunningAgent> {
         let mut limit = self.settings.health;
         if let Some(container) = &standby {
-            health::stands_by(container.life())?;
+            health::check_standby(container.lifecycle())?;
             limit = health::switch_limit(self.running.state(launch.deployment).is_some(), limit);
         }
         self.running.stop(launch.deployment).await;
@@ -232,17 +227,19 @@ impl Containers {
             None => self.on_volume(launch, false, log, cancel).await?,
         };
         let container = Arc::new(container);
-        self.running.enter(launch.deployment, Arc::clone(&container)).await?;
+        self.running.insert(launch.deployment, Arc::clone(&container)).await?;
         let healthy = async {
             if waits {
-                container.go(&self.engine).await?;
+                container.open_database(&self.engine).await?;
             }
             container.healthy(limit, cancel).await
         };
         match healthy.await {
             Ok(address) => {
                 let address = address.to_string();
-                Ok(self.running.put(launch.deployment, container, launch.revision, address))
+                Ok(self
+                    .running
+                    .set_healthy(launch.deployment, container, launch.revision, address))
             }
             Err(error) => {
                 self.running.stop(launch.deployment).await;
@@ -264,13 +261,13 @@ impl Containers {
             labels: Some(HashMap::from([
                 (ROOT_LABEL.to_owned(), self.root.mark()),
                 (DEPLOYMENT_LABEL.to_owned(), launch.deployment.to_string()),
-                // Of one that is there already the engine keeps the labels it has.
+                // For an existing volume the engine keeps its labels.
                 (DATABASE_LABEL.to_owned(), Uuid::now_v7().to_string()),
             ])),
             ..VolumeCreateRequest::default()
         };
         let made = self.engine.create_volume(request).await;
-        made.map_err(engine_failed("making the volume of the database"))?;
+        made.map_err(engine_failed("creating the volume of the database"))?;
         self.start(launch, Some(volume), standby, log, cancel).await
     }
 
@@ -278,13 +275,13 @@ impl Containers {
         match self.engine.inspect_volume(&volume(deployment)).await {
             Ok(found) => Ok(volume::database(found)),
             Err(error) if is_gone(&error) => Ok(None),
-            Err(error) => Err(engine_failed("looking for the deployment's database")(error)),
+            Err(error) => Err(engine_failed("finding the deployment's database")(error)),
         }
     }
 
-    fn built(&self, launch: &Launch) -> Result<Built> {
+    fn built(&self, launch: &Launch) -> Result<BuiltArtifact> {
         let built = Artifact::of(&self.root, &launch.artifact)?.built();
-        built.ok_or_else(|| Error::Refused("the image of this revision is not there any more".to_owned()))
+        built.ok_or_else(|| Error::Refused("the image of this revision no longer exists".to_owned()))
     }
 
     pub(crate) async fn remove(&self, deployment: DeploymentId) -> Result<()> {
@@ -312,7 +309,7 @@ impl Containers {
         match self.engine.inspect_network(&name, None).await {
             Ok(_) => return Ok(name),
             Err(error) if is_gone(&error) => {}
-            Err(error) => return Err(engine_failed("looking for the deployment's network")(error)),
+            Err(error) => return Err(engine_failed("finding the deployment's network")(error)),
         }
         let request = NetworkCreateRequest {
             name: name.clone(),
@@ -327,29 +324,29 @@ impl Containers {
             Ok(_) => Ok(name),
             Err(EngineError::DockerResponseServerError { message, .. }) if message.contains("address pool") => {
                 Err(Error::Refused(format!(
-                    "making the deployment's network: {message}; each deployment has one: give the engine more \
-                     default-address-pools"
+                    "creating the deployment's network: {message}; each deployment needs one: add \
+                     default-address-pools to the engine"
                 )))
             }
-            Err(error) => Err(engine_failed("making the deployment's network")(error)),
+            Err(error) => Err(engine_failed("creating the deployment's network")(error)),
         }
     }
 
-    /// What a container of an image may do, with the volume where it has one.
-    async fn access(&self, built: &Built, image: &str, volume: Option<&str>, log: &Log) -> Result<Access> {
+    /// The permissions of a container of an image, with its volume if it has one.
+    async fn access(&self, built: &BuiltArtifact, image: &str, volume: Option<&str>, log: &Log) -> Result<Access> {
         let found = self.engine.inspect_image(image).await;
-        let found = found.map_err(engine_failed("looking for an image"))?;
+        let found = found.map_err(engine_failed("finding an image"))?;
         let own = found.config.and_then(|config| config.user).unwrap_or_default();
         let is_foreign = matches!(built.plan.origin, Origin::Image { .. });
         let user = User::parse(&own);
-        // Those that an earlier version of the platform built name nobody, and cannot be read by another than root.
+        // Images built by an earlier version of the platform name no user, and only root can read them.
         let named =
             (is_foreign && user.is_root() && self.settings.user != IMAGE_USER).then(|| self.settings.user.clone());
         let user = named.as_deref().map_or(user, User::parse);
         let access = Access {
             user: named,
             capabilities: Vec::new(),
-            // What an earlier version of the platform built may have to make its environment again.
+            // Images built by an earlier version of the platform may need to create their environment again.
             read_only: !is_foreign && !own.is_empty(),
         };
         let Some(volume) = volume else {
@@ -365,8 +362,8 @@ impl Containers {
             Owner::User => Ok(access),
             Owner::Root => {
                 log.warn(format!(
-                    "the files in the volume {volume} belong to root, so its container runs as root; docs/hosting.md \
-                     says how they are given to its user"
+                    "the files in the volume {volume} belong to root, so its container runs as root; see \
+                     docs/hosting.md to change their owner"
                 ));
                 Ok(as_root)
             }
@@ -385,7 +382,7 @@ impl Containers {
     ) -> Result<Container> {
         let built = self.built(launch)?;
         let image = built.image.clone();
-        let image = image.ok_or_else(|| Error::Refused("this revision was not built as an image".to_owned()))?;
+        let image = image.ok_or_else(|| Error::Refused("this revision has no image".to_owned()))?;
         let access = self.access(&built, &image, volume.as_deref(), log).await?;
         let command = dockerfile::command(&built, standby);
         let program = match &command {
@@ -416,7 +413,7 @@ impl Containers {
             variables,
             labels: HashMap::from([
                 (ROOT_LABEL.to_owned(), self.root.mark()),
-                (LIFE_LABEL.to_owned(), self.life.clone()),
+                (LIFE_LABEL.to_owned(), self.process_life.clone()),
                 (DEPLOYMENT_LABEL.to_owned(), launch.deployment.to_string()),
                 (REVISION_LABEL.to_owned(), launch.revision.to_string()),
             ]),
@@ -457,7 +454,7 @@ impl Containers {
             .collect()
     }
 
-    /// What names of images of this root begin with: several platforms may share an engine.
+    /// The name prefix of images of this root: several platforms may share an engine.
     fn repository(&self) -> String {
         let hash = Sha256::digest(self.root.mark());
         format!("towpath-{}", hex::encode(&hash[..6]))
@@ -466,11 +463,11 @@ impl Containers {
 
 /// What a container may do.
 struct Access {
-    /// In place of whom the image names.
+    /// Instead of whom the image names.
     user: Option<String>,
     /// What that user needs to use the volume.
     capabilities: Vec<String>,
-    /// Whether it can write nothing but its volume and `/tmp`: images of others may write where they like.
+    /// Whether it may only write to its volume and `/tmp`: foreign images may write anywhere.
     read_only: bool,
 }
 
@@ -493,23 +490,25 @@ fn volume(deployment: DeploymentId) -> String {
 fn engine_failed(what: &'static str) -> impl FnOnce(EngineError) -> Error {
     move |error| match error {
         EngineError::DockerResponseServerError { status_code, message } => {
-            // At 500 and above it may say yes later, unless a registry or the image itself says no through it.
+            // Status 500 and above may be temporary, unless a registry or the image itself refuses.
             let is_final = is_refusal(&message) || message.contains("OCI runtime create failed");
             let text = format!("{what}: {message}");
-            if passes(&message) || (status_code >= 500 && !is_final) {
+            if is_transient(&message) || (status_code >= 500 && !is_final) {
                 Error::Transient(text)
             } else {
                 Error::Refused(text)
             }
         }
-        EngineError::DockerStreamError { error } if passes(&error) => Error::Transient(format!("{what}: {error}")),
+        EngineError::DockerStreamError { error } if is_transient(&error) => {
+            Error::Transient(format!("{what}: {error}"))
+        }
         EngineError::DockerStreamError { error } => Error::Refused(format!("{what}: {error}")),
         other => Error::Transient(format!("{what}: the Docker engine does not answer: {other}")),
     }
 }
 
-/// Whether what an engine says of a registry, or of its network, may be otherwise in a while.
-fn passes(said: &str) -> bool {
+/// Whether an error of the engine about a registry or its network may be temporary.
+fn is_transient(said: &str) -> bool {
     const WORDS: [&str; 15] = [
         "timeout",
         "timed out",
@@ -532,7 +531,7 @@ fn passes(said: &str) -> bool {
     !said.contains("returned a non-zero code") && WORDS.iter().any(|word| said.contains(word))
 }
 
-/// Whether a registry asks who pulls, and says no: the engine hands on its words, and adds its own.
+/// Whether a registry refuses anonymous pulls: the engine adds text to the registry's message.
 fn is_refusal(said: &str) -> bool {
     const WORDS: [&str; 5] = [
         "unauthorized",
@@ -557,7 +556,7 @@ mod tests {
     fn trouble_that_passes_is_told_from_a_no() {
         let answered = |status_code: u16, message: &str| {
             let message = message.to_owned();
-            engine_failed("pulling")(EngineError::DockerResponseServerError { status_code, message }).may_pass()
+            engine_failed("pulling")(EngineError::DockerResponseServerError { status_code, message }).is_transient()
         };
         assert!(answered(500, "the driver is busy"));
         assert!(answered(
@@ -570,7 +569,7 @@ mod tests {
         assert!(!answered(400, "No command specified"));
         let streamed = |error: &str| {
             let error = error.to_owned();
-            engine_failed("building")(EngineError::DockerStreamError { error }).may_pass()
+            engine_failed("building")(EngineError::DockerStreamError { error }).is_transient()
         };
         assert!(streamed("net/http: TLS handshake timeout"));
         assert!(!streamed(

@@ -1,9 +1,8 @@
-//! Environments that agent servers make for their code, outside of artifacts: which artifact needs which, and the removal
-//! of those that none needs.
+//! Environments for agent servers' code, outside artifacts: which artifact needs which, and the removal of unused ones.
 //!
-//! Several artifacts may need one. Where deployments have user ids of their own, each has a folder of its own for them;
-//! otherwise they lie in one folder, in which agent servers of others make theirs too. So one that was made for a
-//! deployment has a mark there, and no other goes.
+//! Several artifacts may share one. If deployments have their own user ids, each has its own folder; otherwise all are
+//! in one folder, where other agent servers create theirs too. So environments created for a deployment carry a mark,
+//! and only those are removed.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -29,32 +28,25 @@ const REMOVED: &str = "removed-";
 const WHOLE: &str = ".complete";
 /// The ending of its mark.
 const MARK: &str = "deployment";
-/// More is no path.
+/// More is not a path.
 const LONGEST: u64 = 4096;
 
-/// What a program wrote of the environment that it has made, where it lies in `hosts`. The program may have put anything
-/// there.
-///
-/// # Errors
-/// The disk's.
-pub(crate) fn made(file: &Path, hosts: &Path) -> Result<Option<PathBuf>> {
+/// The environment that a program reports to have created, if it is in `hosts`. The content is untrusted.
+pub(crate) fn acquire(file: &Path, hosts: &Path) -> Result<Option<PathBuf>> {
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
     let opened = OpenOptions::new().read(true).custom_flags(flags.bits()).open(file);
     let opened = match opened {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        opened => opened.map_err(Error::io("reading which environment was made"))?,
+        opened => opened.map_err(Error::io("reading the recorded environment"))?,
     };
     let mut text = String::new();
     let read = opened.take(LONGEST).read_to_string(&mut text);
-    read.map_err(Error::io("reading which environment was made"))?;
+    read.map_err(Error::io("reading the recorded environment"))?;
     let path = PathBuf::from(text.trim());
     Ok((path.parent() == Some(hosts) && is_environment(&path)).then_some(path))
 }
 
-/// Says that an artifact needs an environment. `is_shared`: others make theirs beside it.
-///
-/// # Errors
-/// The disk's.
+/// Records that an artifact needs an environment. `is_shared`: others create theirs in the same folder.
 pub(crate) fn record(artifact: &Artifact, environment: &Path, is_shared: bool) -> Result<()> {
     if is_shared {
         let marked = root::write(&environment.with_extension(MARK), b"");
@@ -67,13 +59,10 @@ pub(crate) fn record(artifact: &Artifact, environment: &Path, is_shared: bool) -
     root::write(&file, text.as_bytes()).map_err(Error::io("recording an environment"))
 }
 
-/// Removes environments that no artifact needs and that are older than `hours`. `shared` is the folder that agent servers
-/// without an id of their own have. Answers how many went. Call it when none is being made.
-///
-/// # Errors
-/// The disk's. One that cannot be removed keeps no other from being removed.
+/// Removes environments that no artifact needs and that are older than `hours`. `shared` is the folder of agent servers
+/// without their own user id. Returns how many. Call it while none is being created.
 pub(crate) fn prune(root: &Root, shared: &Path, hours: u64) -> Result<usize> {
-    let needed = needed(root)?;
+    let needed = needed_environments(root)?;
     let mut outcome: Result<usize> = Ok(0);
     let mut of_deployments = Vec::new();
     for entry in entries(&root.path().join("hosts"))? {
@@ -107,7 +96,7 @@ pub(crate) fn prune(root: &Root, shared: &Path, hours: u64) -> Result<usize> {
 }
 
 /// What artifacts say that they need.
-fn needed(root: &Root) -> Result<BTreeSet<PathBuf>> {
+fn needed_environments(root: &Root) -> Result<BTreeSet<PathBuf>> {
     let mut needed = BTreeSet::new();
     for entry in entries(&root.artifacts())? {
         let Ok(artifact) = Artifact::of(root, &entry.file_name().to_string_lossy()) else {
@@ -145,18 +134,18 @@ fn is_idle(path: &Path, hours: u64) -> bool {
     made.is_ok_and(|made| SystemTime::now().duration_since(made).unwrap_or_default().as_secs() >= hours * 3600)
 }
 
-/// Moves it away first: what is half removed is never found whole. False where it stays.
+/// Moves it away first, so that a half removed one is never taken for complete. False if it stays.
 fn remove(root: &Root, path: &Path, is_shared: bool) -> io::Result<bool> {
     let (mark, lock) = (path.with_extension(MARK), path.with_extension("lock"));
-    let Some(held) = Held::take(&lock)? else {
+    let Some(held) = EnvironmentLock::take(&lock)? else {
         return Ok(false);
     };
-    // One that was never finished is nobody's: whoever makes it has its lock.
+    // An unfinished one belongs to its creator, who holds its lock.
     if is_shared && path.join(WHOLE).exists() && !mark.is_file() {
         return Ok(false);
     }
     if is_shared {
-        // In its own folder: it may be on another disk, and its top cannot be written.
+        // In its own folder: it may be on another disk, and its parent cannot be written.
         let away = path.with_file_name(format!("{REMOVED}{}", Uuid::now_v7().simple()));
         fs::rename(path, &away)?;
         match fs::remove_file(&mark) {
@@ -175,11 +164,11 @@ fn remove(root: &Root, path: &Path, is_shared: bool) -> io::Result<bool> {
     Ok(true)
 }
 
-/// The lock of an environment, which whoever makes it has. Without a file nobody does.
-struct Held(Option<File>);
+/// The lock of an environment, held by its creator. Without a file it is free.
+struct EnvironmentLock(Option<File>);
 
-impl Held {
-    /// `None` while somebody has it. No file is made: it would not be the deployment's.
+impl EnvironmentLock {
+    /// `None` while it is held. The file is not created, since it would not belong to the deployment.
     fn take(path: &Path) -> io::Result<Option<Self>> {
         let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
         let file = match OpenOptions::new().write(true).custom_flags(flags.bits()).open(path) {
@@ -193,7 +182,7 @@ impl Held {
         }
     }
 
-    /// Removes the file, too. Who waits for it finds that it has another one.
+    /// Removes the file, too. A waiting process notices that it has another file.
     fn forget(self, path: &Path) -> io::Result<()> {
         match self.0 {
             Some(_held) => fs::remove_file(path),

@@ -1,20 +1,20 @@
-//! What can go wrong, by whether trying again helps.
+//! What can go wrong, by whether retrying helps.
 
 use std::io;
 
-/// Why something was not fetched, built or started. The texts go to the deployment's owner.
+/// Why a fetch, a build or a start failed. The texts are for the deployment's owner.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It will be the same next time: a value that is not allowed, a program that says no.
+    /// A retry would fail the same way: an invalid value, or a program that refuses.
     #[error("{0}")]
     Refused(String),
-    /// It may pass: a network that is away.
+    /// It may pass: a network that is unavailable.
     #[error("{0}")]
     Transient(String),
     /// It took longer than it may.
     #[error("{0}")]
     TimedOut(String),
-    /// Somebody asked to stop.
+    /// A stop was requested.
     #[error("interrupted")]
     Cancelled,
     /// This machine's disk or processes.
@@ -35,18 +35,18 @@ impl Error {
         move |source| Self::Io { what, source }
     }
 
-    /// The error with what lies behind it, as one text.
+    /// The error with what is behind it, as one text.
     #[must_use]
-    pub fn told(&self) -> String {
+    pub fn user_message(&self) -> String {
         match self {
             Self::Io { what, source } => format!("{what}: {source}"),
             other => other.to_string(),
         }
     }
 
-    /// Whether trying again may help.
+    /// Whether retrying may help.
     #[must_use]
-    pub const fn may_pass(&self) -> bool {
+    pub const fn is_transient(&self) -> bool {
         matches!(self, Self::Transient(_) | Self::Io { .. })
     }
 }

@@ -8,12 +8,12 @@ use tokio_util::sync::CancellationToken;
 use towpath_domain::DeploymentId;
 use uuid::Uuid;
 
-use crate::backend::{Launch, State};
+use crate::backend::{Launch, RunningAgent};
 use crate::error::{Error, Result};
 
 /// What a call is to do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Act {
+pub enum FakeAction {
     /// It goes well.
     #[default]
     Succeed,
@@ -26,17 +26,17 @@ pub enum Act {
 /// The backend.
 #[derive(Debug, Default)]
 pub struct Fake {
-    inner: Mutex<Inner>,
+    inner: Mutex<FakeState>,
     ended: Notify,
     released: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Inner {
-    running: HashMap<DeploymentId, State>,
-    check: Act,
-    replace: Act,
-    stop: Act,
+struct FakeState {
+    running: HashMap<DeploymentId, RunningAgent>,
+    check: FakeAction,
+    replace: FakeAction,
+    stop: FakeAction,
     panics: bool,
     deaf: HashSet<DeploymentId>,
     databases: HashMap<DeploymentId, String>,
@@ -45,20 +45,20 @@ struct Inner {
 
 impl Fake {
     /// What the next checks and replacements are to do.
-    pub fn act(&self, check: Act, replace: Act) {
+    pub fn act(&self, check: FakeAction, replace: FakeAction) {
         let mut inner = self.lock();
         inner.check = check;
         inner.replace = replace;
     }
 
-    /// What the next stops are to do; [`Act::Hang`] takes until [`Fake::release`].
-    pub fn act_at_stop(&self, act: Act) {
+    /// The behaviour of the next stops; [`FakeAction::Hang`] lasts until [`Fake::release`].
+    pub fn act_at_stop(&self, act: FakeAction) {
         self.lock().stop = act;
     }
 
     /// Ends the stops that hang.
     pub fn release(&self) {
-        self.lock().stop = Act::Succeed;
+        self.lock().stop = FakeAction::Succeed;
         self.released.notify_waiters();
     }
 
@@ -67,7 +67,7 @@ impl Fake {
         self.lock().panics = true;
     }
 
-    /// The agent server of a deployment answers no more, and does not end; the next one does.
+    /// Makes the agent server of a deployment unresponsive without ending it; its successor answers.
     pub fn deafen(&self, deployment: DeploymentId) {
         self.lock().deaf.insert(deployment);
     }
@@ -108,7 +108,7 @@ impl Fake {
         perform(act, cancel).await
     }
 
-    pub(crate) async fn replace(&self, launch: &Launch, cancel: &CancellationToken) -> Result<State> {
+    pub(crate) async fn replace(&self, launch: &Launch, cancel: &CancellationToken) -> Result<RunningAgent> {
         let (act, panics) = self.called("replace", |inner| {
             inner.running.remove(&launch.deployment);
             inner.deaf.remove(&launch.deployment);
@@ -116,7 +116,7 @@ impl Fake {
         });
         assert!(!panics, "a test asked for this panic");
         perform(act, cancel).await?;
-        let state = State {
+        let state = RunningAgent {
             revision: launch.revision,
             address: "127.0.0.1:1".to_owned(),
         };
@@ -124,7 +124,7 @@ impl Fake {
         Ok(state)
     }
 
-    pub(crate) fn state(&self, deployment: DeploymentId) -> Option<State> {
+    pub(crate) fn state(&self, deployment: DeploymentId) -> Option<RunningAgent> {
         self.lock().running.get(&deployment).cloned()
     }
 
@@ -139,7 +139,7 @@ impl Fake {
         // Before the look, so that no release is missed.
         released.as_mut().enable();
         let act = self.called("stop", |inner| inner.stop);
-        if act == Act::Hang {
+        if act == FakeAction::Hang {
             released.await;
         }
         self.lock().running.remove(&deployment);
@@ -163,22 +163,22 @@ impl Fake {
         self.ended.notified().await;
     }
 
-    fn called<T>(&self, name: &str, then: impl FnOnce(&mut Inner) -> T) -> T {
+    fn called<T>(&self, name: &str, then: impl FnOnce(&mut FakeState) -> T) -> T {
         let mut inner = self.lock();
         inner.calls.push(name.to_owned());
         then(&mut inner)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    fn lock(&self) -> MutexGuard<'_, FakeState> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-async fn perform(act: Act, cancel: &CancellationToken) -> Result<()> {
+async fn perform(act: FakeAction, cancel: &CancellationToken) -> Result<()> {
     match act {
-        Act::Succeed => Ok(()),
-        Act::Fail => Err(Error::Refused("the agent server did not become healthy".to_owned())),
-        Act::Hang => {
+        FakeAction::Succeed => Ok(()),
+        FakeAction::Fail => Err(Error::Refused("the agent server did not become healthy".to_owned())),
+        FakeAction::Hang => {
             cancel.cancelled().await;
             Err(Error::Cancelled)
         }

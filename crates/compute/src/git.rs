@@ -1,8 +1,8 @@
-//! Repositories, through the command-line program in a closed environment.
+//! Git repositories, through the command-line program in a closed environment.
 //!
-//! The program is given no configuration but ours: no prompts, helpers, hooks, filters, proxies or submodules; only the
-//! transports that are allowed; and the addresses that [`Guard`] checked, so that a name cannot be resolved to another
-//! one behind the check. Configuration, the token among it, travels in the environment, never among the arguments.
+//! The program gets only our configuration: no prompts, helpers, hooks, filters, proxies or submodules; only the
+//! allowed transports; and only the addresses that [`Guard`] checked, so that a name cannot resolve differently after
+//! the check. Configuration, including the token, is passed in the environment, never as arguments.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -18,25 +18,21 @@ use towpath_outbound::Guard;
 use crate::error::{Error, Result};
 use crate::log::Log;
 use crate::orphans::ROOT_MARK;
-use crate::program::{Ended, Program};
+use crate::program::{Program, ProgramOutput};
 use crate::root::Root;
 use crate::tree::{self, Limits};
 
-/// Attributes that win over those of a tree: files are written as they are kept. Some attributes make them many times as large
-/// (`ident`, `working-tree-encoding`, `eol`), and have them read into memory for that.
+/// Attributes that override those of a tree: files are written as stored. Some attributes multiply their size (`ident`,
+/// `working-tree-encoding`, `eol`), and load them into memory.
 const AS_THEY_ARE: &str = "* -text -ident -filter !eol !working-tree-encoding\n";
-/// Attributes of a tree are read all the same, and take many times their size then.
+/// A tree's attributes are still parsed, which takes many times their size.
 const LARGEST_ATTRIBUTES: u64 = 4 << 20;
 
-/// The oldest program that keeps to everything here. An older one does not know `http.curloptResolve`, and without a word
-/// resolves a host again behind the check of its addresses; before 2.31 it reads no configuration from the environment.
+/// The minimum version. Older ones ignore `http.curloptResolve` silently and resolve a host again after the address
+/// check; before 2.31, configuration is not read from the environment.
 const OLDEST: (u32, u32) = (2, 37);
 
-/// Whether a program that says this of its version keeps repositories apart from the rest of the network and of this
-/// machine.
-///
-/// # Errors
-/// What is wrong with it, and what to do.
+/// Whether the program with this version output restricts repositories to checked addresses.
 pub fn check_version(said: &str) -> std::result::Result<(), String> {
     let (major, minor) = OLDEST;
     let said = said.trim();
@@ -45,10 +41,10 @@ pub fn check_version(said: &str) -> std::result::Result<(), String> {
     match (number(), number()) {
         (Some(has), Some(also)) if (has, also) >= OLDEST => Ok(()),
         (Some(_), Some(_)) => Err(format!(
-            "this machine has {said}, which does not keep to the addresses that were checked; install {major}.{minor} or newer"
+            "this machine has {said}, which may connect to unchecked addresses; install {major}.{minor} or newer"
         )),
         _ => Err(format!(
-            "this machine's git does not say its version ({said:?}); {major}.{minor} or newer is needed"
+            "cannot read the version of git on this machine ({said:?}); {major}.{minor} or newer is needed"
         )),
     }
 }
@@ -87,15 +83,12 @@ pub struct Repository<'a> {
 }
 
 impl<'a> Repository<'a> {
-    /// The repository at `url`. `token` is sent as the password of an https request, where `url` is at its host.
-    ///
-    /// # Errors
-    /// The operator does not allow its transport.
+    /// The repository at `url`. `token` is sent as the password of an https request if `url` is at its host.
     pub fn new(settings: &'a Settings, root: &'a Root, url: &'a RepoUrl, token: Option<&'a Token>) -> Result<Self> {
         let transport = url.transport();
         if transport != Transport::Https && !settings.transports.contains(&transport) {
             return Err(Error::Refused(format!(
-                "repo_url: {} repositories are not allowed here; an operator can list them in deployments.git_transports",
+                "repo_url: {} repositories are not allowed here; an operator can allow them in deployments.git_transports",
                 transport.scheme()
             )));
         }
@@ -108,12 +101,9 @@ impl<'a> Repository<'a> {
     }
 
     /// The commit a branch or tag is now.
-    ///
-    /// # Errors
-    /// There is no such ref, or the repository cannot be asked.
     pub async fn resolve(&self, name: &RepoRef, cancel: &CancellationToken) -> Result<CommitSha> {
         let full = name.full();
-        // An annotated tag is an object of its own; the commit stands behind `^{}`.
+        // An annotated tag is a separate object; the commit is at `^{}`.
         let peeled = format!("{full}^{{}}");
         let home = self.root.temporary()?;
         self.check_program(home.path(), cancel).await?;
@@ -142,16 +132,13 @@ impl<'a> Repository<'a> {
         let sha = of(&peeled).or_else(|| of(&full));
         sha.and_then(|sha| CommitSha::parse(sha).ok()).ok_or_else(|| {
             Error::Refused(format!(
-                "repo_ref: the repository did not say what {:?} is",
+                "repo_ref: the repository did not report the commit of {:?}",
                 name.as_str()
             ))
         })
     }
 
-    /// Puts the tree of a commit into the folder `to`, which must not be there yet: it appears whole or not at all.
-    ///
-    /// # Errors
-    /// The commit is gone, the tree is too large or leads out of itself, or the repository cannot be asked.
+    /// Writes the tree of a commit into the folder `to`, which must not exist: it appears atomically.
     pub async fn fetch(
         &self,
         name: &RepoRef,
@@ -187,7 +174,7 @@ impl<'a> Repository<'a> {
                     "--",
                 ])
                 .args([self.url.as_str(), &what])
-                .watching([work.path()], self.settings.tree)
+                .with_size_limit([work.path()], self.settings.tree)
                 .run(log, cancel)
         };
         let by_id = get(sha.to_string(), self.git(work.path()).await?).await?;
@@ -200,8 +187,8 @@ impl<'a> Repository<'a> {
             let head = self.succeed("fetching the source", head.read(cancel).await?)?;
             if String::from_utf8_lossy(&head.output).trim() != sha.as_str() {
                 return Err(Error::Refused(format!(
-                    "repo_ref: {:?} is not at commit {sha} any more, and the repository gives commits by name only; \
-                     make another revision",
+                    "repo_ref: {:?} is no longer at commit {sha}, and the repository does not serve commits by SHA; \
+                     create another revision",
                     name.as_str()
                 )));
             }
@@ -215,20 +202,20 @@ impl<'a> Repository<'a> {
         let prefix = format!("--prefix={}/", files.display());
         let write =
             inside(self.git(work.path()).await?).args(["checkout-index", "--all", "--force", "--quiet", &prefix]);
-        let write = write.watching([files.as_path()], self.settings.tree);
+        let write = write.with_size_limit([files.as_path()], self.settings.tree);
         self.succeed("writing the source", write.run(log, cancel).await?)?;
 
         let (limits, lines, to) = (self.settings.tree, log.clone(), to.to_owned());
         blocking(move || {
             tree::check(&files, limits, &lines)?;
-            std::fs::rename(&files, &to).map_err(Error::io("putting the source in its place"))?;
+            std::fs::rename(&files, &to).map_err(Error::io("moving the source into place"))?;
             drop(work);
             Ok(())
         })
         .await
     }
 
-    /// Adds up what `ls-tree` lists, before anything of it is written: small packs can hold huge files.
+    /// Sums the output of `ls-tree` before anything is written: small packs can contain huge files.
     fn weigh(&self, list: &[u8], log: &Log) -> Result<()> {
         let limits = self.settings.tree;
         let (mut bytes, mut entries, mut attributes) = (0_u64, 0_u64, 0_u64);
@@ -238,7 +225,7 @@ impl<'a> Repository<'a> {
             let (about, path) = entry.split_once('\t').unwrap_or((&entry, ""));
             let mut about = about.split_ascii_whitespace();
             if about.next() == Some("160000") {
-                log.warn(format!("the submodule {path} is left out"));
+                log.warn(format!("the submodule {path} was skipped"));
             }
             let size: u64 = about.nth(2).and_then(|size| size.parse().ok()).unwrap_or(0);
             bytes = bytes.saturating_add(size);
@@ -271,7 +258,7 @@ impl<'a> Repository<'a> {
         Ok(())
     }
 
-    /// Asked each time: the program may be replaced while this process works.
+    /// Checked each time: the program may be replaced while this process runs.
     async fn check_program(&self, home: &Path, cancel: &CancellationToken) -> Result<()> {
         let variables = [
             ("PATH", self.settings.path.clone()),
@@ -289,7 +276,7 @@ impl<'a> Repository<'a> {
         check_version(&String::from_utf8_lossy(&ended.output)).map_err(Error::Refused)
     }
 
-    /// The program with its environment. Addresses are checked anew each time: none is older than the call.
+    /// The program with its environment. Addresses are checked again for each call.
     async fn git(&self, home: &Path) -> Result<Program> {
         let addresses = match self.url.transport() {
             Transport::File => Vec::new(),
@@ -299,7 +286,7 @@ impl<'a> Repository<'a> {
                 .resolve(self.url.host(), self.url.port(), transport == Transport::Http)
                 .await
                 .map_err(|why| match why {
-                    towpath_outbound::Refused::Unresolved { .. } => Error::Transient(format!("repo_url: {why}")),
+                    towpath_outbound::AddressRefusal::Unresolved { .. } => Error::Transient(format!("repo_url: {why}")),
                     why => Error::Refused(format!("repo_url: {why}")),
                 })?,
         };
@@ -362,7 +349,7 @@ impl<'a> Repository<'a> {
             ("gc.auto", "0"),
             ("maintenance.auto", "false"),
             ("advice.graftFileDeprecated", "false"),
-            // Of the repositories that the operator allows by `file`, some belong to others.
+            // Repositories that the operator allows by `file` may belong to other users.
             ("safe.directory", "*"),
         ]
         .into_iter()
@@ -380,16 +367,16 @@ impl<'a> Repository<'a> {
             let pinned = format!("{}:{}:{}", self.url.host(), self.url.port(), listed.join(","));
             all.push(("http.curloptResolve".to_owned(), pinned));
         }
-        if let Some(token) = self.token.filter(|token| token.host.has(self.url)) {
+        if let Some(token) = self.token.filter(|token| token.host.matches(self.url)) {
             let credentials = STANDARD.encode(format!("x-access-token:{}", token.secret.reveal()));
-            // Of this host alone, whatever else the program may come to ask.
+            // For this host only, whatever other hosts the program may contact.
             let key = format!("http.{}/.extraHeader", token.host);
             all.push((key, format!("Authorization: Basic {credentials}")));
         }
         all
     }
 
-    fn succeed(&self, what: &str, ended: Ended) -> Result<Ended> {
+    fn succeed(&self, what: &str, ended: ProgramOutput) -> Result<ProgramOutput> {
         if ended.code == Some(0) {
             Ok(ended)
         } else {
@@ -397,14 +384,14 @@ impl<'a> Repository<'a> {
         }
     }
 
-    fn failed(&self, what: &str, ended: &Ended) -> Error {
+    fn failed(&self, what: &str, ended: &ProgramOutput) -> Error {
         let mut said = ended.error.clone();
         if let Some(token) = self.token {
             said = said.replace(token.secret.reveal(), "***");
         }
         let text = format!(
             "{what} failed: {}",
-            if said.is_empty() { "git said nothing" } else { &said }
+            if said.is_empty() { "git printed nothing" } else { &said }
         );
         let passes = [
             "Could not resolve",
@@ -438,7 +425,7 @@ fn new_folders(last: &str, next: &str) -> u64 {
     (next.split('/').count() - same.count()) as u64
 }
 
-/// ssh without the user's configuration, to the address that was checked.
+/// ssh without the user's configuration, to the checked address.
 fn ssh_command(addresses: &[SocketAddr], host: &str) -> String {
     let pinned = addresses.first().map_or_else(String::new, |address| {
         format!(" -oHostName={} -oHostKeyAlias={host}", address.ip())
@@ -449,7 +436,7 @@ fn ssh_command(addresses: &[SocketAddr], host: &str) -> String {
 pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     tokio::task::spawn_blocking(work)
         .await
-        .unwrap_or_else(|error| Err(Error::Transient(format!("a file job broke off: {error}"))))
+        .unwrap_or_else(|error| Err(Error::Transient(format!("a file operation failed: {error}"))))
 }
 
 #[cfg(test)]

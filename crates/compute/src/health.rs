@@ -13,41 +13,41 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::error::{Error, Result};
-use crate::life::Life;
+use crate::lifecycle::Lifecycle;
 
-/// What an agent server says on a line of its own once its graphs are loaded, where it was started to stand by.
+/// The line that a standby agent server prints once its graphs are loaded.
 pub(crate) const STANDING_BY: &[u8] = b"towpath: standing by";
 /// What it says once it listens, where it was asked to.
 pub(crate) const LISTENING: &[u8] = b"towpath: listening";
 /// How often it is asked.
 const ASK_EVERY: Duration = Duration::from_millis(20);
-/// How long one may take to be healthy on the deployment's database while another revision could serve: its graphs are
-/// loaded, and it was healthy on an empty one.
+/// Time limit to become healthy on the deployment's database while another revision could serve: its graphs are loaded,
+/// and it was healthy on an empty one.
 const SWITCH: Duration = Duration::from_secs(30);
 /// What one question may take.
 const ASK_LIMIT: Duration = Duration::from_secs(5);
 
-/// More is no address.
+/// More is not an address.
 const LONGEST_ADDRESS: u64 = 64;
 
 /// Where an agent server is to be asked.
-pub(crate) enum Place<'a> {
+pub(crate) enum HealthTarget<'a> {
     /// There.
-    At(SocketAddr),
+    Address(SocketAddr),
     /// Where this file says, once it is there.
     File(&'a Path),
 }
 
-impl Place<'_> {
+impl HealthTarget<'_> {
     async fn address(&self) -> Option<SocketAddr> {
         match self {
-            Self::At(address) => Some(*address),
+            Self::Address(address) => Some(*address),
             Self::File(path) => written(path).await.ok()?.trim().parse().ok(),
         }
     }
 }
 
-/// What an agent server wrote of its address. It may have put anything there.
+/// The address that an agent server reports. The content is untrusted.
 async fn written(path: &Path) -> std::io::Result<String> {
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
     let file = OpenOptions::new()
@@ -60,12 +60,9 @@ async fn written(path: &Path) -> std::io::Result<String> {
     Ok(text)
 }
 
-/// Asks `/ok` until it answers 200. Answers the address.
-///
-/// # Errors
-/// It ended before, took longer than `limit`, or somebody asked to stop.
+/// Asks `/ok` until it answers 200. Returns the address.
 pub(crate) async fn wait(
-    place: Place<'_>,
+    place: HealthTarget<'_>,
     mut ended: watch::Receiver<Option<String>>,
     limit: Duration,
     cancel: &CancellationToken,
@@ -76,7 +73,7 @@ pub(crate) async fn wait(
             return Err(Error::Refused(format!("the agent server {how} before it was healthy")));
         }
         if let Some(address) = place.address().await
-            && timeout(ASK_LIMIT, ask(address))
+            && timeout(ASK_LIMIT, request_health(address))
                 .await
                 .is_ok_and(|healthy| healthy.unwrap_or(false))
         {
@@ -98,27 +95,24 @@ pub(crate) async fn wait(
 
 /// What an agent server says about itself.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Said {
+pub(crate) enum StartupSignal {
     /// It stands by.
     Loaded,
     /// It has its port.
-    Listens,
+    Listening,
 }
 
 /// Waits until an agent server has said it.
-///
-/// # Errors
-/// As [`wait`].
-pub(crate) async fn said(
-    what: Said,
+pub(crate) async fn wait_signal(
+    what: StartupSignal,
     heard: &CancellationToken,
     mut ended: watch::Receiver<Option<String>>,
     limit: Duration,
     cancel: &CancellationToken,
 ) -> Result<()> {
     let (done, missing) = match what {
-        Said::Loaded => ("had loaded its graphs", "load its graphs"),
-        Said::Listens => ("listened", "listen"),
+        StartupSignal::Loaded => ("had loaded its graphs", "load its graphs"),
+        StartupSignal::Listening => ("listened", "listen"),
     };
     tokio::select! {
         () = heard.cancelled() => Ok(()),
@@ -134,18 +128,15 @@ pub(crate) async fn said(
     }
 }
 
-/// How long one that takes over may take until it is healthy. Where nothing served before, there is nothing to return to.
+/// Time limit for a new agent server to become healthy. If nothing served before, there is nothing to return to.
 pub(crate) fn switch_limit(replaces: bool, health: Duration) -> Duration {
     if replaces { SWITCH.min(health) } else { health }
 }
 
-/// Whether one that stands by still does. Asked before the one that serves is stopped.
-///
-/// # Errors
-/// It has ended.
-pub(crate) fn stands_by(life: &Life) -> Result<()> {
-    match life.ending().borrow().as_ref() {
-        Some(how) => Err(Error::Refused(format!("the agent server {how} while it stood by"))),
+/// Whether a standby is still running. Checked before the current one is stopped.
+pub(crate) fn check_standby(life: &Lifecycle) -> Result<()> {
+    match life.subscribe_end().borrow().as_ref() {
+        Some(how) => Err(Error::Refused(format!("the agent server {how} while on standby"))),
         None => Ok(()),
     }
 }
@@ -155,12 +146,12 @@ pub(crate) async fn answers(address: &str) -> bool {
     let Ok(address) = address.parse::<SocketAddr>() else {
         return false;
     };
-    let asked = timeout(ASK_LIMIT, ask(address)).await;
+    let asked = timeout(ASK_LIMIT, request_health(address)).await;
     asked.is_ok_and(|healthy| healthy.unwrap_or(false))
 }
 
-/// Whether an agent server says that it is healthy. Its own surface is plain HTTP.
-async fn ask(address: SocketAddr) -> std::io::Result<bool> {
+/// Whether an agent server reports that it is healthy. It uses plain HTTP.
+async fn request_health(address: SocketAddr) -> std::io::Result<bool> {
     let mut stream = TcpStream::connect(address).await?;
     let request = format!("GET /ok HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await?;
@@ -183,10 +174,10 @@ mod tests {
 
     #[test]
     fn one_that_ended_stands_by_no_more() {
-        let (life, holder) = Life::begin();
-        stands_by(&life).unwrap();
-        holder.ended("was ended by signal: 9".to_owned());
-        let error = stands_by(&life).unwrap_err().to_string();
-        assert!(error.contains("signal: 9 while it stood by"), "{error}");
+        let (life, holder) = Lifecycle::start();
+        check_standby(&life).unwrap();
+        holder.report_end("was terminated by signal: 9".to_owned());
+        let error = check_standby(&life).unwrap_err().to_string();
+        assert!(error.contains("signal: 9 while on standby"), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! The agent servers that run, by deployment, whatever they run in.
+//! The running agent servers by deployment, regardless of the backend.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,31 +7,31 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 use towpath_domain::{DeploymentId, RevisionId};
 
-use crate::backend::State;
+use crate::backend::RunningAgent;
 use crate::error::{Error, Result};
-use crate::life::Life;
+use crate::lifecycle::Lifecycle;
 use crate::metric;
 
 /// A running agent server. Dropped, it is ended.
 pub(crate) trait Instance: Send + Sync + 'static {
     /// Its life.
-    fn life(&self) -> &Life;
+    fn lifecycle(&self) -> &Lifecycle;
 }
 
 /// What serves.
 #[derive(Debug)]
 pub(crate) struct Instances<I> {
-    running: Mutex<HashMap<DeploymentId, Running<I>>>,
+    running: Mutex<HashMap<DeploymentId, RunningInstance<I>>>,
     ended: Arc<Notify>,
     /// All are stopped, for good. Changes while `running` is locked.
     closed: AtomicBool,
 }
 
 #[derive(Debug)]
-struct Running<I> {
+struct RunningInstance<I> {
     instance: Arc<I>,
     /// None before it is healthy.
-    state: Option<State>,
+    state: Option<RunningAgent>,
 }
 
 impl<I> Default for Instances<I> {
@@ -45,18 +45,15 @@ impl<I> Default for Instances<I> {
 }
 
 impl<I: Instance> Instances<I> {
-    /// Takes in what is about to serve a deployment. Whoever waits for its health may be dropped: it is stopped from here
-    /// then, and waited for.
-    ///
-    /// # Errors
-    /// All were stopped: nobody would stop this one. It is stopped.
-    pub(crate) async fn enter(&self, deployment: DeploymentId, instance: Arc<I>) -> Result<()> {
+    /// Adds an agent server that is about to serve a deployment. If the caller that waits for its health is dropped, it
+    /// is stopped from here.
+    pub(crate) async fn insert(&self, deployment: DeploymentId, instance: Arc<I>) -> Result<()> {
         let entered = {
             let mut running = self.lock();
             let open = !self.closed.load(Ordering::Relaxed);
             if open {
                 let instance = Arc::clone(&instance);
-                running.insert(deployment, Running { instance, state: None });
+                running.insert(deployment, RunningInstance { instance, state: None });
             }
             open
         };
@@ -64,23 +61,21 @@ impl<I: Instance> Instances<I> {
         if entered {
             return Ok(());
         }
-        instance.life().stop().await;
-        Err(Error::Transient(
-            "this process does not run deployments any more".to_owned(),
-        ))
+        instance.lifecycle().stop().await;
+        Err(Error::Transient("this process no longer runs deployments".to_owned()))
     }
 
     /// Takes in what serves a deployment now.
-    pub(crate) fn put(
+    pub(crate) fn set_healthy(
         &self,
         deployment: DeploymentId,
         instance: Arc<I>,
         revision: RevisionId,
         address: String,
-    ) -> State {
-        let state = State { revision, address };
-        let (mut ending, ended) = (instance.life().ending(), Arc::clone(&self.ended));
-        let running = Running {
+    ) -> RunningAgent {
+        let state = RunningAgent { revision, address };
+        let (mut ending, ended) = (instance.lifecycle().subscribe_end(), Arc::clone(&self.ended));
+        let running = RunningInstance {
             instance,
             state: Some(state.clone()),
         };
@@ -94,10 +89,10 @@ impl<I: Instance> Instances<I> {
         state
     }
 
-    pub(crate) fn state(&self, deployment: DeploymentId) -> Option<State> {
+    pub(crate) fn state(&self, deployment: DeploymentId) -> Option<RunningAgent> {
         let all = self.lock();
         let running = all.get(&deployment)?;
-        if running.instance.life().goes_on() {
+        if running.instance.lifecycle().is_running() {
             running.state.clone()
         } else {
             None
@@ -114,13 +109,13 @@ impl<I: Instance> Instances<I> {
             .get(&deployment)
             .map(|running| Arc::clone(&running.instance));
         if let Some(instance) = found {
-            instance.life().stop().await;
+            instance.lifecycle().stop().await;
             self.forget(deployment, &instance);
         }
     }
 
-    /// What has ended needs no entry. Before that it keeps it, so that the next one waits for its end, even when whoever
-    /// stopped it was dropped.
+    /// Removes the entry of an ended agent server. Until then the entry stays, so that the next one waits for its end
+    /// even if the stopping caller was dropped.
     fn forget(&self, deployment: DeploymentId, instance: &Arc<I>) {
         let mut all = self.lock();
         if all
@@ -147,7 +142,7 @@ impl<I: Instance> Instances<I> {
             .into_iter()
             .map(|(deployment, instance)| {
                 let asked = Arc::clone(&instance);
-                let stopped = tokio::spawn(async move { asked.life().stop().await });
+                let stopped = tokio::spawn(async move { asked.lifecycle().stop().await });
                 (deployment, instance, stopped)
             })
             .collect();
@@ -166,7 +161,7 @@ impl<I: Instance> Instances<I> {
         metrics::gauge!(metric::AGENTS).set(self.lock().len() as f64);
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<DeploymentId, Running<I>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<DeploymentId, RunningInstance<I>>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -174,54 +169,54 @@ impl<I: Instance> Instances<I> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::life::Holder;
+    use crate::lifecycle::LifecycleReporter;
 
-    struct Fixed(Life);
+    struct Fixed(Lifecycle);
 
     impl Instance for Fixed {
-        fn life(&self) -> &Life {
+        fn lifecycle(&self) -> &Lifecycle {
             &self.0
         }
     }
 
-    fn one() -> (Arc<Fixed>, Holder) {
-        let (life, holder) = Life::begin();
+    fn one() -> (Arc<Fixed>, LifecycleReporter) {
+        let (life, holder) = Lifecycle::start();
         (Arc::new(Fixed(life)), holder)
     }
 
-    /// The database belongs to one that was asked to stop until it has ended.
+    /// The database belongs to a stopping agent server until it has ended.
     #[tokio::test]
     async fn a_stop_that_is_dropped_is_waited_for_by_the_next() {
         let (all, deployment) = (Instances::default(), DeploymentId::new());
         let (instance, holder) = one();
-        all.put(deployment, instance, RevisionId::new(), "127.0.0.1:1".to_owned());
+        all.set_healthy(deployment, instance, RevisionId::new(), "127.0.0.1:1".to_owned());
         let dropped = tokio::time::timeout(std::time::Duration::ZERO, all.stop(deployment)).await;
         assert!(dropped.is_err(), "it cannot have ended yet");
         assert!(holder.stop.is_cancelled(), "it was asked to stop");
         assert_eq!(all.state(deployment), None, "it serves no more");
         assert_eq!(all.running(), [deployment], "nobody would wait for its end");
 
-        let (next, end) = (all.stop_all(), async { holder.ended("was stopped".to_owned()) });
+        let (next, end) = (all.stop_all(), async { holder.report_end("was stopped".to_owned()) });
         tokio::join!(next, end);
         assert!(all.running().is_empty());
     }
 
-    /// One whose health nobody waits for any more is stopped with the others.
+    /// One whose health check was dropped is stopped with the others.
     #[tokio::test]
     async fn what_is_about_to_serve_is_known() {
         let (all, deployment) = (Instances::default(), DeploymentId::new());
         let (instance, holder) = one();
-        all.enter(deployment, instance).await.unwrap();
+        all.insert(deployment, instance).await.unwrap();
         assert_eq!((all.state(deployment), all.running()), (None, vec![deployment]));
         let end = async {
             holder.stop.cancelled().await;
-            holder.ended("was stopped".to_owned());
+            holder.report_end("was stopped".to_owned());
         };
         tokio::join!(all.stop(deployment), end);
         assert!(all.running().is_empty());
     }
 
-    /// A build that ends behind the stop of all must not leave a server that nobody stops.
+    /// A build that ends after everything was stopped must not leave a running server.
     #[tokio::test]
     async fn who_comes_after_all_were_stopped_is_stopped() {
         let all = Instances::default();
@@ -229,9 +224,9 @@ mod tests {
         let (instance, holder) = one();
         let end = async {
             holder.stop.cancelled().await;
-            holder.ended("was stopped".to_owned());
+            holder.report_end("was stopped".to_owned());
         };
-        let (entered, ()) = tokio::join!(all.enter(DeploymentId::new(), instance), end);
+        let (entered, ()) = tokio::join!(all.insert(DeploymentId::new(), instance), end);
         assert!(matches!(entered, Err(Error::Transient(_))), "{entered:?}");
         assert!(all.running().is_empty());
     }

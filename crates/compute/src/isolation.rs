@@ -1,9 +1,9 @@
-//! How far processes that run the code of users are kept apart: from the platform, and from each other.
+//! Isolation of processes that run users' code: from the platform, and from each other.
 //!
-//! Where the platform is root and the kernel lets it, each program goes into a [`Cell`] before it starts. Every deployment
-//! has a user id of its own, which the group of its data folder records, and every build one for its time. Artifacts are
-//! shared between deployments, and whatever runs from one may write beside its sources: so each has a layer over them that
-//! ends with it. A trial says whether all of that can be had here: a machine where it cannot runs them as it did before.
+//! If the platform is root and the kernel allows it, each program is started in a [`Cell`]. Every deployment has its
+//! own user id, recorded as the group of its data folder, and every build a temporary one. Artifacts are shared between
+//! deployments, and programs may write next to their sources: so each gets a layer over them that is discarded at its
+//! end. A trial decides whether this machine supports it; otherwise programs run without isolation.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -23,17 +23,17 @@ use crate::error::{Error, Result};
 use crate::launcher::{self, Cell, Layer, SHARED};
 use crate::root::{self, Root};
 
-/// Ids at the begin of the range that the trial and builds take, these in turn; those of deployments follow.
+/// Ids at the beginning of the range, used in turn by the trial and by builds; those of deployments follow.
 const BUILDS: u32 = 1000;
 /// Deployments of one machine.
 const DEPLOYMENTS: u32 = 100_000;
-/// Programs that are tried in a cell, where they can be started outside of one.
+/// Programs that are tried in a cell, if they can be started outside of one.
 const INTERPRETERS: [(&str, &[&str]); 3] = [
     ("uv", &["--version"]),
     ("python3", &["-c", "import encodings, json"]),
     ("node", &["--version"]),
 ];
-/// What programs of a folder on `PATH` need of the folders beside it.
+/// What programs of a folder on `PATH` need from neighbouring folders.
 const BESIDE: [&str; 11] = [
     "bin",
     "include",
@@ -59,57 +59,60 @@ pub enum Level {
 
 /// What the operator and the machine say about it.
 #[derive(Clone, Debug)]
-pub struct Wish {
+pub struct IsolationSettings {
     /// The program: `towpath`.
     pub program: PathBuf,
     /// `PATH` of builds and agent servers.
     pub path: String,
     /// What no deployment may see.
     pub hidden: Vec<PathBuf>,
-    /// The first of the user ids that are for deployments. Zero: none are.
+    /// The first user id for deployments. Zero: none.
     pub first_user: u32,
 }
 
 /// What this machine has, tried when it is first asked for.
 #[derive(Clone, Debug)]
-pub struct Isolation(Arc<Inner>);
+pub struct Isolation(Arc<IsolationState>);
 
 #[derive(Debug)]
-struct Inner {
+struct IsolationState {
     /// What to try, and the folder to do so in.
-    wish: Option<(Wish, PathBuf)>,
-    found: OnceLock<std::result::Result<Cells, String>>,
+    settings: Option<(IsolationSettings, PathBuf)>,
+    found: OnceLock<std::result::Result<CellFactory, String>>,
 }
 
 impl Default for Isolation {
     /// None.
     fn default() -> Self {
-        Self(Arc::new(Inner {
-            wish: None,
+        Self(Arc::new(IsolationState {
+            settings: None,
             found: OnceLock::new(),
         }))
     }
 }
 
 impl Isolation {
-    /// The best that can be had. `folder` is on the disk of deployments, and is there when the trial is made.
+    /// The best available isolation. `folder` is on the disk of deployments and exists during the trial.
     #[must_use]
-    pub fn new(wish: Wish, folder: &Path) -> Self {
-        Self(Arc::new(Inner {
-            wish: Some((wish, folder.to_owned())),
+    pub fn new(wish: IsolationSettings, folder: &Path) -> Self {
+        Self(Arc::new(IsolationState {
+            settings: Some((wish, folder.to_owned())),
             found: OnceLock::new(),
         }))
     }
 
-    fn found(&self) -> std::result::Result<&Cells, &String> {
+    fn cells(&self) -> std::result::Result<&CellFactory, &String> {
         let find = || {
-            let Some((wish, folder)) = &self.0.wish else {
+            let Some((wish, folder)) = &self.0.settings else {
                 return Err("nobody asked for it".to_owned());
             };
-            let found = Cells::find(wish, folder);
+            let found = CellFactory::find(wish, folder);
             match &found {
-                Ok(_) => tracing::info!("each deployment runs with a user id and namespaces of its own"),
-                Err(why) => tracing::warn!(why, "deployments run as this process's account, with all its rights"),
+                Ok(_) => tracing::info!("each deployment runs with its own user id and namespaces"),
+                Err(why) => tracing::warn!(
+                    why,
+                    "deployments run under this process's account with all its permissions"
+                ),
             }
             found
         };
@@ -119,7 +122,7 @@ impl Isolation {
     /// What is in force.
     #[must_use]
     pub fn level(&self) -> Level {
-        match self.found() {
+        match self.cells() {
             Ok(_) => Level::Namespace,
             Err(_) => Level::None,
         }
@@ -128,49 +131,50 @@ impl Isolation {
     /// Why it is not more.
     #[must_use]
     pub fn why(&self) -> Option<&str> {
-        self.found().err().map(String::as_str)
+        self.cells().err().map(String::as_str)
     }
 
     /// In words, for people.
     #[must_use]
-    pub fn told(&self) -> String {
-        match self.found() {
-            Ok(_) => "isolation: a user id and namespaces of its own".to_owned(),
-            Err(why) => format!("isolation: none, it runs as the platform's account ({why})"),
+    pub fn report(&self) -> String {
+        match self.cells() {
+            Ok(_) => "isolation: own user id and namespaces".to_owned(),
+            Err(why) => format!("isolation: none, runs under the platform's account ({why})"),
         }
     }
 
-    /// Prepares the start of an agent server. None where there is no isolation.
+    /// Prepares the start of an agent server. `None` without isolation.
     pub(crate) fn agent(
         &self,
         root: &Root,
         deployment: DeploymentId,
         data: &Path,
         source: &Path,
-    ) -> Result<Option<Prepared>> {
-        let Ok(cells) = self.found() else { return Ok(None) };
+    ) -> Result<Option<PreparedCell>> {
+        let Ok(cells) = self.cells() else { return Ok(None) };
         let prepared = cells.agent(root, deployment, data, source);
         prepared.map(Some).map_err(Error::io("a user id for the deployment"))
     }
 
-    /// Prepares a program of a build. None where there is no isolation.
-    pub(crate) fn build(&self, root: &Root, source: &Path, home: &Path) -> Result<Option<Prepared>> {
-        let Ok(cells) = self.found() else { return Ok(None) };
+    /// Prepares a program of a build. None if there is no isolation.
+    pub(crate) fn build(&self, root: &Root, source: &Path, home: &Path) -> Result<Option<PreparedCell>> {
+        let Ok(cells) = self.cells() else { return Ok(None) };
         let prepared = cells.build(root, source, home);
         prepared.map(Some).map_err(Error::io("a user id for the build"))
     }
 
     /// The user id that a deployment has, where it has one.
-    pub(crate) fn given(&self, root: &Root, deployment: DeploymentId) -> Option<u32> {
-        let cells = self.found().ok()?;
+    pub(crate) fn user_of(&self, root: &Root, deployment: DeploymentId) -> Option<u32> {
+        let cells = self.cells().ok()?;
         let group = root.agent(deployment).metadata().ok()?.gid();
         cells.range().contains(&group).then_some(group)
     }
 
-    /// Lets every cell read and change a tree, in which no program of a user runs now: through its layer, or as a build.
-    /// Outside of cells nobody reaches it. Does nothing where there is no isolation, or `unless_done` and it was.
+    /// Lets every cell read and change a tree, through its layer or as a build. No user program may run in it now. It
+    /// is not accessible outside of cells. Does nothing without isolation, or with `unless_done` if it was shared
+    /// before.
     pub(crate) fn share(&self, tree: &Path, unless_done: bool) -> Result<()> {
-        if self.found().is_err() {
+        if self.cells().is_err() {
             return Ok(());
         }
         let done = |tree: &Path| tree.metadata().is_ok_and(|about| about.mode() & 0o777 == 0o777);
@@ -183,25 +187,24 @@ impl Isolation {
 
 /// What a start in a cell needs. Its temporary files go with it.
 #[derive(Debug)]
-pub(crate) struct Prepared {
+pub(crate) struct PreparedCell {
     cell: Cell,
     folder: TempDir,
-    /// Where its environments lie.
+    /// Where its environments are.
     pub(crate) hosts: Option<PathBuf>,
 }
 
-impl Prepared {
-    /// What stands between `enter` and the program.
+impl PreparedCell {
+    /// What is between `enter` and the program.
     pub(crate) fn arguments(&self) -> Vec<OsString> {
         self.cell.arguments()
     }
 
-    /// Who it is.
     pub(crate) const fn user(&self) -> u32 {
         self.cell.user
     }
 
-    /// Where its temporary files lie.
+    /// Where its temporary files are.
     pub(crate) fn folder(&self) -> &Path {
         self.folder.path()
     }
@@ -214,33 +217,33 @@ impl Prepared {
 
 /// Makes cells.
 #[derive(Debug)]
-struct Cells {
+struct CellFactory {
     program: PathBuf,
     covers: Vec<PathBuf>,
     readable: Vec<PathBuf>,
-    first: u32,
+    first_user: u32,
     /// Builds that were begun.
     builds: AtomicU32,
     /// Held while a deployment gets its id.
-    giving: Mutex<()>,
+    user_id_lock: Mutex<()>,
 }
 
-impl Cells {
-    fn find(wish: &Wish, folder: &Path) -> std::result::Result<Self, String> {
+impl CellFactory {
+    fn find(wish: &IsolationSettings, folder: &Path) -> std::result::Result<Self, String> {
         if wish.first_user == 0 {
             return Err("deployments.first_user_id is 0".to_owned());
         }
         if !geteuid().is_root() {
             return Err("the platform does not run as root".to_owned());
         }
-        let (covers, readable) = seen(wish);
+        let (covers, readable) = visible_paths(wish);
         let cells = Self {
             program: wish.program.clone(),
             covers,
             readable,
-            first: wish.first_user,
+            first_user: wish.first_user,
             builds: AtomicU32::new(0),
-            giving: Mutex::new(()),
+            user_id_lock: Mutex::new(()),
         };
         cells.try_out(folder, &wish.path)?;
         Ok(cells)
@@ -253,7 +256,7 @@ impl Cells {
         let source = trial.path().join("source");
         fs::create_dir(&source).map_err(failed)?;
         let prepared = self
-            .prepare(trial.path(), self.first, Some(&source), Vec::new())
+            .prepare(trial.path(), self.first_user, Some(&source), Vec::new())
             .map_err(failed)?;
         let own = self.program.as_os_str().to_owned();
         self.run(&prepared, &source, path, &[own, "version".into()])?;
@@ -262,7 +265,7 @@ impl Cells {
             let mut plain = Command::new(name);
             plain.args(arguments).env_clear().env("PATH", path).env("HOME", &source);
             plain.stdin(Stdio::null()).current_dir(&source);
-            // One that is not there, or does not work, is missed by nobody.
+            // One that is not there, or does not work, is missed by no one.
             if plain.output().is_ok_and(|ended| ended.status.success()) {
                 self.run(&prepared, &source, path, &words)
                     .map_err(|why| format!("{name} cannot be used: {why}"))?;
@@ -273,7 +276,7 @@ impl Cells {
 
     fn run(
         &self,
-        prepared: &Prepared,
+        prepared: &PreparedCell,
         within: &Path,
         path: &str,
         words: &[OsString],
@@ -299,7 +302,7 @@ impl Cells {
         Err(last.map_or_else(|| ended.status.to_string(), |line| line.trim().to_owned()))
     }
 
-    fn agent(&self, root: &Root, deployment: DeploymentId, data: &Path, source: &Path) -> io::Result<Prepared> {
+    fn agent(&self, root: &Root, deployment: DeploymentId, data: &Path, source: &Path) -> io::Result<PreparedCell> {
         let folder = root.agent(deployment);
         let user = self.user_of(&folder)?;
         if data != folder {
@@ -311,21 +314,27 @@ impl Cells {
         chown(&hosts, Some(user), Some(user))?;
         let writable = vec![data.to_owned(), hosts.clone()];
         let prepared = self.prepare(&root.cells(), user, Some(source), writable)?;
-        Ok(Prepared {
+        Ok(PreparedCell {
             hosts: Some(hosts),
             ..prepared
         })
     }
 
-    fn build(&self, root: &Root, source: &Path, home: &Path) -> io::Result<Prepared> {
+    fn build(&self, root: &Root, source: &Path, home: &Path) -> io::Result<PreparedCell> {
         // Another one has it only when a thousand are under way.
         let turn = self.builds.fetch_add(1, Ordering::Relaxed) % (BUILDS - 1);
-        let user = self.first.saturating_add(1 + turn);
-        own(home, user)?;
+        let user = self.first_user.saturating_add(1 + turn);
+        take_ownership(home, user)?;
         self.prepare(&root.cells(), user, None, vec![source.to_owned(), home.to_owned()])
     }
 
-    fn prepare(&self, cells: &Path, user: u32, layered: Option<&Path>, writable: Vec<PathBuf>) -> io::Result<Prepared> {
+    fn prepare(
+        &self,
+        cells: &Path,
+        user: u32,
+        layered: Option<&Path>,
+        writable: Vec<PathBuf>,
+    ) -> io::Result<PreparedCell> {
         let folder = tempfile::tempdir_in(cells)?;
         let temporary = folder.path().join("tmp");
         fs::create_dir(&temporary)?;
@@ -335,7 +344,7 @@ impl Cells {
             Some(layered) => {
                 let layer = Layer {
                     folder: layered.to_owned(),
-                    over: folder.path().to_owned(),
+                    changes_root: folder.path().to_owned(),
                 };
                 fs::create_dir(layer.work())?;
                 fs::create_dir(layer.changes())?;
@@ -352,7 +361,7 @@ impl Cells {
             writable,
             layer,
         };
-        Ok(Prepared {
+        Ok(PreparedCell {
             cell,
             folder,
             hosts: None,
@@ -361,16 +370,16 @@ impl Cells {
 
     /// Ids of deployments.
     const fn range(&self) -> std::ops::Range<u32> {
-        let from = self.first.saturating_add(BUILDS);
+        let from = self.first_user.saturating_add(BUILDS);
         from..from.saturating_add(DEPLOYMENTS)
     }
 
-    /// The id of the deployment whose data folder this is.
+    /// The user id of the deployment with this data folder.
     ///
-    /// The folder stays the platform's, and files of the platform in it can be replaced by nobody else: only its group is
-    /// the deployment's.
+    /// The folder belongs to the platform, and only its group is the deployment's, so that the deployment cannot
+    /// replace the platform's files in it.
     fn user_of(&self, folder: &Path) -> io::Result<u32> {
-        let _one = self.giving.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = self.user_id_lock.lock().unwrap_or_else(PoisonError::into_inner);
         let mut range = self.range();
         let given = folder.metadata()?.gid();
         if range.contains(&given) {
@@ -381,7 +390,7 @@ impl Cells {
             taken.insert(entry?.metadata()?.gid());
         }
         let free = range.find(|id| !taken.contains(id));
-        let user = free.ok_or_else(|| io::Error::other("every user id for deployments is taken"))?;
+        let user = free.ok_or_else(|| io::Error::other("all user ids for deployments are in use"))?;
         for entry in fs::read_dir(folder)? {
             let entry = entry?;
             if [root::PLATFORM_KEY, root::DATABASE_ID]
@@ -390,7 +399,7 @@ impl Cells {
             {
                 lchown(entry.path(), Some(0), Some(0))?;
             } else {
-                own(&entry.path(), user)?;
+                take_ownership(&entry.path(), user)?;
             }
         }
         fs::set_permissions(folder, fs::Permissions::from_mode(0o1770))?;
@@ -401,7 +410,7 @@ impl Cells {
 }
 
 /// Gives a file, or a folder with everything in it, to a user.
-fn own(top: &Path, user: u32) -> io::Result<()> {
+fn take_ownership(top: &Path, user: u32) -> io::Result<()> {
     let mut left = vec![top.to_owned()];
     while let Some(path) = left.pop() {
         if path.symlink_metadata()?.is_dir() {
@@ -414,7 +423,7 @@ fn own(top: &Path, user: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Gives a tree to the platform, and lets everybody read and change it.
+/// Gives a tree to the platform, and makes it readable and writable for everyone.
 fn share(top: &Path) -> io::Result<()> {
     let mut left = vec![top.to_owned()];
     let mut folders = Vec::new();
@@ -438,8 +447,8 @@ fn share(top: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// What is covered in every cell, and what of that is seen nevertheless.
-fn seen(wish: &Wish) -> (Vec<PathBuf>, Vec<PathBuf>) {
+/// What is hidden in every cell, and what remains visible within.
+fn visible_paths(wish: &IsolationSettings) -> (Vec<PathBuf>, Vec<PathBuf>) {
     let mut covers: BTreeSet<PathBuf> = BTreeSet::from([PathBuf::from("/dev/shm")]);
     covers.extend(
         wish.hidden
@@ -459,7 +468,7 @@ fn seen(wish: &Wish) -> (Vec<PathBuf>, Vec<PathBuf>) {
             continue;
         }
         let real = folder.canonicalize().ok();
-        // Links of an environment lead to the interpreter it was made with.
+        // Links of an environment lead to the interpreter it was created with.
         let linked = INTERPRETERS.iter().filter_map(|(name, _)| {
             let program = folder.join(name).canonicalize().ok()?;
             program.parent().map(Path::to_owned)
@@ -485,7 +494,7 @@ fn seen(wish: &Wish) -> (Vec<PathBuf>, Vec<PathBuf>) {
     (covers.into_iter().collect(), readable)
 }
 
-/// The topmost folder on the way to `path` that others than its owner cannot enter.
+/// The topmost folder on the way to `path` that only its owner can enter.
 fn closed(path: &Path) -> Option<PathBuf> {
     let mut above: Vec<&Path> = path.ancestors().skip(1).collect();
     above.reverse();
@@ -502,7 +511,7 @@ mod tests {
     #[test]
     fn without_root_or_ids_there_is_none_and_it_says_why() {
         let folder = tempfile::tempdir().unwrap();
-        let wish = Wish {
+        let wish = IsolationSettings {
             program: PathBuf::from("/bin/false"),
             path: "/usr/bin:/bin".to_owned(),
             hidden: Vec::new(),
@@ -510,10 +519,10 @@ mod tests {
         };
         let none = Isolation::new(wish.clone(), folder.path());
         assert_eq!(none.level(), Level::None);
-        assert!(none.told().contains("deployments.first_user_id"), "{}", none.told());
-        // A launcher that does not work is no isolation either.
+        assert!(none.report().contains("deployments.first_user_id"), "{}", none.report());
+        // A launcher that does not work is not an isolation either.
         let broken = Isolation::new(
-            Wish {
+            IsolationSettings {
                 first_user: 700_000,
                 ..wish
             },
@@ -531,13 +540,13 @@ mod tests {
             fs::create_dir_all(closed.join(name)).unwrap();
         }
         fs::set_permissions(&closed, fs::Permissions::from_mode(0o700)).unwrap();
-        let wish = Wish {
+        let wish = IsolationSettings {
             program: PathBuf::from("/usr/bin/env"),
             path: closed.join("tools/bin").display().to_string(),
             hidden: Vec::new(),
             first_user: 1,
         };
-        let (covers, readable) = seen(&wish);
+        let (covers, readable) = visible_paths(&wish);
         assert!(covers.iter().any(|cover| closed.starts_with(cover)), "{covers:?}");
         assert!(readable.contains(&closed.join("tools/bin")), "{readable:?}");
         assert!(readable.contains(&closed.join("tools/lib")), "{readable:?}");
@@ -557,7 +566,7 @@ mod tests {
         fs::set_permissions(&program, fs::Permissions::from_mode(0o4700)).unwrap();
         std::os::unix::fs::symlink("/etc/passwd", folder.path().join("link")).unwrap();
         let before = fs::metadata("/etc/passwd").unwrap().mode();
-        own(folder.path(), 700_000).unwrap();
+        take_ownership(folder.path(), 700_000).unwrap();
         share(folder.path()).unwrap();
         let modes = [folder.path(), program.as_path()].map(|path| path.metadata().unwrap().mode() & 0o7777);
         assert_eq!(modes, [0o777, 0o777]);

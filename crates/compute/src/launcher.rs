@@ -1,8 +1,7 @@
-//! What stands between the platform and a program it starts: it enters control groups, goes into a cell, and becomes that
-//! program.
+//! The launcher between the platform and a program: it enters control groups and a cell, and executes the program.
 //!
-//! The kernel counts what a process uses from the moment it is in a group, and its children from their first. So the
-//! process enters by itself, before it is the program. The same holds of a cell, which nobody leaves.
+//! The kernel counts a process's usage from the moment it is in a group, and its children from their start. So the
+//! process enters before it executes the program. The same holds for a cell, which cannot be left.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -13,15 +12,14 @@ use std::process::Command;
 /// The sub-command of `towpath` that does this.
 pub const COMMAND: &str = "enter";
 
-/// Folders that every program may write to, and that each cell has its own of.
+/// Folders that every program may write to, and of which each cell has its own.
 pub(crate) const SHARED: [&str; 2] = ["/tmp", "/var/tmp"];
 
-/// Enters the groups whose `cgroup.procs` these are, and the cell, and becomes the program. Comes back only when it
-/// cannot.
+/// Enters the groups with these `cgroup.procs`, and the cell, and executes the program. Only returns on failure.
 #[must_use]
 pub fn enter(groups: &[PathBuf], cell: Option<&Cell>, program: &OsStr, arguments: &[OsString]) -> io::Error {
     for group in groups {
-        // Zero is whoever writes.
+        // Zero is the caller that writes.
         if let Err(error) = std::fs::write(group, "0") {
             return io::Error::new(error.kind(), format!("entering {}: {error}", group.display()));
         }
@@ -34,8 +32,8 @@ pub fn enter(groups: &[PathBuf], cell: Option<&Cell>, program: &OsStr, arguments
     Command::new(program).args(arguments).exec()
 }
 
-/// What a program sees of this machine, and who it is there: namespaces of its own for mounts and for what processes share,
-/// a user id of its own, and no way to other rights. Only root makes one.
+/// The view of the machine for a program: its own mount and IPC namespaces, its own user id, and no way to gain
+/// privileges. Only root can create one.
 #[derive(Clone, Debug, Default)]
 pub struct Cell {
     /// Its user and group.
@@ -44,11 +42,11 @@ pub struct Cell {
     pub covers: Vec<PathBuf>,
     /// A folder outside that is its `/tmp`.
     pub temporary: PathBuf,
-    /// What is seen in it wherever it lies, and cannot be written.
+    /// What is seen in it wherever it is, and cannot be written.
     pub readable: Vec<PathBuf>,
-    /// What is seen in it wherever it lies.
+    /// What is seen in it wherever it is.
     pub writable: Vec<PathBuf>,
-    /// A folder that may be changed in it and stays as it is outside.
+    /// A folder with changes that are not visible outside.
     pub layer: Option<Layer>,
 }
 
@@ -57,17 +55,17 @@ pub struct Cell {
 pub struct Layer {
     /// What can be changed from inside only.
     pub folder: PathBuf,
-    /// Where changes go: its `changes` takes them, its `work` is the kernel's.
-    pub over: PathBuf,
+    /// The folder of changes: `changes` contains them, `work` is for the kernel.
+    pub changes_root: PathBuf,
 }
 
 impl Layer {
     pub(crate) fn changes(&self) -> PathBuf {
-        self.over.join("changes")
+        self.changes_root.join("changes")
     }
 
     pub(crate) fn work(&self) -> PathBuf {
-        self.over.join("work")
+        self.changes_root.join("work")
     }
 }
 
@@ -89,12 +87,12 @@ impl Cell {
         }
         if let Some(layer) = &self.layer {
             add("--layer", &layer.folder);
-            add("--over", &layer.over);
+            add("--over", &layer.changes_root);
         }
         arguments
     }
 
-    /// Whether nothing below this is seen in it without being asked for.
+    /// Whether everything below this is hidden unless requested.
     fn covers(&self, path: &Path) -> bool {
         let mut covers = SHARED
             .map(Path::new)
@@ -165,7 +163,7 @@ mod linux {
 
         /// Makes what it is bound to where it is covered.
         fn make_place(&self) -> io::Result<()> {
-            // It may lie in a folder that is seen already.
+            // It may be in a folder that is seen already.
             if self.path.exists() {
                 return Ok(());
             }
@@ -240,7 +238,7 @@ mod linux {
             )
             .map_err(at("a layer over", &folder.path))?;
         }
-        // Older kernels do not know the word, and would take the number for every mount of the machine.
+        // Older kernels do not know this flag, and would take the number for every mount of the machine.
         let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
         mount(Some("proc"), "/proc", Some("proc"), flags, Some("hidepid=invisible"))
             .map_err(at("mounting", Path::new("/proc")))?;
@@ -256,7 +254,7 @@ mod linux {
             }
         }
         for path in &cell.covers {
-            // One that lies below another is not there any more.
+            // One that is below another is not there any more.
             let Ok(about) = fs::metadata(path) else { continue };
             if !about.is_dir() {
                 mount(Some("/dev/null"), path, NONE, MsFlags::MS_BIND, NONE).map_err(at("covering", path))?;

@@ -2,7 +2,7 @@
 //!
 //! Promises: no other program is told anything by a user but values of a strict grammar, behind `--`, in an environment
 //! made for it; a program that is not wanted any more is ended with everything it started, also when the process that
-//! started it was killed; what is fetched and built lies under a name that says what it is, is whole once it has its
+//! started it was killed; what is fetched and built is under a name that says what it is, is whole once it has its
 //! record, and is never built twice. Leaves to others: statuses, SQL, when to build, and who may.
 //!
 //! ```text
@@ -31,7 +31,7 @@ mod health;
 mod instances;
 pub mod isolation;
 pub mod launcher;
-mod life;
+mod lifecycle;
 mod limits;
 pub mod log;
 pub mod metric;
@@ -42,7 +42,7 @@ pub mod root;
 pub mod tarball;
 pub mod tree;
 
-pub use backend::{Backend, Launch, Standby, State};
+pub use backend::{Backend, Launch, RunningAgent, Standby};
 pub use error::{Error, Result};
 pub use isolation::Isolation;
 pub use log::{Line, Log};

@@ -1,11 +1,11 @@
-//! CPU and memory limits, by control groups where this machine lets this process make them.
+//! CPU and memory limits by control groups, if this process may create them.
 //!
-//! A group is made before anything is started, and the [launcher](crate::launcher) enters it before it becomes the
-//! agent server: whatever that starts is in the group from its first moment. Each start has a group of its own, because
-//! the check, the one that stands by and the one that serves are there at the same time.
+//! A group is created before the start, and the [launcher](crate::launcher) enters it before it executes the agent
+//! server, so that all its children are in the group from their start. Each start has its own group, because the check,
+//! the standby and the serving one exist at the same time.
 //!
-//! Version 2 needs the controllers handed on to groups below this process's own, which must then hold no process: so this
-//! process moves into a leaf. Version 1 is used below the top of each controller's.
+//! Version 2 requires controllers to be delegated to groups below this process's own, which must then contain no
+//! process: so this process moves into a leaf. Version 1 is used below the root of each controller.
 
 use std::fs;
 use std::io;
@@ -22,7 +22,7 @@ const PREFIX: &str = "towpath-";
 const LEAF: &str = "towpath-platform";
 /// One that nothing has entered for so long was left behind.
 const LEFT_BEHIND: Duration = Duration::from_secs(60);
-/// How often a group is tried to be removed while the last of it ends.
+/// Attempts to remove a group while its last processes end.
 const REMOVALS: usize = 100;
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -51,7 +51,7 @@ impl Limits {
                 tracing::warn!(
                     memory = found.memory.is_some(),
                     cpu = found.cpu.is_some(),
-                    "this machine does not let this process limit all of CPU and memory of deployments"
+                    "this process cannot limit the CPU and memory of deployments on this machine"
                 );
             }
             found
@@ -95,7 +95,7 @@ impl Limits {
         self.cpu.is_some()
     }
 
-    /// Makes the groups of one start. None where nothing is asked for, or nothing can be limited.
+    /// Creates the groups for one start. `None` if no limits are requested or possible.
     pub(crate) fn groups(&self, launch: &Launch, run: &str) -> io::Result<Groups> {
         let name = format!("{PREFIX}{}-{run}", launch.deployment);
         let mut groups = Groups::default();
@@ -110,7 +110,7 @@ impl Limits {
         Ok(groups)
     }
 
-    /// Removes groups that an earlier life left behind. One that something is in stays: it cannot be removed.
+    /// Removes groups that an earlier process left. A group with processes cannot be removed and stays.
     fn sweep(&self) {
         for controller in [&self.memory, &self.cpu].into_iter().flatten() {
             let Ok(entries) = fs::read_dir(&controller.folder) else {
@@ -145,7 +145,7 @@ impl Controller {
             let _ = fs::write(group.join("memory.swap.max"), "0");
         } else {
             fs::write(group.join("memory.limit_in_bytes"), &bytes)?;
-            // The sum of both; not there where the kernel does not account for swap.
+            // The sum of both; missing if the kernel does not account for swap.
             let _ = fs::write(group.join("memory.memsw.limit_in_bytes"), bytes);
         }
         Ok(())
@@ -161,7 +161,7 @@ impl Controller {
     }
 }
 
-/// The groups of one start. Dropped, they are removed as far as nothing is in them.
+/// The groups of one start. Dropped, the empty ones are removed.
 #[derive(Debug, Default)]
 pub(crate) struct Groups(Vec<PathBuf>);
 
@@ -209,7 +209,7 @@ fn removed(group: &Path) -> bool {
 /// The group below which others can be limited.
 fn delegate(top: &Path) -> io::Result<PathBuf> {
     let own = top.join(own_group()?);
-    // Another life of this process, which was started from there, has it ready.
+    // An earlier life of this process, started from there, has prepared it.
     let is_leaf = own.file_name().is_some_and(|name| name == LEAF);
     let folder = if is_leaf {
         own.parent().unwrap_or(top).to_owned()
@@ -231,7 +231,7 @@ fn delegate(top: &Path) -> io::Result<PathBuf> {
     let moved = fs::write(leaf.join("cgroup.procs"), &pid);
     let done = moved.and_then(|()| fs::write(&control, "+cpu +memory"));
     if let Err(error) = done {
-        // Somebody else is in the group, or it is not ours to change.
+        // Another process is in the group, or it is not ours to change.
         let _ = fs::write(folder.join("cgroup.procs"), pid);
         let _ = fs::remove_dir(&leaf);
         return Err(error);
@@ -263,7 +263,7 @@ mod tests {
 
     use super::*;
 
-    /// Whoever is started through the groups is in them, with all it starts.
+    /// A program that is started through the groups is in them, with all its children.
     #[tokio::test]
     async fn what_a_limited_process_starts_is_limited_too() {
         let limits = Limits::of_machine();
@@ -282,7 +282,7 @@ mod tests {
         let groups = limits.groups(&launch, "test").unwrap();
         let entries: Vec<PathBuf> = groups.entries().collect();
         assert_eq!(entries.len(), 1);
-        // As the launcher does, and then a child of what was started says where it is.
+        // Like the launcher; then a child of the started program prints its group.
         let script = format!("echo 0 > {} && sh -c 'cat /proc/self/cgroup'", entries[0].display());
         let said = Command::new("sh")
             .args(["-c", &script])

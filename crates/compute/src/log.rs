@@ -9,7 +9,7 @@ use towpath_domain::deployment::Level;
 
 /// Longer lines are cut, in bytes.
 pub const LONGEST_LINE: usize = 4 * 1024;
-/// Shorter secrets are not looked for: they would be found in every second word.
+/// Shorter secrets are not masked, as they would match ordinary words.
 const SHORTEST_MASKED: usize = 6;
 
 /// A line of a log.
@@ -19,21 +19,21 @@ pub struct Line {
     pub level: Level,
     /// Without its end.
     pub message: String,
-    /// Whether a program said it. Otherwise the platform did, which says little.
+    /// Whether a program printed it. The platform itself logs little.
     pub is_output: bool,
 }
 
 /// Takes lines. Clones share it.
 #[derive(Clone)]
-pub struct Log(Arc<Inner>);
+pub struct Log(Arc<LogState>);
 
-struct Inner {
+struct LogState {
     take: Box<dyn Fn(Line) + Send + Sync>,
     /// The last lines, for the reason of a failure.
     tail: Mutex<VecDeque<String>>,
     /// The longest first: one may be a part of another.
     secrets: Vec<Secret>,
-    /// Bytes of a line that are looked at: one more secret than is kept, so that none is cut before it is masked.
+    /// Bytes of a line that are read: a secret more than is kept, so that none is cut before it is masked.
     looked_at: usize,
 }
 
@@ -41,12 +41,12 @@ struct Inner {
 const TAIL: usize = 12;
 
 impl Log {
-    /// Hands every line to `take`, which must not block. Values of `secrets` are masked wherever they stand.
+    /// Passes every line to `take`, which must not block. Values of `secrets` are masked everywhere.
     pub fn new(secrets: impl IntoIterator<Item = Secret>, take: impl Fn(Line) + Send + Sync + 'static) -> Self {
         let mut secrets: Vec<Secret> = secrets.into_iter().flat_map(|secret| lines_of(&secret)).collect();
         secrets.sort_by_key(|secret| std::cmp::Reverse(secret.reveal().len()));
         let longest = secrets.first().map_or(0, |secret| secret.reveal().len());
-        Self(Arc::new(Inner {
+        Self(Arc::new(LogState {
             take: Box::new(take),
             tail: Mutex::default(),
             secrets,
@@ -60,8 +60,8 @@ impl Log {
         Self::new([], drop)
     }
 
-    /// A log of the same secrets and the same reader, which hears nothing until the answer's other half is cancelled.
-    /// What it kept for the reason of a failure is its own.
+    /// A log with the same secrets and reader, silent until the returned token is cancelled. It keeps its own output
+    /// for error messages.
     #[must_use]
     pub fn muted(&self) -> (Self, CancellationToken) {
         let (loud, of) = (CancellationToken::new(), self.clone());
@@ -77,7 +77,7 @@ impl Log {
     /// A line of a program's output.
     pub fn output(&self, bytes: &[u8]) {
         let text = String::from_utf8_lossy(&bytes[..bytes.len().min(self.0.looked_at)]);
-        // Without control characters first: one in the middle of a value would hide it.
+        // Control characters are removed first: one in the middle of a value would hide it.
         let message = cut(self.masked(&plain(&text)));
         if message.is_empty() {
             return;
@@ -96,22 +96,22 @@ impl Log {
         });
     }
 
-    /// What goes on.
+    /// What continues.
     pub fn info(&self, message: impl AsRef<str>) {
-        self.say(Level::Info, message.as_ref());
+        self.write_line(Level::Info, message.as_ref());
     }
 
-    /// Odd, and it goes on.
+    /// Odd, and it continues.
     pub fn warn(&self, message: impl AsRef<str>) {
-        self.say(Level::Warning, message.as_ref());
+        self.write_line(Level::Warning, message.as_ref());
     }
 
     /// Something did not work.
     pub fn error(&self, message: impl AsRef<str>) {
-        self.say(Level::Error, message.as_ref());
+        self.write_line(Level::Error, message.as_ref());
     }
 
-    fn say(&self, level: Level, message: &str) {
+    fn write_line(&self, level: Level, message: &str) {
         let message = self.masked(message);
         (self.0.take)(Line {
             level,
@@ -139,7 +139,7 @@ impl Log {
     }
 }
 
-/// What is masked of a value: output comes in lines, so each line of a value of several by itself.
+/// The masked texts of a value: output comes in lines, so each line of a multi-line value separately.
 fn lines_of(secret: &Secret) -> Vec<Secret> {
     let lines = secret.reveal().lines().map(|line| plain(line).trim().to_owned());
     lines
@@ -165,7 +165,7 @@ impl<'a> Splitter<'a> {
         Self { log, line: Vec::new() }
     }
 
-    /// Takes the next piece, and hands the lines that end in it to the log and to `also`.
+    /// Takes the next chunk, and passes completed lines to the log and to `also`.
     pub(crate) fn take(&mut self, piece: &[u8], mut also: impl FnMut(&[u8])) {
         for byte in piece {
             match byte {
@@ -175,7 +175,7 @@ impl<'a> Splitter<'a> {
                     also(&self.line);
                     self.line.clear();
                 }
-                // The rest of an endless line is of no use to anybody.
+                // The rest of an endless line is of no use to anyone.
                 byte if self.line.len() < self.log.0.looked_at => self.line.push(*byte),
                 _ => {}
             }
@@ -189,7 +189,7 @@ impl<'a> Splitter<'a> {
     }
 }
 
-/// Without colours and other control characters: the log is read in terminals and pages.
+/// Removes colours and other control characters: the log is read in terminals and web pages.
 fn plain(text: &str) -> String {
     let mut message = String::with_capacity(text.len());
     let mut letters = text.chars().peekable();
@@ -209,7 +209,7 @@ fn plain(text: &str) -> String {
     message
 }
 
-/// What the line itself says about its loudness: of our own agent server, of Python's logging, of npm.
+/// The level stated in the line: by our agent server, Python's logging, or npm.
 fn level_of(message: &str) -> Level {
     let head: String = message.chars().take(60).collect();
     let says = |word: &str| head.split(|c: char| !c.is_ascii_alphabetic()).any(|part| part == word);

@@ -1,9 +1,9 @@
-//! Ending processes that outlived whoever started them.
+//! Ends processes that outlived the process that started them.
 //!
-//! Every program this crate starts carries marks in its environment, which its children inherit: the root folder, and
-//! for a build program its own run. Whoever holds the root's lock may so end everything an earlier life left behind,
-//! also what has put itself into another process group. Without `/proc` nothing is found; the agent server still ends
-//! by itself then, when its input does.
+//! Every program started by this crate has marks in its environment, which its children inherit: the root folder, and
+//! for a build program its run. So the holder of the root's lock can end everything an earlier process left, even in
+//! other process groups. Without `/proc` nothing is found; agent servers still end by themselves when their input is
+//! closed.
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -13,14 +13,13 @@ pub const ROOT_MARK: &str = "_TOWPATH_ROOT";
 /// The run of a program a process belongs to.
 pub const RUN_MARK: &str = "_TOWPATH_RUN";
 
-/// Ends every process with this mark but the caller's own. How many there were.
+/// Ends every process with this mark except the caller's own. Returns how many.
 pub fn end(name: &str, value: &str) -> usize {
     let wanted = format!("{name}={value}");
     end_all(|pid| is_marked(pid, wanted.as_bytes()))
 }
 
-/// Ends every process of a user but those that carry the mark of another root, which has ids of its own to give. How many
-/// there were.
+/// Ends every process of a user except those marked with another root, which has its own id range. Returns how many.
 pub(crate) fn end_of_user(user: u32, root: &str) -> usize {
     let own = format!("{ROOT_MARK}={root}");
     let any = format!("{ROOT_MARK}=");
@@ -30,7 +29,7 @@ pub(crate) fn end_of_user(user: u32, root: &str) -> usize {
 
 fn end_all(wanted: impl Fn(i32) -> bool) -> usize {
     let mut ended = 0;
-    // A process that forks while its siblings are looked at is found in the next round.
+    // A process that forks during the scan is found in the next round.
     for _ in 0..5 {
         let found = find(&wanted);
         if found.is_empty() {
@@ -58,10 +57,10 @@ fn find(wanted: impl Fn(i32) -> bool) -> Vec<Pid> {
         .collect()
 }
 
-/// The folder of a process that hides itself is root's: what it is stands inside.
+/// The folder of a process that hides itself belongs to root; its real owner is inside.
 fn is_of_user(pid: i32, user: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    // One that has ended and was not waited for yet cannot be ended again.
+    // A zombie cannot be ended again.
     let gone = status.lines().any(|line| line.starts_with("State:\tZ"));
     let ids = status.lines().find_map(|line| line.strip_prefix("Uid:"));
     let real = ids.and_then(|ids| ids.split_whitespace().next()?.parse::<u32>().ok());
@@ -72,7 +71,7 @@ fn is_marked(pid: i32, wanted: &[u8]) -> bool {
     environment(pid).split(|byte| *byte == 0).any(|entry| entry == wanted)
 }
 
-/// One that has ended and was not waited for yet has none any more.
+/// A zombie has no environment.
 fn environment(pid: i32) -> Vec<u8> {
     std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default()
 }

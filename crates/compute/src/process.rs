@@ -1,10 +1,10 @@
 //! Agent servers as processes of this machine.
 //!
-//! One process has the database of a deployment, so a new revision cannot run beside the old one on it. It is started
-//! beside it on an empty database first; when it is healthy there, it is started once more and stands by with its
-//! graphs loaded. Then the old one drains and stops, the new one opens the deployment's database, and the gateway holds
-//! requests for that moment: however long graphs take to load. Runs that were under way go on in the new one from their
-//! last checkpoint.
+//! Only one process may use a deployment's database, so a new revision cannot run on it next to the old one. It is
+//! first started on an empty database; when it is healthy there, it is started again as a standby with its graphs
+//! loaded. Then the old one drains and stops, the new one opens the deployment's database, and the gateway holds
+//! requests for that moment, regardless of how long graphs take to load. Unfinished runs continue in the new one from
+//! their last checkpoint.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,10 +20,10 @@ use uuid::Uuid;
 
 use crate::agent::{Agent, Startup};
 use crate::artifact::Artifact;
-use crate::backend::{Launch, ONE_HOST, State};
+use crate::backend::{Launch, ONE_HOST, RunningAgent};
 use crate::error::{Error, Result};
 use crate::instances::{Instance as _, Instances};
-use crate::isolation::{Isolation, Prepared};
+use crate::isolation::{Isolation, PreparedCell};
 use crate::limits::Limits;
 use crate::log::Log;
 use crate::orphans::ROOT_MARK;
@@ -48,11 +48,10 @@ pub struct Settings {
     pub grace: Duration,
     /// What keeps them apart.
     pub isolation: Isolation,
-    /// Where they make environments for their code, where none has a folder of its own for that.
+    /// Where they create environments for their code, without per-deployment folders.
     pub hosts: PathBuf,
 }
 
-/// The processes.
 #[derive(Debug)]
 pub struct Processes {
     settings: Settings,
@@ -62,23 +61,23 @@ pub struct Processes {
 }
 
 /// What a start of `towpath agent` needs.
-struct Setting {
+struct StartContext {
     artifact: Artifact,
     config: PathBuf,
-    cell: Option<Prepared>,
+    cell: Option<PreparedCell>,
     /// Where it makes environments.
     hosts: PathBuf,
     variables: Vec<(String, String)>,
 }
 
-/// The folder of an agent server that is only checked. It goes when that has ended, also when nobody waits for that: one
-/// that drains still writes.
-struct Held {
+/// The folder of an agent server that is only checked. It is removed after the server has ended, even if nothing waits
+/// for that, because a draining server still writes.
+struct CheckFolder {
     folder: Option<TempDir>,
     ended: watch::Receiver<Option<String>>,
 }
 
-impl Drop for Held {
+impl Drop for CheckFolder {
     fn drop(&mut self) {
         let folder = self.folder.take();
         let mut ended = self.ended.clone();
@@ -111,36 +110,41 @@ impl Processes {
         let folder = self.root.temporary()?;
         let isolation = self.settings.isolation.clone();
         // The first who asks waits for the trial.
-        log.info(crate::git::blocking(move || Ok(isolation.told())).await?);
+        log.info(crate::git::blocking(move || Ok(isolation.report())).await?);
         let agent = self.start(launch, folder.path(), false, log).await?;
-        let _held = Held {
+        let _held = CheckFolder {
             folder: Some(folder),
-            ended: agent.life().ending(),
+            ended: agent.lifecycle().subscribe_end(),
         };
         let healthy = agent.healthy(self.settings.health, cancel).await;
-        agent.life().stop().await;
+        agent.lifecycle().stop().await;
         healthy.map(drop)
     }
 
     pub(crate) async fn stand_by(&self, launch: &Launch, log: &Log, cancel: &CancellationToken) -> Result<Agent> {
         let folder = self.root.agent(launch.deployment);
         let agent = self.start(launch, &folder, true, log).await?;
-        match agent.life().loaded(self.settings.health, cancel).await {
+        match agent.lifecycle().wait_loaded(self.settings.health, cancel).await {
             Ok(()) => Ok(agent),
             Err(error) => {
-                agent.life().stop().await;
+                agent.lifecycle().stop().await;
                 Err(error)
             }
         }
     }
 
-    pub(crate) async fn replace(&self, launch: &Launch, agent: Agent, cancel: &CancellationToken) -> Result<State> {
-        health::stands_by(agent.life())?;
+    pub(crate) async fn replace(
+        &self,
+        launch: &Launch,
+        agent: Agent,
+        cancel: &CancellationToken,
+    ) -> Result<RunningAgent> {
+        health::check_standby(agent.lifecycle())?;
         let limit = health::switch_limit(self.agents.state(launch.deployment).is_some(), self.settings.health);
         self.agents.stop(launch.deployment).await;
         let agent = Arc::new(agent);
-        self.agents.enter(launch.deployment, Arc::clone(&agent)).await?;
-        agent.go();
+        self.agents.insert(launch.deployment, Arc::clone(&agent)).await?;
+        agent.open_database();
         let address = match agent.healthy(limit, cancel).await {
             Ok(address) => address.to_string(),
             Err(error) => {
@@ -148,11 +152,13 @@ impl Processes {
                 return Err(error);
             }
         };
-        Ok(self.agents.put(launch.deployment, agent, launch.revision, address))
+        Ok(self
+            .agents
+            .set_healthy(launch.deployment, agent, launch.revision, address))
     }
 
-    /// Makes the environment that the code of a deployment runs in, as the last part of its build: with the time of one,
-    /// apart as the agent server is, which finds it there. False where there is no such code.
+    /// Creates the environment for a deployment's code, as the last step of its build: with a build's time limit, and
+    /// isolated like the agent server, which finds it there. False if there is no such code.
     pub(crate) async fn prepare(
         &self,
         launch: &Launch,
@@ -162,7 +168,7 @@ impl Processes {
     ) -> Result<bool> {
         const WHAT: &str = "preparing the graphs";
         let folder = self.root.temporary()?;
-        let Setting {
+        let StartContext {
             artifact,
             config,
             cell,
@@ -195,7 +201,7 @@ impl Processes {
             .envs(variables)
             .envs([(ROOT_MARK, self.root.mark())])
             .within(config.parent().unwrap_or(folder.path()))
-            .leaving(self.root.path(), settings.tree.free)
+            .reserve_disk_space(self.root.path(), settings.tree.free)
             .run(log, cancel)
             .await;
         let is_shared = cell.is_none();
@@ -205,12 +211,12 @@ impl Processes {
             let code = ended?.code;
             if code != Some(0) {
                 let how = code.map_or_else(
-                    || "was ended by a signal".to_owned(),
-                    |code| format!("ended with exit code {code}"),
+                    || "was terminated by a signal".to_owned(),
+                    |code| format!("exited with code {code}"),
                 );
                 return Err(Error::Refused(format!("{WHAT} {how}")));
             }
-            let made = environments::made(&to, &hosts)?;
+            let made = environments::acquire(&to, &hosts)?;
             tree::remove(folder.path()).map_err(Error::io("removing what package managers kept"))?;
             made.map_or(Ok(()), |made| environments::record(&artifact, &made, is_shared))?;
             Ok(true)
@@ -218,14 +224,14 @@ impl Processes {
         .await
     }
 
-    /// Removes environments of older than so many hours that no artifact needs. Call it when none is being made.
+    /// Removes environments older than this many hours that no artifact needs. Call it while none is being created.
     pub(crate) async fn prune_environments(&self, hours: u64) -> Result<usize> {
         let (root, shared) = (self.root.clone(), self.settings.hosts.clone());
         crate::git::blocking(move || environments::prune(&root, &shared, hours)).await
     }
 
     async fn start(&self, launch: &Launch, data: &Path, standby: bool, log: &Log) -> Result<Agent> {
-        let Setting {
+        let StartContext {
             artifact,
             config,
             cell,
@@ -237,7 +243,7 @@ impl Processes {
         }
         let run = Uuid::now_v7().to_string();
         let groups = self.limits.groups(launch, &run);
-        let groups = groups.map_err(Error::io("making the control group of the agent server"))?;
+        let groups = groups.map_err(Error::io("creating the control group of the agent server"))?;
         let startup = Startup {
             program: &self.settings.program,
             config: &config,
@@ -254,11 +260,11 @@ impl Processes {
         Agent::start(startup, log)
     }
 
-    async fn setting(&self, launch: &Launch, data: &Path) -> Result<Setting> {
+    async fn setting(&self, launch: &Launch, data: &Path) -> Result<StartContext> {
         let artifact = Artifact::of(&self.root, &launch.artifact)?;
-        let built = artifact.built().ok_or_else(|| {
-            Error::Refused("what was built for this revision is not on this machine any more".to_owned())
-        })?;
+        let built = artifact
+            .built()
+            .ok_or_else(|| Error::Refused("the build of this revision is no longer on this machine".to_owned()))?;
         let path =
             TreePath::parse(&built.plan.config).map_err(|why| Error::Refused(format!("graph_config_path {why}")))?;
         let config = tree::config(&artifact.source(), &path)?;
@@ -266,7 +272,7 @@ impl Processes {
         let (isolation, source) = (self.settings.isolation.clone(), artifact.source());
         let (root, deployment, folder) = (self.root.clone(), launch.deployment, data.to_owned());
         let cell = crate::git::blocking(move || {
-            // It was built before there was any isolation, or no program ran in it.
+            // It was built without isolation, or no program ran in it.
             isolation.share(&source, true)?;
             isolation.agent(&root, deployment, &folder, &source)
         });
@@ -290,14 +296,14 @@ impl Processes {
         let own = cell.as_ref().and_then(|cell| cell.hosts.clone());
         let hosts = own.unwrap_or_else(|| self.settings.hosts.clone());
         variables.push(("TOWPATH_AGENT_HOSTS_DIR".to_owned(), hosts.display().to_string()));
-        // An interpreter that uv fetches stays with the environments that lead to it.
+        // An interpreter downloaded by uv stays with the environments that link to it.
         let interpreters = hosts.join("interpreters").display().to_string();
         variables.push(("UV_PYTHON_INSTALL_DIR".to_owned(), interpreters));
         variables.push((
             "TOWPATH_ENGINE_DRAIN_GRACE_SECONDS".to_owned(),
             self.settings.grace.as_secs().to_string(),
         ));
-        Ok(Setting {
+        Ok(StartContext {
             artifact,
             config,
             cell,
@@ -306,7 +312,7 @@ impl Processes {
         })
     }
 
-    /// Sizes of a resource specification that hold here, for the agent server and all that it starts.
+    /// The fields of a resource specification that apply here, for the agent server and all its children.
     pub(crate) const fn honours(&self) -> &'static [&'static str] {
         match (self.limits.cpu(), self.limits.memory()) {
             (true, true) => &["cpu", "cpu_limit", "memory_mb", "memory_limit_mb"],
@@ -329,7 +335,7 @@ impl Processes {
         let (folder, hosts) = (self.root.agent(deployment), self.root.hosts(deployment));
         let (isolation, root) = (self.settings.isolation.clone(), self.root.clone());
         crate::git::blocking(move || {
-            if let Some(user) = isolation.given(&root, deployment) {
+            if let Some(user) = isolation.user_of(&root, deployment) {
                 // Another deployment may have the id after this one.
                 orphans::end_of_user(user, &root.mark());
             }

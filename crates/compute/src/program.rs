@@ -1,4 +1,4 @@
-//! Running one program to its end: closed environment, own process group, bounded time and output, lines as they come.
+//! Runs one program to its end: closed environment, own process group, limited time and output, streamed lines.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -19,9 +19,9 @@ use crate::metric;
 use crate::orphans::{self, RUN_MARK};
 use crate::tree::{self, Limits};
 
-/// The most bytes of output that are kept where a caller reads them.
+/// Limit of output that is kept for a caller.
 const KEPT_OUTPUT: usize = 64 << 20;
-/// Output that comes this long after the end of a program is not waited for.
+/// How long to wait for output after the end of a program.
 const OUTPUT_GRACE: Duration = Duration::from_secs(1);
 /// How often a folder is looked at that must not grow too large.
 const WATCH_EVERY: Duration = Duration::from_millis(250);
@@ -31,23 +31,23 @@ pub struct Program {
     command: Command,
     what: &'static str,
     limit: Duration,
-    watched: Option<Watched>,
+    watched: Option<FolderWatch>,
     run: String,
 }
 
 /// Folders that must not grow too large.
 #[derive(Clone)]
-struct Watched {
+struct FolderWatch {
     folders: Vec<PathBuf>,
     /// Bytes of all of them together, where that is bounded.
-    most: Option<u64>,
+    max_bytes: Option<u64>,
     /// Bytes that stay free on their disk.
     free: u64,
 }
 
 /// How a program ended.
 #[derive(Debug)]
-pub struct Ended {
+pub struct ProgramOutput {
     /// Its exit code; `None` when a signal ended it.
     pub code: Option<i32>,
     /// What it wrote to its standard output, where that was kept.
@@ -57,7 +57,7 @@ pub struct Ended {
 }
 
 impl Program {
-    /// `what` it does, for messages and metrics. It has no environment but what is given, and no input.
+    /// `what` describes it in messages and metrics. It gets only the given environment, and no input.
     #[must_use]
     pub fn new(what: &'static str, program: impl AsRef<OsStr>, limit: Duration) -> Self {
         let mut command = Command::new(program);
@@ -107,46 +107,40 @@ impl Program {
         self
     }
 
-    /// Ends it when `folders` hold more together than a tree may, or leave too little of their disk.
+    /// Stops it when `folders` together exceed the size of a tree, or leave too little disk space.
     #[must_use]
-    pub fn watching<'a>(mut self, folders: impl IntoIterator<Item = &'a Path>, limits: Limits) -> Self {
-        self.watched = Some(Watched {
+    pub fn with_size_limit<'a>(mut self, folders: impl IntoIterator<Item = &'a Path>, limits: Limits) -> Self {
+        self.watched = Some(FolderWatch {
             folders: folders.into_iter().map(Path::to_owned).collect(),
-            most: Some(limits.bytes),
+            max_bytes: Some(limits.bytes),
             free: limits.free,
         });
         self
     }
 
-    /// Ends it when the disk of `folder` has less than `free` bytes left.
+    /// Stops it when the disk of `folder` has less than `free` bytes left.
     #[must_use]
-    pub fn leaving(mut self, folder: &Path, free: u64) -> Self {
-        self.watched = Some(Watched {
+    pub fn reserve_disk_space(mut self, folder: &Path, free: u64) -> Self {
+        self.watched = Some(FolderWatch {
             folders: vec![folder.to_owned()],
-            most: None,
+            max_bytes: None,
             free,
         });
         self
     }
 
     /// Runs it, its output as lines into the log.
-    ///
-    /// # Errors
-    /// It cannot be started, took too long, wrote too much, or somebody asked to stop. An exit code is an answer.
-    pub async fn run(self, log: &Log, cancel: &CancellationToken) -> Result<Ended> {
-        // On the heap: what it holds would be in each of its callers several times.
+    pub async fn run(self, log: &Log, cancel: &CancellationToken) -> Result<ProgramOutput> {
+        // Boxed, since its large state would be embedded in each caller.
         Box::pin(self.perform(Some(log), cancel)).await
     }
 
     /// Runs it and keeps its output.
-    ///
-    /// # Errors
-    /// As [`Program::run`].
-    pub async fn read(self, cancel: &CancellationToken) -> Result<Ended> {
+    pub async fn read(self, cancel: &CancellationToken) -> Result<ProgramOutput> {
         Box::pin(self.perform(None, cancel)).await
     }
 
-    async fn perform(mut self, log: Option<&Log>, cancel: &CancellationToken) -> Result<Ended> {
+    async fn perform(mut self, log: Option<&Log>, cancel: &CancellationToken) -> Result<ProgramOutput> {
         let begun = Instant::now();
         let program = self.command.as_std().get_program().to_string_lossy().into_owned();
         let mut child = self.command.spawn().map_err(|source| match source.kind() {
@@ -156,7 +150,7 @@ impl Program {
                 source,
             },
         })?;
-        // Dropped at every way out, also when the job is dropped where it stands.
+        // Dropped on every path, including cancellation.
         let group = Group::of(&child, self.run);
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
         let mut tail = Vec::new();
@@ -210,7 +204,7 @@ impl Program {
         let status = status?;
         let seconds = begun.elapsed().as_secs_f64();
         metrics::histogram!(metric::PROGRAM_SECONDS, "what" => what).record(seconds);
-        Ok(Ended {
+        Ok(ProgramOutput {
             code: status.code(),
             output,
             error: String::from_utf8_lossy(&tail).trim().to_owned(),
@@ -232,7 +226,7 @@ impl Group {
 
     pub(crate) fn end(&self) {
         if let Some(leader) = self.leader {
-            // Also after the leader has ended: the group lives as long as anybody is in it, and so is nobody else's.
+            // Also after the leader has ended: the group id stays reserved while the group has members.
             let _ = killpg(leader, Signal::SIGKILL);
         }
         orphans::end(RUN_MARK, &self.run);
@@ -245,26 +239,26 @@ impl Drop for Group {
     }
 }
 
-async fn watch(watched: Option<&Watched>) -> Error {
+async fn watch(watched: Option<&FolderWatch>) -> Error {
     let Some(watched) = watched else {
         return std::future::pending().await;
     };
     loop {
         tokio::time::sleep(WATCH_EVERY).await;
         let watched = watched.clone();
-        let looked = tokio::task::spawn_blocking(move || watched.look()).await;
+        let looked = tokio::task::spawn_blocking(move || watched.check()).await;
         if let Ok(Err(error)) = looked {
             return error;
         }
     }
 }
 
-impl Watched {
-    fn look(&self) -> Result<()> {
+impl FolderWatch {
+    fn check(&self) -> Result<()> {
         for folder in &self.folders {
             tree::has_room(folder, self.free)?;
         }
-        let Some(most) = self.most else { return Ok(()) };
+        let Some(most) = self.max_bytes else { return Ok(()) };
         let bytes: u64 = self.folders.iter().map(|folder| tree::bytes(folder, most)).sum();
         if bytes > most {
             return Err(Error::Refused(format!("it is larger than {} MB", most >> 20)));
@@ -311,7 +305,7 @@ async fn whole(from: impl AsyncRead + Unpin, to: &mut Vec<u8>) -> Result<()> {
         .await
         .map_err(Error::io("reading a program's output"))?;
     if to.len() > KEPT_OUTPUT {
-        return Err(Error::Refused("a program wrote more than it may".to_owned()));
+        return Err(Error::Refused("a program wrote too much output".to_owned()));
     }
     Ok(())
 }

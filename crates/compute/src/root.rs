@@ -1,4 +1,4 @@
-//! The folder that everything here lies in.
+//! The folder that everything here is in.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::Read as _;
@@ -22,27 +22,24 @@ pub const PLATFORM_KEY: &str = "platform.key";
 pub(crate) const DATABASE_ID: &str = "database.id";
 /// The database, as an agent server names it in its data folder.
 const DATABASE: &str = "agent.db";
-/// The file with the id of the root: of a machine and a folder on it.
+/// The file with the id of the root, which identifies machine and folder.
 const HOST_ID: &str = "host.id";
-/// More is no key, and no id.
+/// More is not a key, and no id.
 const LONGEST_KEY: u64 = 4096;
 
-/// The folder, this process's alone until the last clone is dropped.
+/// The root folder, exclusive to this process until the last clone is dropped.
 #[derive(Clone, Debug)]
-pub struct Root(Arc<Inner>);
+pub struct Root(Arc<RootState>);
 
 #[derive(Debug)]
-struct Inner {
+struct RootState {
     path: PathBuf,
     /// The lock goes with the file: also when the process is killed.
     _lock: File,
 }
 
 impl Root {
-    /// Takes the folder, makes it where it is missing, and ends whatever an earlier life left running or half made.
-    ///
-    /// # Errors
-    /// Another process uses it, or it cannot be written.
+    /// Locks the folder, creates it if missing, and removes what an earlier process left running or unfinished.
     pub fn open(path: &Path) -> Result<Self> {
         let shown = path.display().to_string();
         make(path)?;
@@ -57,7 +54,7 @@ impl Root {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 return Err(Error::Refused(format!(
-                    "another process keeps deployments in {shown}: one process of an installation does"
+                    "another process already runs deployments in {shown}; only one process per installation may"
                 )));
             }
             Err(TryLockError::Error(source)) => {
@@ -67,10 +64,13 @@ impl Root {
                 });
             }
         }
-        let root = Self(Arc::new(Inner { path, _lock: lock }));
+        let root = Self(Arc::new(RootState { path, _lock: lock }));
         let ended = orphans::end(ROOT_MARK, &root.mark());
         if ended > 0 {
-            tracing::warn!(processes = ended, "ended what an earlier life left running");
+            tracing::warn!(
+                processes = ended,
+                "stopped processes that an earlier process left running"
+            );
         }
         tree::remove(&root.scratch()).map_err(Error::io(format!("{shown}/scratch")))?;
         tree::remove(&root.cells()).map_err(Error::io(format!("{shown}/cells")))?;
@@ -97,7 +97,7 @@ impl Root {
         self.0.path.display().to_string()
     }
 
-    /// Where artifacts lie.
+    /// Where artifacts are.
     #[must_use]
     pub fn artifacts(&self) -> PathBuf {
         self.0.path.join("artifacts")
@@ -109,19 +109,19 @@ impl Root {
         self.0.path.join("agents").join(deployment.to_string())
     }
 
-    /// Where the agent server of a deployment makes environments for its code, where it has a user id of its own.
+    /// Where a deployment's agent server creates environments for its code, if it has its own user id.
     pub(crate) fn hosts(&self, deployment: DeploymentId) -> PathBuf {
         self.0.path.join("hosts").join(deployment.to_string())
     }
 
-    /// The platform's key for a deployment, where there is one. A file that somebody else has put there is none: the
-    /// deployment may write to that folder.
+    /// The platform's key for a deployment, if any. A file placed there by the deployment, which may write to that
+    /// folder, is ignored.
     #[must_use]
     pub fn platform_key(&self, deployment: DeploymentId) -> Option<String> {
         self.own_text(deployment, PLATFORM_KEY)
     }
 
-    /// The id of a deployment's database, where there is a database that was given one.
+    /// The id of a deployment's database, if it exists and has one.
     pub(crate) fn database(&self, deployment: DeploymentId) -> Option<String> {
         let is_there = self.agent(deployment).join(DATABASE).is_file();
         is_there.then(|| self.own_text(deployment, DATABASE_ID)).flatten()
@@ -137,20 +137,15 @@ impl Root {
         Ok(id)
     }
 
-    /// What the root is told from others by, made at the first call. A copy of the folder has the same: a backup leaves it
-    /// out.
-    ///
-    /// # Errors
-    /// It cannot be read or written, or is none.
+    /// The id of the root, created at the first call. A copy of the folder would have the same: backups leave it out.
     pub fn host_id(&self) -> Result<Uuid> {
         let file = self.0.path.join(HOST_ID);
         let shown = file.display();
         match fs::read_to_string(&file) {
-            Ok(text) => text.trim().parse().map_err(|_| {
-                Error::Refused(format!(
-                    "{shown} holds no id: remove it, and this machine gets another one"
-                ))
-            }),
+            Ok(text) => text
+                .trim()
+                .parse()
+                .map_err(|_| Error::Refused(format!("{shown} holds no id; remove it to generate a new one"))),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 let id = Uuid::now_v7();
                 self.keep(&file, id.to_string().as_bytes())?;
@@ -176,10 +171,7 @@ impl Root {
         Some(text.trim().to_owned())
     }
 
-    /// Keeps a small file below the root, for its owner alone. A crash leaves the whole file or none.
-    ///
-    /// # Errors
-    /// It cannot be written.
+    /// Writes a small file below the root, readable only by its owner. A crash leaves the whole file or none.
     pub fn keep(&self, file: &Path, text: &[u8]) -> Result<()> {
         make(file.parent().unwrap_or(&self.0.path))?;
         write(file, text).map_err(Error::io(format!("file {}", file.display())))
@@ -194,16 +186,13 @@ impl Root {
         self.0.path.join("scratch")
     }
 
-    /// A new folder that goes away when it is dropped, or at the next start.
-    ///
-    /// # Errors
-    /// It cannot be made.
+    /// A new folder that is removed when dropped, or at the next start.
     pub fn temporary(&self) -> Result<TempDir> {
         tempfile::tempdir_in(self.scratch()).map_err(Error::io("a temporary folder"))
     }
 }
 
-/// Only for its owner: sources and databases lie in it.
+/// Only for its owner: sources and databases are in it.
 pub(crate) fn make(folder: &Path) -> Result<()> {
     DirBuilder::new()
         .recursive(true)
@@ -212,11 +201,11 @@ pub(crate) fn make(folder: &Path) -> Result<()> {
         .map_err(Error::io(format!("folder {}", folder.display())))
 }
 
-/// Written beside its place and moved there, so that a crash leaves the whole file or none.
+/// Written to a temporary file and moved, so that a crash leaves the whole file or none.
 pub(crate) fn write(path: &Path, text: &[u8]) -> std::io::Result<()> {
     use std::io::Write as _;
     let draft = path.with_extension("new");
-    // Not what somebody else may have put there, nor where that leads.
+    // Neither a file that another process placed there, nor the target of a link.
     match fs::remove_file(&draft) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
         _ => {}

@@ -1,8 +1,8 @@
-//! Source archives that clients send: tar, compressed by gzip.
+//! Source archives from clients: gzip-compressed tar.
 //!
-//! Everything that an archive may make large is bounded before it is made: what it unpacks to, what is written of that,
-//! files and folders, names, and what describes an entry in front of it. Sparse files are refused: they are as large as they
-//! say, and hold nothing.
+//! Everything an archive can inflate is bounded in advance: its decompressed size, the written part of it, files and
+//! folders, names, and metadata in front of entries. Sparse files are refused: they are as large as they claim, without
+//! content.
 
 mod entry;
 
@@ -15,13 +15,13 @@ use std::path::{Component, Path, PathBuf};
 use flate2::read::MultiGzDecoder;
 use tar::EntryType;
 
-use self::entry::Described;
+use self::entry::EntryHeaders;
 use crate::error::{Error, Result};
 use crate::log::Log;
 use crate::root::make;
 use crate::tree::{self, Limits};
 
-/// An archive may unpack to this many times its own size, beside what is small anyway.
+/// Maximum ratio of decompressed to compressed size, beyond a small free allowance.
 const LARGEST_RATIO: u64 = 200;
 const SMALL: u64 = 64 << 20;
 /// Bytes of all names together: they are kept until the end.
@@ -30,27 +30,23 @@ const ALL_NAMES: u64 = 64 << 20;
 const LONGEST_PATH: usize = 2048;
 const LONGEST_NAME: usize = 255;
 
-/// Unpacks the archive into the folder `to`, which must not be there yet: it appears whole or not at all. `work` is an
-/// empty folder on the same disk.
-///
-/// # Errors
-/// It is no such archive, something in it leads out of the folder or is no file, folder or link, or there is too much
-/// of it.
+/// Unpacks the archive into the folder `to`, which must not exist: it appears atomically. `work` is an empty folder on
+/// the same disk.
 pub fn unpack(archive: &Path, work: &Path, to: &Path, limits: Limits, log: &Log) -> Result<()> {
     let file = File::open(archive).map_err(Error::io("opening the source archive"))?;
     let packed = file.metadata().map_err(Error::io("opening the source archive"))?.len();
     let most = limits.bytes.min(packed.saturating_mul(LARGEST_RATIO).max(SMALL));
     let files = work.join("source");
     make(&files)?;
-    // Bounded before anything is looked at: headers and padding count too.
-    let plain = Bounded {
+    // Bounded before parsing: headers and padding count too.
+    let plain = BoundedReader {
         from: MultiGzDecoder::new(io::BufReader::new(file)),
-        left: most,
+        remaining: most,
     };
-    let mut unpacking = Unpacking {
+    let mut unpacking = Unpacker {
         top: &files,
         limits,
-        most,
+        max_bytes: most,
         written: 0,
         entries: 0,
         names: 0,
@@ -61,14 +57,14 @@ pub fn unpack(archive: &Path, work: &Path, to: &Path, limits: Limits, log: &Log)
     unpacking.entries(&mut tar::Archive::new(plain))?;
     unpacking.links()?;
     tree::check(&files, limits, log)?;
-    fs::rename(&files, to).map_err(Error::io("putting the source in its place"))
+    fs::rename(&files, to).map_err(Error::io("moving the source into place"))
 }
 
-struct Unpacking<'a> {
+struct Unpacker<'a> {
     top: &'a Path,
     limits: Limits,
     /// What the archive may unpack to.
-    most: u64,
+    max_bytes: u64,
     /// Bytes of files.
     written: u64,
     /// Files, folders and links.
@@ -80,11 +76,11 @@ struct Unpacking<'a> {
     links: Vec<(PathBuf, PathBuf)>,
 }
 
-impl Unpacking<'_> {
+impl Unpacker<'_> {
     fn entries<R: Read>(&mut self, archive: &mut tar::Archive<R>) -> Result<()> {
-        let mut described = Described::default();
+        let mut described = EntryHeaders::default();
         let entries = archive.entries().map_err(|error| self.unreadable(error))?;
-        // Raw: what describes an entry is read here, because it would be read whole there, however long it is.
+        // Raw: metadata of entries are read here with a limit; the library would read them whole.
         for entry in entries.raw(true) {
             let mut entry = entry.map_err(|error| self.unreadable(error))?;
             match described.take(&mut entry) {
@@ -117,13 +113,13 @@ impl Unpacking<'_> {
                 EntryType::GNUSparse => {
                     let shown = inner.display();
                     return Err(Error::Refused(format!(
-                        "the source archive has {shown} as a sparse file; pack it as a plain one"
+                        "the source archive has {shown} as a sparse file; pack it as a regular file"
                     )));
                 }
                 other => {
                     let shown = inner.display();
                     return Err(Error::Refused(format!(
-                        "the source archive has {shown}, which is no file, folder or symbolic link ({other:?})"
+                        "the source archive has {shown}, which is not a file, folder or symbolic link ({other:?})"
                     )));
                 }
             }
@@ -138,14 +134,14 @@ impl Unpacking<'_> {
         self.counted()?;
         // The last one of a name counts, as for every reader of tar.
         if !self.seen.insert(inner.to_owned()) {
-            fs::remove_file(&place).map_err(|_| twice(inner))?;
+            fs::remove_file(&place).map_err(|_| duplicate_entry(inner))?;
         }
         let mut file = OpenOptions::new()
             .create_new(true)
             .write(true)
             .mode(if executable { 0o755 } else { 0o644 })
             .open(&place)
-            .map_err(|_| twice(inner))?;
+            .map_err(|_| duplicate_entry(inner))?;
         let left = self.limits.bytes.saturating_sub(self.written);
         let copied = io::copy(&mut entry.take(left.saturating_add(1)), &mut file);
         let copied = copied.map_err(|error| self.unreadable(error))?;
@@ -159,16 +155,16 @@ impl Unpacking<'_> {
         file.flush().map_err(Error::io("writing the source"))
     }
 
-    /// Last: nothing is ever written through a link. Where they all lead is judged once all of them are there.
+    /// Links come last: nothing is ever written through one. Their targets are checked once all of them exist.
     fn links(&mut self) -> Result<()> {
         for (place, target) in std::mem::take(&mut self.links) {
             self.folder(place.parent().unwrap_or(Path::new("")))?;
-            symlink(&target, self.top.join(&place)).map_err(|_| twice(&place))?;
+            symlink(&target, self.top.join(&place)).map_err(|_| duplicate_entry(&place))?;
         }
         Ok(())
     }
 
-    /// Makes a folder, and those it lies in. Each is counted: one path can name a thousand of them.
+    /// Creates a folder and its parents. Each is counted: one path can name a thousand of them.
     fn folder(&mut self, inner: &Path) -> Result<()> {
         let mut folder = PathBuf::new();
         for part in inner.components() {
@@ -178,7 +174,7 @@ impl Unpacking<'_> {
             }
             self.counted()?;
             self.named(folder.as_os_str().len())?;
-            fs::create_dir(self.top.join(&folder)).map_err(|_| twice(&folder))?;
+            fs::create_dir(self.top.join(&folder)).map_err(|_| duplicate_entry(&folder))?;
             self.folders.insert(folder.clone());
         }
         Ok(())
@@ -201,7 +197,7 @@ impl Unpacking<'_> {
             return Ok(());
         }
         Err(Error::Refused(format!(
-            "the names in the source archive are longer than {} MB together",
+            "the names in the source archive exceed {} MB in total",
             ALL_NAMES >> 20
         )))
     }
@@ -210,7 +206,7 @@ impl Unpacking<'_> {
         match error.kind() {
             io::ErrorKind::FileTooLarge => Error::Refused(format!(
                 "the source archive unpacks to more than {} MB",
-                self.most >> 20
+                self.max_bytes >> 20
             )),
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Error::io("writing the source")(error),
             _ => Error::Refused(format!(
@@ -220,7 +216,7 @@ impl Unpacking<'_> {
     }
 }
 
-/// The path as it may be below a folder; `None` for the folder itself.
+/// The path relative to a folder; `None` for the folder itself.
 fn inside(path: &Path) -> Result<Option<PathBuf>> {
     if path.as_os_str().len() > LONGEST_PATH {
         return Err(Error::Refused(format!(
@@ -251,22 +247,22 @@ fn inside(path: &Path) -> Result<Option<PathBuf>> {
     Ok((!inner.as_os_str().is_empty()).then_some(inner))
 }
 
-fn twice(inner: &Path) -> Error {
+fn duplicate_entry(inner: &Path) -> Error {
     let shown = inner.display();
-    Error::Refused(format!("the source archive has {shown} as two different things"))
+    Error::Refused(format!("the source archive has conflicting entries for {shown}"))
 }
 
 /// Fails where more than so many bytes come.
-struct Bounded<R> {
+struct BoundedReader<R> {
     from: R,
-    left: u64,
+    remaining: u64,
 }
 
-impl<R: Read> Read for Bounded<R> {
+impl<R: Read> Read for BoundedReader<R> {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
         let read = self.from.read(to)?;
-        self.left = self
-            .left
+        self.remaining = self
+            .remaining
             .checked_sub(read as u64)
             .ok_or_else(|| io::Error::from(io::ErrorKind::FileTooLarge))?;
         Ok(read)

@@ -1,4 +1,4 @@
-//! Source trees: nothing in them leads out, and they have a bounded size.
+//! Source trees: nothing in them leads out, and their size is bounded.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -17,7 +17,7 @@ pub struct Limits {
     pub bytes: u64,
     /// Files, folders and links.
     pub entries: u64,
-    /// Bytes that stay free on the disk it lies on.
+    /// Bytes that stay free on the disk it is on.
     pub free: u64,
 }
 
@@ -34,7 +34,7 @@ impl Default for Limits {
 /// The largest graph configuration file, in bytes.
 const LARGEST_CONFIG: u64 = 1 << 20;
 
-/// Bytes of all files below `folder`; stops counting behind `enough`. Links are not followed.
+/// Bytes of all files below `folder`; stops counting after `enough`. Links are not followed.
 #[must_use]
 pub fn bytes(folder: &Path, enough: u64) -> u64 {
     let mut sum = 0;
@@ -55,12 +55,9 @@ pub fn bytes(folder: &Path, enough: u64) -> u64 {
     sum
 }
 
-/// Whether the disk that `folder` lies on has room for more.
-///
-/// # Errors
-/// It has less than what stays free.
+/// Whether the disk that `folder` is on has room for more.
 pub fn has_room(folder: &Path, free: u64) -> Result<()> {
-    // A disk that does not say so is found full by whoever writes to it.
+    // If the disk does not report its space, the writer finds out.
     let Ok(about) = statvfs(folder) else { return Ok(()) };
     // Wider than either on every system.
     let left = u128::from(about.blocks_available()) * u128::from(about.fragment_size());
@@ -73,10 +70,7 @@ pub fn has_room(folder: &Path, free: u64) -> Result<()> {
     Ok(())
 }
 
-/// Judges a tree. Links that lead nowhere are taken out and named in the log.
-///
-/// # Errors
-/// A link leads out of the tree, something is neither file nor folder nor link, or there is too much of it.
+/// Checks a tree. Broken links are removed and logged.
 pub fn check(top: &Path, limits: Limits, log: &Log) -> Result<()> {
     let failed = |what: &Path| Error::io(format!("reading {}", relative(top, what)));
     let top = &top.canonicalize().map_err(failed(top))?;
@@ -121,18 +115,17 @@ fn check_link(top: &Path, path: &Path, log: &Log) -> Result<()> {
     match path.canonicalize() {
         Ok(target) if target.starts_with(top) => Ok(()),
         Ok(_) => Err(Error::Refused(format!("the link {shown} leads out of the source"))),
-        // Into a circle, or to nothing that is there now; a build could put something there.
+        // A loop, or a missing target, which a build could create.
         Err(_) => {
-            log.warn(format!("the link {shown} leads nowhere and is left out"));
+            log.warn(format!(
+                "the target of the link {shown} does not exist; the link was skipped"
+            ));
             fs::remove_file(path).map_err(Error::io(format!("removing the link {shown}")))
         }
     }
 }
 
 /// The graph configuration file of a tree.
-///
-/// # Errors
-/// It is not there, leads out, or is no file of an honest size.
 pub fn config(top: &Path, path: &TreePath) -> Result<PathBuf> {
     let shown = path.as_str();
     let missing = || Error::Refused(format!("graph_config_path: the source has no file {shown}"));
@@ -162,10 +155,7 @@ fn relative(top: &Path, path: &Path) -> String {
     path.strip_prefix(top).unwrap_or(path).display().to_string()
 }
 
-/// Removes a folder with everything in it, also what its owner may not write.
-///
-/// # Errors
-/// Something in it cannot be removed.
+/// Removes a folder with everything in it, including read-only folders.
 pub fn remove(folder: &Path) -> std::io::Result<()> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {

@@ -13,10 +13,10 @@ pub mod stream;
 pub mod visibility;
 
 pub use frame::Frame;
-pub use merge::{Layers, Merged, Object, merge};
+pub use merge::{ConfigLayers, MergedConfig, Object, merge};
 pub use request::{
     AdmittedRun, Durability, IfNotExists, Kwargs, Nodes, OnCompletion, OnDisconnect, OneOrMany, RunRequest,
     TracerChoice,
 };
-pub use state::{CancelAction, InTheWay, MultitaskStrategy, RunStatus, ThreadStatus, TtlStrategy};
-pub use stream::{EventId, Since, StreamMode};
+pub use state::{CancelAction, MultitaskStrategy, RunConflictAction, RunStatus, ThreadStatus, TtlStrategy};
+pub use stream::{EventId, EventStart, StreamMode};

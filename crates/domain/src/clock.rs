@@ -1,4 +1,4 @@
-//! Time is handed in, so that tests can stop it.
+//! An injectable clock, so that tests can stop time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -6,23 +6,23 @@ use std::time::Duration;
 
 use crate::Timestamp;
 
-/// Where code asks what time it is. Everything that several hosts compare (due, lease, deadline) asks the database
+/// The source of the current time. Times that several hosts compare (due, lease, deadline) come from the database
 /// instead, see `towpath_now()` in `store`.
 #[derive(Clone, Debug, Default)]
-pub struct Clock(Source);
+pub struct Clock(ClockSource);
 
 #[derive(Clone, Debug, Default)]
-enum Source {
+enum ClockSource {
     #[default]
     System,
     Stopped(Arc<AtomicI64>),
 }
 
-/// How far the machine's clock is ahead in this process, in microseconds. Not 0 only where a test of a whole server waits
-/// for a time of day; reading it costs one relaxed atomic load.
+/// Offset of the machine's clock in this process, in microseconds. Only tests of a whole server set it; reading it
+/// costs one relaxed atomic load.
 static OFFSET: AtomicI64 = AtomicI64::new(0);
 
-/// Moves the machine's clock as this process sees it. The clock of PostgreSQL is not moved.
+/// Shifts the machine's clock for this process. The clock of PostgreSQL does not change.
 pub fn set_offset(micros: i64) {
     OFFSET.store(micros, Ordering::Relaxed);
 }
@@ -34,28 +34,27 @@ impl Clock {
         Self::default()
     }
 
-    /// A clock that stands at `time` until [`Clock::advance`] moves it.
+    /// A clock that stays at `time` until [`Clock::advance`] moves it.
     #[must_use]
     pub fn stopped(time: Timestamp) -> Self {
-        Self(Source::Stopped(Arc::new(AtomicI64::new(time.micros()))))
+        Self(ClockSource::Stopped(Arc::new(AtomicI64::new(time.micros()))))
     }
 
-    /// Now.
     #[must_use]
     #[expect(clippy::disallowed_methods, reason = "the one place that reads the machine's clock")]
     pub fn now(&self) -> Timestamp {
         match &self.0 {
-            Source::System => {
+            ClockSource::System => {
                 let machine: Timestamp = chrono::Utc::now().into();
                 Timestamp::from_micros(machine.micros().saturating_add(OFFSET.load(Ordering::Relaxed)))
             }
-            Source::Stopped(micros) => Timestamp::from_micros(micros.load(Ordering::SeqCst)),
+            ClockSource::Stopped(micros) => Timestamp::from_micros(micros.load(Ordering::SeqCst)),
         }
     }
 
-    /// Moves a stopped clock forward. On the machine's clock it does nothing.
+    /// Moves a stopped clock forward; no effect on the machine's clock.
     pub fn advance(&self, span: Duration) {
-        if let Source::Stopped(micros) = &self.0 {
+        if let ClockSource::Stopped(micros) = &self.0 {
             let span = i64::try_from(span.as_micros()).unwrap_or(i64::MAX);
             micros.fetch_add(span, Ordering::SeqCst);
         }

@@ -1,4 +1,4 @@
-//! Deployments: what they are made from, their states, and the rules about both.
+//! Deployments: their sources, their states, and the rules for both.
 
 mod config;
 mod log;
@@ -14,18 +14,18 @@ use crate::ListenerId;
 
 pub use config::{ListenerConfig, RevisionConfig, SourceConfig};
 pub use log::{Level, LogKind};
-pub use push::{Push, repo_key};
-pub use request::{ConfigChange, DeploymentChange, DeploymentRequest, RevisionRequest, Standing, check_name};
+pub use push::{PushEvent, repo_key};
+pub use request::{ConfigChange, CurrentDeployment, DeploymentChange, DeploymentRequest, RevisionRequest, check_name};
 pub use resources::{Container, LocalReference, Quantity, ResourceSpec, Volume, VolumeMount};
 pub use secrets::{EnvSecret, MASK, RESERVED, check_secrets, merge_secrets};
 
-/// The listener that is part of the platform itself. Every workspace has it.
+/// The listener that is part of the platform. Every workspace has it.
 pub const BUILT_IN_LISTENER: ListenerId = ListenerId(uuid!("00000000-0000-7000-8000-000000000001"));
 
-/// The largest source archive a client may send, in bytes.
+/// Size limit of a source archive, in bytes.
 pub const LARGEST_ARCHIVE: u64 = 200 << 20;
 
-/// Where what a deployment runs comes from. It never changes.
+/// The source of a deployment. It never changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, sqlx::Type)]
 #[serde(rename_all = "snake_case")]
 #[sqlx(type_name = "text", rename_all = "snake_case")]
@@ -33,28 +33,27 @@ pub const LARGEST_ARCHIVE: u64 = 200 << 20;
 pub enum Source {
     /// A git repository.
     Github,
-    /// An image in a registry of the user's.
+    /// An image in a registry of the user.
     ExternalDocker,
-    /// An image that the client pushes to a registry of the platform's.
+    /// An image that the client pushes to the platform's registry.
     InternalDocker,
-    /// An archive of sources that the client sends.
+    /// A source archive that the client uploads.
     InternalSource,
 }
 
 impl Source {
-    /// Whether the platform builds it, and does not get an image.
+    /// Whether the platform builds the image.
     #[must_use]
     pub const fn is_built(self) -> bool {
         matches!(self, Self::Github | Self::InternalSource)
     }
 
-    /// Whether the client brings the content after it has made the deployment.
+    /// Whether the client uploads the content after creating the deployment.
     #[must_use]
     pub const fn is_internal(self) -> bool {
         matches!(self, Self::InternalDocker | Self::InternalSource)
     }
 
-    /// As it stands in the database and in answers.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -66,7 +65,7 @@ impl Source {
     }
 }
 
-/// How large a deployment is, unless its resource specification says otherwise.
+/// The default size of a deployment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, sqlx::Type)]
 #[serde(rename_all = "snake_case")]
 #[sqlx(type_name = "text", rename_all = "snake_case")]
@@ -77,12 +76,11 @@ pub enum DeploymentType {
     Dev,
     /// Up to ten replicas of 2 CPU and 2 GB.
     Prod,
-    /// As [`DeploymentType::Dev`]; what `langgraph deploy` asks for unless told otherwise.
+    /// As [`DeploymentType::Dev`]; the default of `langgraph deploy`.
     DevZero,
 }
 
 impl DeploymentType {
-    /// As it stands in the database and in answers.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -94,25 +92,23 @@ impl DeploymentType {
     }
 }
 
-/// Where a deployment stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, sqlx::Type)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 #[sqlx(type_name = "text", rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum DeploymentStatus {
-    /// Made; its database is not there yet.
+    /// Created; its database is not ready yet.
     AwaitingDatabase,
-    /// It can be used, once a revision is deployed.
+    /// Ready to use once a revision is deployed.
     Ready,
     /// Reserved.
     Unused,
     /// Being torn down.
     AwaitingDelete,
-    /// Its listener is silent.
+    /// Its listener does not report.
     Unknown,
 }
 
 impl DeploymentStatus {
-    /// As it stands in the database and in answers.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -125,7 +121,7 @@ impl DeploymentStatus {
     }
 }
 
-/// Where a revision stands.
+/// Where a revision is.
 ///
 /// ```text
 /// CREATING ──► QUEUED ──┬─► AWAITING_BUILD ──► BUILDING ──┐
@@ -145,30 +141,26 @@ pub enum RevisionStatus {
     Queued,
     /// Waits for a builder.
     AwaitingBuild,
-    /// A builder is at work.
     Building,
     /// Waits for its listener.
     AwaitingDeploy,
-    /// Its listener is at work.
+    /// Its listener deploys it.
     Deploying,
-    /// It answered its health check, and got the traffic. Stays so when a later one replaces it.
+    /// It passed its health check and got the traffic. Stays in this state when a later revision replaces it.
     Deployed,
-    /// It could not begin.
+    /// It failed before its build began.
     CreateFailed,
-    /// It could not be built.
     BuildFailed,
-    /// It was built, and did not become healthy.
+    /// It was built but did not become healthy.
     DeployFailed,
-    /// A newer one made it pointless, or it had nothing to deploy.
+    /// A newer revision replaced it, or it had nothing to deploy.
     Skipped,
-    /// Somebody stopped it.
+    /// A user stopped it.
     Interrupted,
-    /// Nobody knows.
     Unknown,
 }
 
 impl RevisionStatus {
-    /// Every one.
     pub const ALL: [Self; 13] = [
         Self::Creating,
         Self::Queued,
@@ -185,7 +177,6 @@ impl RevisionStatus {
         Self::Unknown,
     ];
 
-    /// Whether nothing changes any more.
     #[must_use]
     pub const fn is_final(self) -> bool {
         matches!(
@@ -199,7 +190,6 @@ impl RevisionStatus {
         )
     }
 
-    /// Whether a revision here may go there.
     #[must_use]
     pub const fn may_become(self, next: Self) -> bool {
         use RevisionStatus as S;
@@ -222,7 +212,7 @@ impl RevisionStatus {
         }
     }
 
-    /// How a revision that breaks off here has failed.
+    /// The failed state of a revision that stops in this one.
     #[must_use]
     pub const fn failed(self) -> Self {
         match self {
@@ -232,25 +222,24 @@ impl RevisionStatus {
         }
     }
 
-    /// Whether a newer revision makes one that stands here pointless: it waits for its turn.
+    /// Whether a newer revision makes this one obsolete: it has not begun.
     #[must_use]
     pub const fn is_waiting(self) -> bool {
         matches!(self, Self::Queued)
     }
 
-    /// Whether a revision that stands here reads its source later, and so will find what is pushed now.
+    /// Whether a revision in this state still reads its source later, and so includes a new push.
     #[must_use]
     pub const fn has_not_begun(self) -> bool {
         matches!(self, Self::Creating | Self::Queued)
     }
 
-    /// Whether what it built is there to be deployed again.
+    /// Whether its artifact exists and can be deployed again.
     #[must_use]
     pub const fn has_artifact(self) -> bool {
         matches!(self, Self::Deployed | Self::DeployFailed)
     }
 
-    /// As it stands in the database and in answers.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -270,7 +259,6 @@ impl RevisionStatus {
         }
     }
 
-    /// By its name on the wire.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|status| status.as_str() == name)

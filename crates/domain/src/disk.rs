@@ -1,30 +1,30 @@
-//! Whether there is room for new work.
+//! Whether the disks have room for new work.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What whoever watches a disk says of it; clones share it. Nobody said anything yet: there is room.
+/// The state of a disk, as its monitor reports it; clones share it. Initially there is room.
 #[derive(Clone, Debug, Default)]
-pub struct Disk(Arc<AtomicBool>);
+pub struct DiskStatus(Arc<AtomicBool>);
 
-impl Disk {
-    /// Whether new work has to wait, so that what is under way can be finished.
+impl DiskStatus {
+    /// Whether new work has to wait, so that running work can finish.
     #[must_use]
     pub fn is_low(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Says whether it has to. What was said before.
+    /// Sets the state and returns the previous one.
     pub fn set_low(&self, low: bool) -> bool {
         self.0.swap(low, Ordering::Relaxed)
     }
 }
 
-/// The disks of a process. They may be one.
+/// The disks of a process. Both may be the same disk.
 #[derive(Clone, Debug, Default)]
-pub struct Disks {
-    /// Of the data folder, and of objects where those lie in a folder.
-    pub data: Disk,
+pub struct DiskStatuses {
+    /// The disk of the data folder, and of objects in a folder.
+    pub data: DiskStatus,
     /// Of the folder of `file` destinations.
-    pub exports: Disk,
+    pub exports: DiskStatus,
 }

@@ -1,4 +1,4 @@
-//! Bulk exports: their states, limits, and how a range falls into day partitions.
+//! Bulk exports: states, limits, and the split of a range into day partitions.
 
 mod destination;
 mod field;
@@ -14,36 +14,30 @@ pub use destination::{
     AddressingStyle, Credentials, DestinationConfig, DestinationKind, DestinationRequest, S3Options, check_prefix,
 };
 pub use field::Field;
-pub use request::{Admitted, Content, Ends, ExportRequest};
+pub use request::{AdmittedExport, ExportEnd, ExportRequest, ExportSpec};
 
-/// Export runs of one export at work at the same time.
+/// Concurrent export runs of one export.
 pub const RUNS_PER_EXPORT: u32 = 45;
-/// Exports of one workspace at work at the same time; further ones stay `CREATED`.
+/// Concurrent exports of one workspace; further ones stay `CREATED`.
 pub const EXPORTS_PER_WORKSPACE: u32 = 15;
-/// An export is over after this long, counted from when it began to run.
+/// Time limit of an export, from when it began to run.
 pub const EXPORT_LIMIT: Duration = Duration::from_secs(72 * 60 * 60);
-/// One attempt of an export run may take this long.
+/// Time limit of one attempt of an export run.
 pub const RUN_LIMIT: Duration = Duration::from_secs(4 * 60 * 60);
-/// Retries of an export run after its first attempt.
 pub const RUN_RETRIES: u32 = 20;
-/// Before each retry of an export run, where the operator says nothing else.
+/// Default pause before a retry of an export run.
 pub const RUN_RETRY_DELAY: Duration = Duration::from_secs(30);
-/// After the end of an interval of a scheduled export: what arrives a little late is in it.
+/// Delay after the end of an interval of a scheduled export, to include late data.
 pub const SPAWN_DELAY: Duration = Duration::from_secs(10 * 60);
-/// Days one export may span: ten years. Each is a job of its own, recorded in one transaction.
+/// Limit of the range of an export: ten years. Each day is a job, all recorded in one transaction.
 pub const MAX_DAYS: i64 = 3_660;
 
-/// How many exports and runs work at the same time, how long an export may take, and how soon a run is tried again. The
-/// operator may say otherwise.
+/// Concurrency and time limits of exports. An operator may change them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Exports of one workspace at work at the same time.
     pub per_workspace: u32,
-    /// Export runs of one export at work at the same time.
     pub runs_per_export: u32,
-    /// How long an export may take, counted from when it began to run.
     pub export: Duration,
-    /// Before each retry of an export run.
     pub run_retry: Duration,
 }
 
@@ -58,33 +52,27 @@ impl Default for Limits {
     }
 }
 
-/// Where an export or an export run stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, sqlx::Type)]
 #[serde(rename_all = "UPPERCASE")]
 #[sqlx(type_name = "text", rename_all = "UPPERCASE")]
 pub enum ExportStatus {
-    /// Accepted; waits for a place.
+    /// Accepted; waits for a slot.
     Created,
-    /// At work, or between two attempts.
+    /// Running, or between two attempts.
     Running,
-    /// Everything is written.
     Completed,
-    /// Ended badly.
     Failed,
-    /// Ended because somebody asked, or because a sibling failed.
+    /// Cancelled on request, or because a sibling failed.
     Cancelled,
-    /// Ended because its time was up.
     TimedOut,
 }
 
 impl ExportStatus {
-    /// Whether nothing changes any more.
     #[must_use]
     pub const fn is_final(self) -> bool {
         matches!(self, Self::Completed | Self::Failed | Self::Cancelled | Self::TimedOut)
     }
 
-    /// As it stands in the database and in answers.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -97,10 +85,7 @@ impl ExportStatus {
         }
     }
 
-    /// What a PATCH of `status` may say: only `Cancelled`, in either spelling.
-    ///
-    /// # Errors
-    /// A rejection of the field `status` for every other text.
+    /// The status in a PATCH: only `Cancelled`, in either spelling.
     pub fn admit_change(text: &str) -> Result<Self, Rejection> {
         match text {
             "Cancelled" | "CANCELLED" => Ok(Self::Cancelled),
@@ -109,16 +94,12 @@ impl ExportStatus {
     }
 }
 
-/// How the columns of an exported file are compressed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, sqlx::Type)]
 #[serde(rename_all = "lowercase")]
 #[sqlx(type_name = "text", rename_all = "lowercase")]
 pub enum Compression {
-    /// As they are.
     None,
-    /// Gzip.
     Gzip,
-    /// Snappy.
     Snappy,
     /// Zstandard: what the segments have.
     #[default]
@@ -126,10 +107,8 @@ pub enum Compression {
 }
 
 impl Compression {
-    /// Every one, as it stands on the wire.
     pub const NAMES: [&'static str; 4] = ["none", "gzip", "snappy", "zstandard"];
 
-    /// By its name on the wire.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         match name {
@@ -142,7 +121,6 @@ impl Compression {
     }
 }
 
-/// Column types of the files, and how their folders are named.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, sqlx::Type)]
 #[sqlx(type_name = "text")]
 pub enum FormatVersion {
@@ -158,10 +136,8 @@ pub enum FormatVersion {
 }
 
 impl FormatVersion {
-    /// Every one, as it stands on the wire.
     pub const NAMES: [&'static str; 2] = ["v1", "v2_beta"];
 
-    /// By its name on the wire.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         match name {
@@ -171,7 +147,6 @@ impl FormatVersion {
         }
     }
 
-    /// As it stands in the database and in answers.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -181,12 +156,10 @@ impl FormatVersion {
     }
 }
 
-/// A piece of an export: at most one UTC day. Start inclusive, end exclusive.
+/// A part of an export: at most one UTC day. Start inclusive, end exclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Partition {
-    /// First moment that belongs to it.
     pub start: Timestamp,
-    /// First moment that does not.
     pub end: Timestamp,
 }
 
@@ -196,7 +169,7 @@ pub fn day_partitions(start: Timestamp, end: Timestamp) -> Vec<Partition> {
     let mut partitions = Vec::new();
     let mut from = start;
     while from < end {
-        // At the end of the calendar there is no next midnight: one last piece, or this would never end.
+        // The last day of the calendar has no next midnight; without this the loop would not end.
         let midnight = from.next_midnight();
         let to = if midnight > from { midnight.min(end) } else { end };
         partitions.push(Partition { start: from, end: to });

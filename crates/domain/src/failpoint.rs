@@ -6,12 +6,12 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-struct Armed {
+struct Failpoint {
     name: String,
-    left: AtomicU32,
+    remaining: AtomicU32,
 }
 
-static ARMED: OnceLock<Armed> = OnceLock::new();
+static ARMED: OnceLock<Failpoint> = OnceLock::new();
 
 /// Arms the point `name[:n]`: the process aborts, as if killed, when it comes there for the n-th time (the first
 /// without `:n`). Once per process; a second call is ignored.
@@ -19,9 +19,9 @@ pub fn arm(spec: &str) {
     let (name, nth) = spec
         .rsplit_once(':')
         .map_or((spec, 1), |(name, nth)| (name, nth.parse().unwrap_or(1)));
-    let _ = ARMED.set(Armed {
+    let _ = ARMED.set(Failpoint {
         name: name.to_owned(),
-        left: AtomicU32::new(nth),
+        remaining: AtomicU32::new(nth),
     });
 }
 
@@ -29,13 +29,13 @@ pub fn arm(spec: &str) {
 #[inline]
 pub fn hit(name: &str) {
     if let Some(armed) = ARMED.get() {
-        die_if_due(armed, name);
+        exit_if_reached(armed, name);
     }
 }
 
 #[cold]
-fn die_if_due(armed: &Armed, name: &str) {
-    if armed.name == name && armed.left.fetch_sub(1, Ordering::SeqCst) == 1 {
+fn exit_if_reached(armed: &Failpoint, name: &str) {
+    if armed.name == name && armed.remaining.fetch_sub(1, Ordering::SeqCst) == 1 {
         // No unwinding, no destructors, no flushing: the nearest thing to SIGKILL from inside.
         std::process::abort();
     }

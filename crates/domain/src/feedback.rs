@@ -1,5 +1,4 @@
-//! Feedback that is given through a link, by somebody without a key: what a link may say, how long it lasts, and what it
-//! takes.
+//! Feedback through a link, without a key: the rules for such links.
 
 use std::cmp::Ordering;
 use std::time::Duration;
@@ -8,16 +7,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Rejection, Timestamp};
 
-/// How long a link lasts whose maker does not say.
+/// The default lifetime of a link.
 pub const DEFAULT_LIFE: Duration = Duration::from_secs(3 * 60 * 60);
-/// The longest life of a link; a longer span is cut to it.
+/// The longest lifetime of a link; a longer one is cut to it.
 const LONGEST_LIFE: Duration = Duration::from_secs(3650 * 24 * 60 * 60);
-/// The most characters a key may have.
 pub const LONGEST_KEY: usize = 200;
-/// Links that are made at once, and keys that a run may ask links for.
+/// Links per request, and keys for which a run may request links.
 pub const MOST_KEYS: usize = 100;
 
-/// Checks the name under which something is judged.
+/// Checks the key of feedback.
 ///
 /// # Errors
 /// `Invalid` naming `field`.
@@ -29,51 +27,45 @@ pub fn check_key(field: &str, key: &str) -> Result<(), Rejection> {
         ));
     }
     if key.contains('\0') {
-        return Err(Rejection::invalid(field, "expected a text without NUL"));
+        return Err(Rejection::invalid(field, "expected text without NUL characters"));
     }
     Ok(())
 }
 
-/// A span of time, as clients say it. What is left out is 0.
+/// A time span in the format of clients. Missing parts count as 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Span {
-    /// Days.
+pub struct Lifetime {
     pub days: i64,
-    /// Hours.
     pub hours: i64,
-    /// Minutes.
     pub minutes: i64,
 }
 
-/// When a link ends that is made `now`.
-///
-/// # Errors
-/// Both are said, or the end is not after `now`, or too far away.
-pub fn expires(now: Timestamp, at: Option<Timestamp>, within: Option<Span>) -> Result<Timestamp, Rejection> {
+/// When a link created at `now` expires.
+pub fn expires(now: Timestamp, at: Option<Timestamp>, within: Option<Lifetime>) -> Result<Timestamp, Rejection> {
     let (field, end) = match (at, within) {
         (Some(_), Some(_)) => {
             return Err(Rejection::rule(
                 "expires_at",
-                "expires_at and expires_in exclude each other: send one",
+                "expires_at and expires_in are mutually exclusive: send one",
             ));
         }
         (None, None) => return Ok(now.plus(DEFAULT_LIFE)),
         (Some(at), None) => ("expires_at", Some(at)),
-        (None, Some(span)) => ("expires_in", after(now, span)),
+        (None, Some(span)) => ("expires_in", add_lifetime(now, span)),
     };
     match end {
         Some(end) if end > now && end <= now.plus(LONGEST_LIFE) => Ok(end),
         _ => {
             let days = LONGEST_LIFE.as_secs() / 86_400;
-            let text = format!("expected an end in the future, at most {days} days from now");
+            let text = format!("expected a time in the future, at most {days} days from now");
             Err(Rejection::invalid(field, text))
         }
     }
 }
 
-/// `None` where a part of the span is less than 0. No schema says how long several parts are together, so what is too long
-/// is cut: whoever makes the link is told when it ends.
-fn after(now: Timestamp, span: Span) -> Option<Timestamp> {
+/// `None` if a part of the span is negative. The schema cannot limit the sum of the parts, so a span that is too long
+/// is cut; the answer shows the resulting time.
+fn add_lifetime(now: Timestamp, span: Lifetime) -> Option<Timestamp> {
     let part = |count: i64, seconds: u64| Some(u64::try_from(count).ok()?.saturating_mul(seconds));
     let seconds = part(span.days, 86_400)?
         .saturating_add(part(span.hours, 3_600)?)
@@ -81,47 +73,40 @@ fn after(now: Timestamp, span: Span) -> Option<Timestamp> {
     Some(now.plus(Duration::from_secs(seconds).min(LONGEST_LIFE)))
 }
 
-/// How the scores of a key are meant.
+/// The range of scores of a feedback key.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FeedbackConfig {
-    /// Which sort of scores.
     #[serde(rename = "type")]
     pub kind: FeedbackKind,
-    /// The least score.
     #[serde(default)]
     pub min: Option<f64>,
-    /// The highest score.
     #[serde(default)]
     pub max: Option<f64>,
-    /// The scores there are.
+    /// The allowed scores.
     #[serde(default)]
     pub categories: Option<Vec<FeedbackCategory>>,
 }
 
-/// Sorts of scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FeedbackKind {
-    /// Numbers, perhaps within bounds.
+    /// Numbers, optionally within bounds.
     Continuous,
-    /// One of some numbers, which have names.
+    /// One of several named numbers.
     Categorical,
     /// No scores, or any.
     Freeform,
 }
 
-/// One of some scores.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FeedbackCategory {
-    /// The score.
     pub value: f64,
-    /// What people call it.
     #[serde(default)]
     pub label: Option<String>,
 }
 
 impl FeedbackConfig {
-    /// Checks that some score can fit.
+    /// Checks that at least one score is allowed.
     ///
     /// # Errors
     /// A rule across the fields, naming `feedback_config`.
@@ -133,15 +118,15 @@ impl FeedbackConfig {
         Ok(())
     }
 
-    /// Judges a score that somebody gives.
+    /// Checks a score.
     ///
     /// # Errors
-    /// `Invalid` naming `score`: which scores there are.
+    /// `Invalid` naming `score`, with the allowed scores.
     pub fn admit(&self, score: f64) -> Result<(), Rejection> {
         match self.kind {
             FeedbackKind::Continuous => {
                 let (one, other) = (self.min.unwrap_or(f64::NEG_INFINITY), self.max.unwrap_or(f64::INFINITY));
-                // In either order: a link is not refused over it.
+                // Bounds in reverse order are accepted.
                 let (min, max) = (one.min(other), one.max(other));
                 if (min..=max).contains(&score) {
                     return Ok(());
@@ -155,7 +140,7 @@ impl FeedbackConfig {
             }
             FeedbackKind::Categorical => {
                 let known = self.categories.as_deref().unwrap_or_default();
-                // As they were written, so there is nothing to round.
+                // Both are stored as written, so nothing is rounded.
                 let same = |category: &FeedbackCategory| category.value.partial_cmp(&score) == Some(Ordering::Equal);
                 if known.iter().any(same) {
                     return Ok(());
@@ -181,7 +166,7 @@ mod tests {
     fn links_end() {
         let now = Timestamp::parse("2026-03-01T12:00:00Z").unwrap();
         let at = |text: &str| Timestamp::parse(text).unwrap();
-        let span = |days, hours, minutes| Some(Span { days, hours, minutes });
+        let span = |days, hours, minutes| Some(Lifetime { days, hours, minutes });
         assert_eq!(expires(now, None, None).unwrap(), at("2026-03-01T15:00:00Z"));
         assert_eq!(expires(now, None, span(1, 2, 3)).unwrap(), at("2026-03-02T14:03:00Z"));
         let longest = now.plus(LONGEST_LIFE);

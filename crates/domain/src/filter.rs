@@ -10,14 +10,14 @@
 //! Every test is true or false, never "unknown": a value that is not there equals `null` and nothing else, and is
 //! neither more nor less than anything. So `neq(f, v)` is `not(eq(f, v))`.
 //!
-//! A JSON field (metadata, inputs, outputs) is a list of **entries**, one per key, nested keys joined by dots and arrays
-//! looked through: `{"messages": [{"content": "hi"}]}` has `messages` and `messages.content` = `hi`. Feedback is a list
-//! of entries with a key, a score, a value and a source. Tests on the same kind of entry that stand directly in one
-//! `and` speak of the *same* entry; see [`pairs`].
+//! A JSON field (metadata, inputs, outputs) is a list of **entries**, one per key, nested keys joined by dots and
+//! arrays looked through: `{"messages": [{"content": "hi"}]}` has `messages` and `messages.content` = `hi`. Feedback is
+//! a list of entries with a key, a score, a value and a source. Tests on the same kind of entry that stand directly in
+//! one `and` speak of the *same* entry; see [`pairs`].
 
+mod entry_scopes;
 mod field;
 mod literal;
-mod pairs;
 mod parse;
 mod tokens;
 
@@ -26,64 +26,50 @@ use std::collections::BTreeSet;
 use uuid::Uuid;
 
 use crate::{Timestamp, json};
+pub use entry_scopes::{ScopedConditions, group_by_entry};
 pub use field::{Entry, Family, Field, Kind};
-pub use pairs::{Scoped, pairs};
 
-/// Longest text of a filter, in bytes.
 pub const MAX_BYTES: usize = 16 * 1024;
-/// Deepest nesting of `and`, `or` and `not`.
 pub const MAX_DEPTH: usize = 32;
-/// Most tests and connectives in a filter.
 pub const MAX_NODES: usize = 512;
 /// Most values in the list of an `in`.
 pub const MAX_VALUES: usize = 1000;
 
-/// A filter that was understood.
+/// A parsed filter.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Filter {
-    /// All of them hold.
     And(Vec<Filter>),
-    /// At least one of them holds.
     Or(Vec<Filter>),
-    /// It does not hold.
     Not(Box<Filter>),
-    /// A test.
-    Test(Test),
+    Condition(Condition),
 }
 
-/// One test of one field.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Test {
-    /// What is looked at.
+pub struct Condition {
     pub field: Field,
-    /// What has to be so.
-    pub check: Check,
+    pub comparison: Comparison,
 }
 
-/// What has to be so about a field.
+/// The condition on the field.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Check {
-    /// It is this value.
+pub enum Comparison {
     Equal(Value),
-    /// It is not.
     NotEqual(Value),
-    /// It is there, and on that side of the value.
-    Order(Order, Value),
-    /// It is one of them.
+    /// The value exists and is on that side.
+    Inequality(Inequality, Value),
     In(Vec<Value>),
-    /// Its text matches: `%` stands for any characters, `_` for one, a backslash takes their meaning away.
+    /// The text matches the pattern: `%` stands for any characters, `_` for one, a backslash escapes either.
     Like(String),
-    /// A list of texts has this one.
+    /// A list of strings contains this one.
     HasText(String),
-    /// A JSON value has everything that this one has.
+    /// A JSON value contains this one.
     HasJson(json::Value<'static>),
-    /// One of its texts has this one in it, in upper or lower case.
+    /// A text contains this one, case-insensitive.
     Search(String),
 }
 
-/// On which side of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum Inequality {
     /// `lt`
     Less,
     /// `lte`
@@ -94,10 +80,10 @@ pub enum Order {
     GreaterOrEqual,
 }
 
-impl Order {
-    /// Whether a value that compares like this to the given one is on that side.
+impl Inequality {
+    /// Whether a value that compares like this to the operand is on that side.
     #[must_use]
-    pub const fn admits(self, ordering: std::cmp::Ordering) -> bool {
+    pub const fn holds(self, ordering: std::cmp::Ordering) -> bool {
         match self {
             Self::Less => ordering.is_lt(),
             Self::LessOrEqual => ordering.is_le(),
@@ -107,66 +93,57 @@ impl Order {
     }
 }
 
-/// A value of the type of its field.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
-    /// Nothing.
     Null,
-    /// Of `is_root` and of values in JSON.
+    /// For `is_root` and JSON values.
     Bool(bool),
-    /// Of texts and of values in JSON, whose numbers and booleans also match as text.
+    /// For text fields, and for JSON values, whose numbers and booleans also match as text.
     Text(String),
-    /// Of ids.
     Id(Uuid),
-    /// Of times.
     Time(Timestamp),
-    /// Microseconds, of `latency`.
+    /// Microseconds, for `latency`.
     Span(i64),
-    /// Of tokens.
+    /// For tokens.
     Count(i64),
-    /// In units of 10⁻¹⁰, of costs.
+    /// For costs, in units of 10⁻¹⁰.
     Cost(i128),
-    /// Of scores and of values in JSON. Integers compare exactly.
+    /// For scores and JSON values. Integers compare exactly.
     Number(json::Number<'static>),
 }
 
-/// Why a filter was not understood.
+/// Why a filter cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("at character {position}: {message}")]
 pub struct FilterError {
-    /// The character it is about, from 1.
+    /// The position of the error, in characters from 1.
     pub position: usize,
-    /// What is wrong there and what was expected.
     pub message: String,
 }
 
 impl Filter {
-    /// Understands a filter.
-    ///
-    /// # Errors
-    /// Where it stops being one, and why.
     pub fn parse(text: &str) -> Result<Self, FilterError> {
         parse::parse(text)
     }
 
-    /// Calls `each` with every test in it.
-    pub fn for_each_test<'a>(&'a self, each: &mut impl FnMut(&'a Test)) {
+    /// Calls `each` with every condition.
+    pub fn for_each_condition<'a>(&'a self, each: &mut impl FnMut(&'a Condition)) {
         match self {
-            Self::And(parts) | Self::Or(parts) => parts.iter().for_each(|part| part.for_each_test(each)),
-            Self::Not(inner) => inner.for_each_test(each),
-            Self::Test(test) => each(test),
+            Self::And(parts) | Self::Or(parts) => parts.iter().for_each(|part| part.for_each_condition(each)),
+            Self::Not(inner) => inner.for_each_condition(each),
+            Self::Condition(test) => each(test),
         }
     }
 
-    /// Whether any of its tests looks at feedback.
+    /// Whether any condition reads feedback.
     #[must_use]
     pub fn needs_feedback(&self) -> bool {
         let mut needed = false;
-        self.for_each_test(&mut |test| needed |= matches!(test.field, Field::Entry(Family::Feedback, _)));
+        self.for_each_condition(&mut |test| needed |= matches!(test.field, Field::Entry(Family::Feedback, _)));
         needed
     }
 
-    /// The traces that a run has to be of for it to hold; `None` where it may be of any.
+    /// The traces to which a matching run must belong; `None` if any.
     #[must_use]
     pub fn traces(&self) -> Option<BTreeSet<Uuid>> {
         let id = |value: &Value| match value {
@@ -174,12 +151,12 @@ impl Filter {
             _ => None,
         };
         match self {
-            Self::Test(Test {
+            Self::Condition(Condition {
                 field: Field::TraceId,
-                check,
+                comparison: check,
             }) => match check {
-                Check::Equal(value) => id(value).map(|id| BTreeSet::from([id])),
-                Check::In(values) => values.iter().map(id).collect(),
+                Comparison::Equal(value) => id(value).map(|id| BTreeSet::from([id])),
+                Comparison::In(values) => values.iter().map(id).collect(),
                 _ => None,
             },
             Self::And(parts) => parts.iter().filter_map(Self::traces).reduce(|a, b| &a & &b),
@@ -187,24 +164,24 @@ impl Filter {
                 let traces: Option<Vec<BTreeSet<Uuid>>> = parts.iter().map(Self::traces).collect();
                 traces.map(|traces| traces.into_iter().flatten().collect())
             }
-            Self::Not(_) | Self::Test(_) => None,
+            Self::Not(_) | Self::Condition(_) => None,
         }
     }
 
-    /// Start inclusive and end exclusive of the starts that rows can have for which it holds, where it says so.
+    /// Bounds of the start time of matching rows, start inclusive and end exclusive.
     #[must_use]
     pub fn start_bounds(&self) -> (Option<Timestamp>, Option<Timestamp>) {
         let after = |time: Timestamp| Timestamp::from_micros(time.micros().saturating_add(1));
         match self {
-            Self::Test(Test {
+            Self::Condition(Condition {
                 field: Field::StartTime,
-                check,
+                comparison: check,
             }) => match check {
-                Check::Equal(Value::Time(at)) => (Some(*at), Some(after(*at))),
-                Check::Order(Order::Less, Value::Time(end)) => (None, Some(*end)),
-                Check::Order(Order::LessOrEqual, Value::Time(last)) => (None, Some(after(*last))),
-                Check::Order(Order::GreaterOrEqual, Value::Time(start)) => (Some(*start), None),
-                Check::Order(Order::Greater, Value::Time(before)) => (Some(after(*before)), None),
+                Comparison::Equal(Value::Time(at)) => (Some(*at), Some(after(*at))),
+                Comparison::Inequality(Inequality::Less, Value::Time(end)) => (None, Some(*end)),
+                Comparison::Inequality(Inequality::LessOrEqual, Value::Time(last)) => (None, Some(after(*last))),
+                Comparison::Inequality(Inequality::GreaterOrEqual, Value::Time(start)) => (Some(*start), None),
+                Comparison::Inequality(Inequality::Greater, Value::Time(before)) => (Some(after(*before)), None),
                 _ => (None, None),
             },
             Self::And(parts) => parts.iter().map(Self::start_bounds).fold((None, None), |a, b| {

@@ -1,8 +1,8 @@
-//! What may be said about a source: address and ref of a git repository, paths inside of a tree, commands.
+//! Validation of sources: address and ref of a git repository, paths inside a tree, commands.
 //!
-//! All of these end up in front of other programs. The rules are strict lists of what may be, so that nothing can be
-//! taken for an option, a transport helper, another line, or a way out of the tree. Refusals are texts that follow the
-//! field's name: `must …`.
+//! All of these are passed to other programs. The rules are strict allow lists, so that no value can be taken for an
+//! option, a transport helper, a second line, or a path out of the tree. Refusals are texts that follow the field's
+//! name: `must …`.
 
 mod token_host;
 
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 pub use token_host::TokenHost;
 
-/// Longest address, ref, path or command, in bytes.
+/// Length limit of an address, ref, path or command, in bytes.
 const LONGEST: usize = 1024;
 
 /// How a repository is reached.
@@ -21,16 +21,15 @@ const LONGEST: usize = 1024;
 pub enum Transport {
     /// Always allowed.
     Https,
-    /// Only where the operator says so.
+    /// Only if the operator allows it.
     Http,
-    /// Only where the operator says so.
+    /// Only if the operator allows it.
     Ssh,
-    /// Only where the operator says so: it reads this machine's disk.
+    /// Only if the operator allows it: it reads this machine's disk.
     File,
 }
 
 impl Transport {
-    /// The scheme of its addresses.
     #[must_use]
     pub const fn scheme(self) -> &'static str {
         match self {
@@ -52,10 +51,8 @@ pub struct RepoUrl {
 }
 
 impl RepoUrl {
-    /// Reads an address.
-    ///
     /// # Errors
-    /// What is wrong with it, as `must …`.
+    /// What is wrong, as `must …`.
     pub fn parse(text: &str) -> Result<Self, String> {
         bounded(text)?;
         let (transport, rest) = [Transport::Https, Transport::Http, Transport::Ssh, Transport::File]
@@ -65,12 +62,12 @@ impl RepoUrl {
                 Some((transport, rest))
             })
             .ok_or("must be an address such as https://host/owner/repository")?;
-        let (authority, path) = rest.split_at(rest.find('/').ok_or("must name a repository behind the host")?);
+        let (authority, path) = rest.split_at(rest.find('/').ok_or("must name a repository after the host")?);
         check_path(path)?;
         let authority = match authority.split_once('@') {
             None => authority,
             Some((user, authority)) if transport == Transport::Ssh && is_word(user) => authority,
-            Some(_) => return Err("must carry no user or password; give a token through an integration".into()),
+            Some(_) => return Err("must not contain a user or password; use an integration to provide a token".into()),
         };
         let (host, port) = match authority.rsplit_once(':') {
             Some((host, port)) if !authority.ends_with(']') => {
@@ -102,47 +99,43 @@ impl RepoUrl {
         })
     }
 
-    /// As it was given.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// How it is reached.
     #[must_use]
     pub const fn transport(&self) -> Transport {
         self.transport
     }
 
-    /// The host, without brackets; empty for `file`.
+    /// Without brackets; empty for `file`.
     #[must_use]
     pub fn host(&self) -> &str {
         &self.host
     }
 
-    /// The port; 0 for `file`.
+    /// 0 for `file`.
     #[must_use]
     pub const fn port(&self) -> u16 {
         self.port
     }
 }
 
-/// A branch by its bare name, or a tag as `refs/tags/<name>`.
+/// The bare name of a branch, or a tag as `refs/tags/<name>`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RepoRef(String);
 
 impl RepoRef {
-    /// Reads a ref.
-    ///
     /// # Errors
-    /// What is wrong with it, as `must …`.
+    /// What is wrong, as `must …`.
     pub fn parse(text: &str) -> Result<Self, String> {
         bounded(text)?;
         let name = match text.strip_prefix("refs/") {
             None => text,
             Some(rest) => rest
                 .strip_prefix("tags/")
-                .ok_or("must be a branch by its bare name, or refs/tags/ and a tag")?,
+                .ok_or("must be the bare name of a branch, or refs/tags/<tag>")?,
         };
         let plain = |c: char| c.is_ascii_alphanumeric() || "._/-+=#%,".contains(c);
         let fits = name.chars().all(|c| plain(c) || (!c.is_ascii() && c.is_alphanumeric()))
@@ -153,23 +146,20 @@ impl RepoRef {
         if fits {
             Ok(Self(text.to_owned()))
         } else {
-            Err("must be a name as git allows it: letters, digits and . _ / - + = # % ,".into())
+            Err("must be a valid git ref name: letters, digits and . _ / - + = # % ,".into())
         }
     }
 
-    /// As it was given.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Whether it is a tag.
     #[must_use]
     pub fn is_tag(&self) -> bool {
         self.0.starts_with("refs/tags/")
     }
 
-    /// The whole ref: `refs/heads/…` or `refs/tags/…`.
     #[must_use]
     pub fn full(&self) -> String {
         if self.is_tag() {
@@ -180,26 +170,21 @@ impl RepoRef {
     }
 }
 
-/// The id of a commit: 40 hexadecimal digits, or 64 for repositories of SHA-256.
+/// The SHA of a commit: 40 hexadecimal digits, or 64 for SHA-256 repositories.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct CommitSha(String);
 
 impl CommitSha {
-    /// Reads an id.
-    ///
-    /// # Errors
-    /// It is none.
     pub fn parse(text: &str) -> Result<Self, String> {
         let hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
         if matches!(text.len(), 40 | 64) && text.bytes().all(hex) {
             Ok(Self(text.to_owned()))
         } else {
-            Err("must be the id of a commit".into())
+            Err("must be the full SHA of a commit".into())
         }
     }
 
-    /// The digits.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -226,50 +211,46 @@ impl fmt::Display for CommitSha {
     }
 }
 
-/// A path of a file inside of a source tree.
+/// A path of a file inside a source tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TreePath(String);
 
 impl TreePath {
-    /// Reads a path.
-    ///
     /// # Errors
-    /// What is wrong with it, as `must …`.
+    /// What is wrong, as `must …`.
     pub fn parse(text: &str) -> Result<Self, String> {
         bounded(text)?;
         let text = text.strip_prefix("./").unwrap_or(text);
         if text.starts_with('/') || text.contains('\\') || text.contains(':') {
-            return Err("must be a path inside of the repository".into());
+            return Err("must be a path inside the repository".into());
         }
         let fits = |part: &str| !part.is_empty() && part != "." && part != ".." && !part.starts_with('-');
         if !text.split('/').all(fits) || text.split('/').any(|part| part.eq_ignore_ascii_case(".git")) {
-            return Err("must be a path inside of the repository, without `..`".into());
+            return Err("must be a path inside the repository, without `..`".into());
         }
         Ok(Self(text.to_owned()))
     }
 
-    /// The path, relative to the top of the tree.
+    /// Relative to the root of the tree.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-/// A command of plain words: no shell reads it.
+/// A command of plain words. It does not run in a shell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlainCommand(Vec<String>);
 
 impl PlainCommand {
-    /// Reads a command.
-    ///
     /// # Errors
-    /// What is wrong with it, as `must …`.
+    /// What is wrong, as `must …`.
     pub fn parse(text: &str) -> Result<Self, String> {
         bounded(text)?;
         let plain = |c: char| c.is_ascii_alphanumeric() || " ._/:=@,+-".contains(c);
         if !text.chars().all(plain) {
             return Err(
-                "must be one command of plain words; no shell reads it, so it takes no quotes or \
+                "must be one command of plain words; it does not run in a shell, so it takes no quotes or \
                         metacharacters such as ; & | < > $ ` ( ) * ? ~"
                     .into(),
             );
@@ -301,7 +282,7 @@ impl fmt::Display for PlainCommand {
     }
 }
 
-/// What nothing of all this may be: empty, too long, with control characters, blanks at its ends, or like an option.
+/// Rules for all of these: not empty, not too long, no control characters, no surrounding spaces, not like an option.
 fn bounded(text: &str) -> Result<(), String> {
     if text.is_empty() {
         return Err("must not be empty".into());
@@ -309,13 +290,13 @@ fn bounded(text: &str) -> Result<(), String> {
     if text.len() > LONGEST {
         return Err(format!("must have at most {LONGEST} bytes"));
     }
-    // Format and separator characters look like others, or like nothing.
+    // Format and separator characters look like others, or are invisible.
     let invisible = |c: char| {
         c.is_control()
             || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
     };
     if text.chars().any(invisible) || text.trim() != text {
-        return Err("must have no control characters, and no blanks at its ends".into());
+        return Err("must have no control characters and no leading or trailing spaces".into());
     }
     if text.starts_with('-') {
         return Err("must not begin with a dash".into());
@@ -339,13 +320,13 @@ fn check_host(host: &str) -> Result<(), String> {
 fn check_path(path: &str) -> Result<(), String> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "._~/+@-".contains(c);
     if !path.chars().all(plain) {
-        return Err("must have only letters, digits and . _ ~ / + @ - behind the host".into());
+        return Err("must have only letters, digits and . _ ~ / + @ - after the host".into());
     }
     let mut parts = path[1..].trim_end_matches('/').split('/');
     if parts.all(|part| !part.is_empty() && part != "." && part != ".." && !part.starts_with('-')) {
         Ok(())
     } else {
-        Err("must name a repository behind the host, without empty parts or `..`".into())
+        Err("must name a repository after the host, without empty parts or `..`".into())
     }
 }
 
@@ -481,8 +462,8 @@ mod tests {
             "HEAD\t",
         ] {
             if text == "+main" {
-                // A plus is a letter of branch names; in front of a refspec it would be one that forces. The full
-                // ref, `refs/heads/+main`, is what git gets.
+                // A plus is allowed in branch names; in front of a refspec it would force the update. Git gets the full
+                // ref, `refs/heads/+main`.
                 assert_eq!(RepoRef::parse(text).unwrap().full(), "refs/heads/+main");
                 continue;
             }

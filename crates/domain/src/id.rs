@@ -15,8 +15,7 @@ macro_rules! id {
         pub struct $name(pub Uuid);
 
         impl $name {
-            /// A new id. Version 7: ids made one after another in one process sort in that order, which keeps
-            /// indexes dense.
+            /// A new id. Version 7: ids sort by creation time within a process, which keeps indexes dense.
             #[must_use]
             #[expect(clippy::new_without_default, reason = "two defaults would differ, which surprises")]
             pub fn new() -> Self {
@@ -59,17 +58,16 @@ macro_rules! id {
 }
 
 id! {
-    /// A durable job.
     JobId,
-    /// One life of a worker process; a restart is a new worker.
+    /// A process life of a worker; a restart is a new worker.
     WorkerId,
-    /// A schedule of the engine: something that spawns work at its `next_at`.
+    /// A schedule of the engine, which spawns work at its `next_at`.
     ScheduleId,
     /// A workspace. Official clients call it tenant (`X-Tenant-Id`).
     TenantId,
     /// An organisation: owns workspaces and API keys.
     OrganizationId,
-    /// An API key; not the key's secret.
+    /// The id of an API key, not its secret.
     KeyId,
     /// One HTTP request, as logs name it.
     RequestId,
@@ -77,13 +75,13 @@ id! {
     ProjectId,
     /// A trace run as the client named it.
     TraceRunId,
-    /// A unit of the write-ahead log of trace ingest.
-    UnitId,
+    /// A segment of the write-ahead log of trace ingest.
+    WalSegmentId,
     /// An immutable Parquet file of trace runs.
     SegmentId,
-    /// Accepted trace data that could not be folded.
+    /// Accepted trace data that could not be flushed.
     QuarantineId,
-    /// An immutable Parquet file that says where trace runs lie.
+    /// An immutable Parquet file that maps run ids to locations.
     RunIndexId,
     /// A destination of bulk exports.
     DestinationId,
@@ -99,36 +97,54 @@ id! {
     RunId,
     /// A recurring run of the agent server.
     CronId,
-    /// An agent server that the platform keeps.
+    /// A deployed agent server.
     DeploymentId,
-    /// One state of what a deployment runs.
+    /// A revision of a deployment.
     RevisionId,
-    /// The process that holds a compute backend.
+    /// The process that runs a compute backend.
     ListenerId,
-    /// A way into repositories.
+    /// Access to git repositories.
     IntegrationId,
-    /// Logins of registries of images, under a name.
+    /// Named credentials for image registries.
     ImagePullSecretId,
     /// A line of a revision's log.
     LogLineId,
-    /// A source archive that a client sends.
+    /// An upload of a source archive.
     UploadId,
-    /// A link that takes feedback; not its token.
+    /// A feedback link; not its token.
     FeedbackTokenId,
+    /// A dataset that applications are evaluated on.
+    DatasetId,
+    ExampleId,
+    ExampleFileId,
+    ComparativeExperimentId,
+    FeedbackConfigId,
+    AnnotationQueueId,
+    /// A sandbox: an isolated machine.
+    BoxId,
+    /// A volume of sandboxes.
+    VolumeId,
+    /// A template of sandboxes.
+    TemplateId,
+    /// A pool of sandboxes started in advance.
+    PoolId,
+    /// A snapshot of a sandbox's files.
+    SnapshotId,
+    /// An image registry for sandboxes.
+    BoxRegistryId,
 }
 
-/// The namespace under which clients make the ids of assistants that come with a graph.
+/// The namespace in which clients compute the ids of a graph's default assistants.
 const GRAPHS: Uuid = uuid::uuid!("6ba7b821-9dad-11d1-80b4-00c04fd430c8");
 
 impl AssistantId {
-    /// The id of the assistant that comes with the graph of this name. Clients compute it too (UUID version 5), so it
-    /// never changes.
+    /// The id of the default assistant of this graph. Clients compute it too (UUID version 5), so it never changes.
     #[must_use]
     pub fn of_graph(graph: &str) -> Self {
         Self(Uuid::new_v5(&GRAPHS, graph.as_bytes()))
     }
 
-    /// A new random id (UUID version 4), as clients of assistants expect them.
+    /// A random id (UUID version 4), as clients expect for assistants.
     #[must_use]
     #[expect(clippy::disallowed_methods, reason = "ids are made here")]
     pub fn random() -> Self {

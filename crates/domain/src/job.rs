@@ -1,10 +1,10 @@
-//! Jobs: their states, how they retry, how they end.
+//! Jobs: states, retries, ends.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Where a job stands.
+/// Where a job is.
 ///
 /// ```text
 /// scheduled ──due──► ready ──claim──► running ──► succeeded
@@ -20,37 +20,30 @@ pub enum JobState {
     Scheduled,
     /// Due, but its lane is full.
     Blocked,
-    /// Waits for a worker.
     Ready,
     /// A worker holds its lease.
     Running,
-    /// Waits for its children; holds its lane place, but no worker and no lease.
+    /// Waits for its children; keeps its lane slot, but has no worker and no lease.
     Waiting,
-    /// Ended well.
     Succeeded,
-    /// Ended badly.
     Failed,
-    /// Ended because somebody asked.
     Cancelled,
-    /// Ended because its time was up.
     TimedOut,
 }
 
 impl JobState {
-    /// Whether the job is over.
     #[must_use]
     pub const fn is_final(self) -> bool {
         matches!(self, Self::Succeeded | Self::Failed | Self::Cancelled | Self::TimedOut)
     }
 
-    /// Whether a job in this state always holds a place in its lane. (A `scheduled` job holds one only when it backs
-    /// off and its kind keeps its place.)
+    /// Whether a job in this state always holds a lane slot. (A `scheduled` job holds one only while it backs off, if
+    /// its kind keeps the slot.)
     #[must_use]
-    pub const fn holds_place(self) -> bool {
+    pub const fn holds_lane_slot(self) -> bool {
         matches!(self, Self::Ready | Self::Running | Self::Waiting)
     }
 
-    /// As it stands in the database and in answers.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -67,19 +60,18 @@ impl JobState {
     }
 }
 
-/// How a job ended other than by its own settling.
+/// How a job ended if its worker did not settle it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Ended {
-    /// Attempts spent, a fatal failure, or too many lost leases. The text is the last error.
+pub enum EndReason {
+    /// All attempts failed, a failure was fatal, or too many leases were lost. The text is the last error.
     Failed(String),
-    /// Somebody asked.
+    /// Cancelled on request.
     Cancelled,
-    /// Its deadline passed, or its last attempt ran out of time.
+    /// Its deadline passed, or its last attempt timed out.
     TimedOut,
 }
 
-impl Ended {
-    /// The final state this gives the job.
+impl EndReason {
     #[must_use]
     pub const fn state(&self) -> JobState {
         match self {
@@ -90,65 +82,61 @@ impl Ended {
     }
 }
 
-/// How often and how soon a failed attempt is repeated. Whether a failure may be repeated at all is said where it
-/// happens (`.retry()`, `.fatal()`).
+/// How often and how soon a failed attempt is repeated. Where a failure occurs decides whether it may be repeated
+/// (`.retry()`, `.fatal()`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetryPolicy {
-    /// Retries after the first attempt.
     pub retries: u32,
-    /// Before the first retry.
     pub delay: Duration,
     /// Each further delay is this many times the one before; 1 keeps it fixed.
     pub factor: u32,
-    /// No delay is longer.
-    pub longest: Duration,
+    pub max_delay: Duration,
 }
 
 impl RetryPolicy {
-    /// The same delay before every retry.
     #[must_use]
     pub const fn fixed(retries: u32, delay: Duration) -> Self {
         Self {
             retries,
             delay,
             factor: 1,
-            longest: delay,
+            max_delay: delay,
         }
     }
 
-    /// Delays that double up to `longest`.
     #[must_use]
     pub const fn doubling(retries: u32, delay: Duration, longest: Duration) -> Self {
         Self {
             retries,
             delay,
             factor: 2,
-            longest,
+            max_delay: longest,
         }
     }
 
-    /// The delay before the retry that follows `failures` failed attempts, or `None` when they are spent.
+    /// The delay before the next retry after `failures` failed attempts, or `None` if no retries are left.
     #[must_use]
     pub fn delay_after(&self, failures: u32) -> Option<Duration> {
         if failures > self.retries {
             return None;
         }
         let factor = self.factor.max(1).saturating_pow(failures.saturating_sub(1));
-        Some(self.delay.saturating_mul(factor).min(self.longest.max(self.delay)))
+        Some(self.delay.saturating_mul(factor).min(self.max_delay.max(self.delay)))
     }
 }
 
-/// Leases a job may lose in a row, without a new step or checkpoint between them, before it counts as poison.
+/// The number of consecutive lost leases, without a new step or checkpoint in between, after which a job counts as
+/// poison.
 pub const MAX_LOST_LEASES: u32 = 5;
 
-/// A job that lost so many leases in a row may be what kills its workers. It is claimed alone, and no other such job runs beside it
-/// in its process: so neighbours of one that kills are found not to.
+/// A job with this many consecutive lost leases may be what kills its workers. It is claimed alone, and no other
+/// suspect runs beside it in the same process, so that an innocent neighbour is cleared.
 pub const SUSPECT: u32 = 2;
 
-/// How long a job rests after so many leases lost in a row: about one second, then two, then four; by chance, from 0 to 1, half as
-/// long to half as long again.
+/// The delay after this many consecutive lost leases: about one second, then two, then four. `chance`, from 0 to 1,
+/// scales it from half to one and a half.
 #[must_use]
-pub fn rest_after_lost_lease(lost: u32, chance: f64) -> Duration {
+pub fn backoff_after_lost_lease(lost: u32, chance: f64) -> Duration {
     let rest = Duration::from_secs(1).saturating_mul(1 << lost.saturating_sub(1).min(2));
     rest.mul_f64(0.5 + chance.clamp(0.0, 1.0))
 }
@@ -167,7 +155,7 @@ mod tests {
 
     #[test]
     fn the_rest_after_a_lost_lease_doubles_and_differs() {
-        let seconds = |lost, chance| rest_after_lost_lease(lost, chance).as_secs_f64();
+        let seconds = |lost, chance| backoff_after_lost_lease(lost, chance).as_secs_f64();
         assert_eq!([1, 2, 3, 5].map(|lost| seconds(lost, 0.5)), [1.0, 2.0, 4.0, 4.0]);
         assert_eq!([0.0, 1.0].map(|chance| seconds(1, chance)), [0.5, 1.5]);
     }

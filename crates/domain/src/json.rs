@@ -10,8 +10,8 @@
 //! - Names that an object has twice. The last one counts.
 //!
 //! Every reader of accepted text uses this module: [`Value::parse`] for all of a text, [`members`] for a few members of
-//! an object, [`items`] for the items of a list, [`Object`] to change members and keep the others as they were sent. An answer to a client embeds the text
-//! as it was sent, which is JSON by the same grammar.
+//! an object, [`items`] for the items of a list, [`Object`] to change members and keep the others as they were sent. An
+//! answer to a client embeds the text as it was sent, which is JSON by the same grammar.
 
 mod items;
 mod number;
@@ -27,7 +27,7 @@ pub use number::Number;
 pub use object::{Object, members};
 pub use value::Value;
 
-use scan::Scan;
+use scan::Scanner;
 
 /// Levels of nesting that are accepted: what `serde_json` reads, so that other programs can read what was accepted.
 pub const MAX_DEPTH: usize = 127;
@@ -35,42 +35,34 @@ pub const MAX_DEPTH: usize = 127;
 /// Where and why a text is not JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{what} at byte {at}")]
-pub struct Invalid {
-    /// Offset of the first byte that does not fit.
+pub struct InvalidJson {
     pub at: usize,
-    /// What is wrong with it.
     pub what: &'static str,
 }
 
-/// The text that [`check`] has passed before, and that a checksum has kept since.
-///
-/// # Errors
-/// It is no text at all.
-pub fn known(text: &[u8]) -> Result<&str, Invalid> {
-    std::str::from_utf8(text).map_err(|error| Invalid {
+/// Text that [`check`] has already accepted and that a checksum has protected since.
+pub fn checked_text(text: &[u8]) -> Result<&str, InvalidJson> {
+    std::str::from_utf8(text).map_err(|error| InvalidJson {
         at: error.valid_up_to(),
         what: "text that is not UTF-8",
     })
 }
 
-/// Checks that `text` is exactly one JSON value, surrounded by white space at most. Builds nothing: one pass, no
-/// allocation, no recursion.
-///
-/// # Errors
-/// Where it stops being one.
-pub fn check(text: &[u8]) -> Result<&str, Invalid> {
-    let valid = known(text)?;
-    let mut scan = Scan::new(valid);
+/// Checks that `text` is exactly one JSON value, with optional white space around it. One pass, no allocation, no
+/// recursion.
+pub fn check(text: &[u8]) -> Result<&str, InvalidJson> {
+    let valid = checked_text(text)?;
+    let mut scan = Scanner::new(valid);
     scan.value()?;
     scan.end()?;
     Ok(valid)
 }
 
-/// What a JSON string says; borrowed unless it has escapes. `None` if `text` is no JSON string.
+/// The content of a JSON string; borrowed unless it has escapes. `None` if `text` is not a JSON string.
 #[must_use]
 pub fn decode(text: &str) -> Option<Cow<'_, str>> {
-    let mut scan = Scan::new(text);
-    scan.blank();
+    let mut scan = Scanner::new(text);
+    scan.skip_whitespace();
     if scan.peek() != Some(b'"') {
         return None;
     }
@@ -79,11 +71,10 @@ pub fn decode(text: &str) -> Option<Cow<'_, str>> {
     Some(quoted.decode())
 }
 
-/// JSON text in which halves of surrogate pairs that stand alone are written as U+FFFD: for typed readers of
-/// `serde_json`. Numbers stay as they are.
+/// Replaces lone halves of surrogate pairs with U+FFFD, for typed readers of `serde_json`. Numbers stay as they are.
 #[must_use]
-pub fn mend(text: &str) -> Cow<'_, str> {
-    string::mend(text)
+pub fn replace_lone_surrogates(text: &str) -> Cow<'_, str> {
+    string::replace_lone_surrogates(text)
 }
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
-//! The nouns of Towpath and the rules about them.
+//! The domain types of Towpath and their rules.
 //!
-//! Promises: every type here is plain data, every function here is a pure decision. No I/O, no environment, no
-//! SQL text; time and randomness are handed in through [`Clock`]. Rooms above (`store`, `durable`, `api`) share
-//! these types, so a rule is written once and answers the same everywhere.
+//! Every type is plain data, every function a pure decision: no I/O, no environment, no SQL; time comes from [`Clock`].
+//! All other crates share these types, so each rule exists once.
 
 pub mod agent;
 pub mod clock;
+pub mod dataset;
 pub mod deployment;
 pub mod disk;
 pub mod export;
@@ -19,6 +19,7 @@ pub mod json;
 pub mod patch;
 pub mod registry;
 pub mod rejection;
+pub mod sandbox;
 pub mod scope;
 pub mod secret;
 pub mod shard;
@@ -27,14 +28,16 @@ pub mod trace;
 pub mod traceparent;
 
 pub use clock::Clock;
-pub use disk::{Disk, Disks};
+pub use disk::{DiskStatus, DiskStatuses};
 pub use id::{
-    AssistantId, CronId, DeploymentId, DestinationId, ExportId, ExportRunId, FeedbackTokenId, ImagePullSecretId,
-    IntegrationId, JobId, KeyId, ListenerId, LogLineId, OrganizationId, ProjectId, QuarantineId, RequestId, RevisionId,
-    RunId, RunIndexId, ScheduleId, SegmentId, TenantId, ThreadId, TraceRunId, UnitId, UploadId, WorkerId,
+    AnnotationQueueId, AssistantId, BoxId, BoxRegistryId, ComparativeExperimentId, CronId, DatasetId, DeploymentId,
+    DestinationId, ExampleFileId, ExampleId, ExportId, ExportRunId, FeedbackConfigId, FeedbackTokenId,
+    ImagePullSecretId, IntegrationId, JobId, KeyId, ListenerId, LogLineId, OrganizationId, PoolId, ProjectId,
+    QuarantineId, RequestId, RevisionId, RunId, RunIndexId, ScheduleId, SegmentId, SnapshotId, TemplateId, TenantId,
+    ThreadId, TraceRunId, UploadId, VolumeId, WalSegmentId, WorkerId,
 };
 pub use patch::Patch;
-pub use rejection::{Rejection, Why};
+pub use rejection::{Rejection, RejectionKind};
 pub use scope::{Scope, Scopes};
 pub use secret::Secret;
 pub use shard::Shard;

@@ -1,16 +1,15 @@
-//! The three things a PATCH can say about a field.
+//! The three states of a field in a PATCH.
 
 use serde::{Deserialize, Deserializer};
 
 /// Absent, null, or a value. Use with `#[serde(default)]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Patch<T> {
-    /// The field was not sent: leave it.
+    /// Keep the stored value.
     #[default]
     Absent,
-    /// The field was null: clear it.
+    /// Clear the stored value.
     Null,
-    /// The field was sent.
     Value(T),
 }
 

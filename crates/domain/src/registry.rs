@@ -1,4 +1,4 @@
-//! Registries of images that ask who pulls: logins as Docker's `config.json` has them.
+//! Credentials for image registries, in the format of Docker's `config.json`.
 
 use std::collections::BTreeMap;
 
@@ -9,35 +9,33 @@ use serde_json::{Value, json};
 
 use crate::Secret;
 
-/// The registry of images whose name begins with none.
+/// The registry of images without an explicit registry.
 pub const DOCKER_HUB: &str = "docker.io";
-/// What Docker Hub is called in files that `docker login` writes.
+/// The names of Docker Hub in files of `docker login`.
 const HUB_NAMES: [&str; 4] = [
     "index.docker.io/v1",
     "index.docker.io",
     "registry-1.docker.io",
     DOCKER_HUB,
 ];
-/// Logins one list may have.
 const MOST: usize = 100;
 
-/// What opens a registry, or a part of it.
+/// Credentials for a registry or a part of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegistryLogin {
-    /// `host[:port]`, and a path where it is for repositories below it only.
+    /// `host[:port]`, followed by a path if they are only for repositories below it.
     pub registry: String,
-    /// User name.
     pub username: String,
-    /// Password, or what stands for one.
+    /// A password or token.
     pub password: Secret,
 }
 
-/// The logins of a `config.json`, in the order of their registries.
+/// The credentials in a `config.json`, sorted by registry.
 ///
 /// # Errors
-/// It is no such file, or says nothing that could be used without programs of the machine it comes from. The text
-/// follows the field's name, and holds no secret.
-pub fn of_docker_config(text: &str) -> Result<Vec<RegistryLogin>, String> {
+/// The file is invalid or has no usable credentials (credential helpers are not supported). The text follows the
+/// field's name and contains no secret.
+pub fn parse_docker_config(text: &str) -> Result<Vec<RegistryLogin>, String> {
     let config: DockerConfig = serde_json::from_str(text).map_err(|_| {
         "must be the content of a Docker config.json: {\"auths\": {\"registry.example\": {\"auth\": \"…\"}}}".to_owned()
     })?;
@@ -46,10 +44,10 @@ pub fn of_docker_config(text: &str) -> Result<Vec<RegistryLogin>, String> {
     }
     let mut logins = Vec::new();
     for (name, entry) in config.auths {
-        let registry = registry_named(&name)?;
+        let registry = parse_registry_name(&name)?;
         let (username, password) = entry
             .login()
-            .map_err(|why| format!("must say how to log in at {registry}: {why}"))?;
+            .map_err(|why| format!("must have valid credentials for {registry}: {why}"))?;
         logins.push(RegistryLogin {
             registry,
             username,
@@ -58,14 +56,13 @@ pub fn of_docker_config(text: &str) -> Result<Vec<RegistryLogin>, String> {
     }
     if logins.is_empty() {
         return Err(
-            "must name at least one registry under auths; credential stores and helpers cannot be asked".into(),
+            "must name at least one registry under auths; credential stores and helpers are not supported".into(),
         );
     }
     logins.sort_by(|one, other| one.registry.cmp(&other.registry));
     Ok(logins)
 }
 
-/// The same logins as a `config.json`.
 #[must_use]
 pub fn docker_config(logins: &[RegistryLogin]) -> String {
     let auths: BTreeMap<&str, Value> = logins
@@ -114,17 +111,14 @@ impl Entry {
     }
 }
 
-/// A registry as people and files write it, in one form: without scheme, and Docker Hub under one name.
-///
-/// # Errors
-/// It is no address of a registry. The text follows the field's name.
-pub fn registry_named(text: &str) -> Result<String, String> {
+/// The canonical name of a registry: without scheme, and with one name for Docker Hub.
+pub fn parse_registry_name(text: &str) -> Result<String, String> {
     let bare = text.trim().trim_start_matches("https://").trim_start_matches("http://");
     let bare = bare.trim_end_matches('/').to_ascii_lowercase();
     if HUB_NAMES.contains(&bare.as_str()) {
         return Ok(DOCKER_HUB.to_owned());
     }
-    // Some files of Docker name the version of the protocol.
+    // Some Docker files append the version of the protocol.
     let bare = bare.trim_end_matches("/v1").trim_end_matches("/v2").to_owned();
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-/:[]".contains(&byte);
     let begins = bare
@@ -137,10 +131,10 @@ pub fn registry_named(text: &str) -> Result<String, String> {
     Ok(bare)
 }
 
-/// The login that fits an image best: the one for the longest part of its name.
+/// The credentials with the longest matching prefix of the image's name.
 #[must_use]
 pub fn login_for<'a>(logins: &'a [RegistryLogin], image: &str) -> Option<&'a RegistryLogin> {
-    let name = name_of(image);
+    let name = repository_name(image);
     let covers = |login: &&RegistryLogin| {
         let rest = name.strip_prefix(login.registry.as_str());
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
@@ -148,19 +142,18 @@ pub fn login_for<'a>(logins: &'a [RegistryLogin], image: &str) -> Option<&'a Reg
     logins.iter().filter(covers).max_by_key(|login| login.registry.len())
 }
 
-/// Whether an image says which registry it is of. Others may be images of the machine alone.
+/// Whether an image names its registry. Others may exist on this machine only.
 #[must_use]
 pub fn names_registry(image: &str) -> bool {
     image.split_once('/').is_some_and(|(first, _)| is_host(first))
 }
 
-/// As Docker tells a registry from a user of its own.
+/// Docker's rule to tell a registry from a Docker Hub user.
 fn is_host(first: &str) -> bool {
     first.contains(['.', ':']) || first == "localhost"
 }
 
-/// An image's registry and repository, without tag and digest.
-fn name_of(image: &str) -> String {
+fn repository_name(image: &str) -> String {
     let image = image.split('@').next().unwrap_or(image);
     let end = match (image.rfind(':'), image.rfind('/')) {
         (Some(colon), slash) if slash.is_none_or(|slash| slash < colon) => colon,
@@ -169,7 +162,7 @@ fn name_of(image: &str) -> String {
     let image = &image[..end];
     match image.split_once('/') {
         Some((first, rest)) if is_host(first) => {
-            let host = registry_named(first).unwrap_or_else(|_| first.to_owned());
+            let host = parse_registry_name(first).unwrap_or_else(|_| first.to_owned());
             format!("{host}/{rest}")
         }
         _ => format!("{DOCKER_HUB}/{image}"),
@@ -197,9 +190,9 @@ mod tests {
             },
             "credsStore": "desktop",
         });
-        let logins = of_docker_config(&text.to_string()).unwrap();
+        let logins = parse_docker_config(&text.to_string()).unwrap();
         assert_eq!(logins, [login("docker.io"), login("registry.example:5000")]);
-        assert_eq!(of_docker_config(&docker_config(&logins)).unwrap(), logins);
+        assert_eq!(parse_docker_config(&docker_config(&logins)).unwrap(), logins);
         assert!(!format!("{logins:?}").contains("pa:ss"));
     }
 
@@ -215,7 +208,7 @@ mod tests {
             (r#"{"auths": {"registry.example": {"auth": "bWU6"}}}"#, "empty"),
             (r#"{"auths": {"a b": {"auth": "bWU6cA=="}}}"#, "address of a registry"),
         ] {
-            let refused = of_docker_config(text).unwrap_err();
+            let refused = parse_docker_config(text).unwrap_err();
             assert!(refused.contains(why), "{text}: {refused}");
         }
     }

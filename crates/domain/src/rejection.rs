@@ -1,75 +1,71 @@
-//! A refusal that the caller can act on.
+//! Refusals that the caller can act on.
 
 use std::fmt;
 
-/// Something a rule does not allow. It names the field and says what to do; nothing was written.
+/// A violated rule. It names the field and what to do; nothing was written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Rejection {
-    /// What sort of refusal, which decides the status code at the surface.
-    pub why: Why,
-    /// The field, dotted (`config.prefix`), or empty where it is not about one.
+    /// Decides the status code.
+    pub kind: RejectionKind,
+    /// The field, dotted (`config.prefix`); empty if the rejection is not about a field.
     pub field: String,
-    /// A sentence for the person who sent it.
+    /// The message for the client.
     pub message: String,
 }
 
-/// Sorts of refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
-    /// A field alone is missing, of the wrong type, or out of its range.
+pub enum RejectionKind {
+    /// A field is missing, of the wrong type, or out of range.
     Invalid,
-    /// Fields or states do not go together.
+    /// Fields or states are inconsistent.
     Rule,
-    /// There is no such thing, or it is somebody else's.
+    /// It does not exist or belongs to another caller.
     NotFound,
-    /// It exists already or is in the way.
+    /// It already exists or is in use.
     Conflict,
-    /// This build does not have it yet.
+    /// This build does not support it.
     Unsupported,
 }
 
 impl Rejection {
-    /// A field that is wrong by itself.
     pub fn invalid(field: impl Into<String>, message: impl Into<String>) -> Self {
         Self {
-            why: Why::Invalid,
+            kind: RejectionKind::Invalid,
             field: field.into(),
             message: message.into(),
         }
     }
 
-    /// A rule across fields or states.
     pub fn rule(field: impl Into<String>, message: impl Into<String>) -> Self {
         Self {
-            why: Why::Rule,
+            kind: RejectionKind::Rule,
             field: field.into(),
             message: message.into(),
         }
     }
 
-    /// No such `noun`, or it belongs to another workspace, which must look the same.
+    /// Not found. Objects of other workspaces must look the same.
     pub fn not_found(noun: &str) -> Self {
         Self {
-            why: Why::NotFound,
+            kind: RejectionKind::NotFound,
             field: String::new(),
             message: format!("{noun} not found"),
         }
     }
 
-    /// Exists already, or is in the way.
     pub fn conflict(field: impl Into<String>, message: impl Into<String>) -> Self {
         Self {
-            why: Why::Conflict,
+            kind: RejectionKind::Conflict,
             field: field.into(),
             message: message.into(),
         }
     }
 
-    /// A valid wish this build cannot fulfil. It is refused, never ignored.
+    /// A valid request that this build does not support. It is refused, never ignored.
     pub fn unsupported(field: impl Into<String>, what: impl fmt::Display) -> Self {
         Self {
-            why: Why::Unsupported,
+            kind: RejectionKind::Unsupported,
             field: field.into(),
             message: format!("{what} is not available in this build"),
         }

@@ -1,4 +1,5 @@
-//! Scopes: what an API key may do. They limit a key within the workspaces it opens; they never open another one.
+//! Scopes: what an API key may do. They restrict a key within its workspaces; they never grant access to another
+//! workspace.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -8,34 +9,32 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::DeploymentId;
 
-/// One thing that a key may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scope {
-    /// Send traces and feedback, make projects and feedback links.
+    /// Send traces and feedback; create projects and feedback links.
     TracesWrite,
     /// Read traces, projects and feedback.
     TracesRead,
     /// Bulk exports and their destinations.
     Exports,
-    /// Call every deployment that the key's organisation opens to it.
+    /// Call every deployment that the key's organisation may call.
     AgentsInvoke,
     /// Call this deployment.
     AgentsInvokeOf(DeploymentId),
     /// Deployments and their revisions.
     Deployments,
-    /// Sandboxes.
     Sandboxes,
-    /// Credentials and settings of a workspace, and removing its projects.
+    /// Credentials and settings of a workspace, and the deletion of its projects.
     WorkspaceAdmin,
     /// The organisation: includes `workspace:admin` for each of its workspaces.
     OrgAdmin,
-    /// See what operators see.
+    /// Read access to the operator's views.
     OperatorRead,
-    /// Do what operators do: includes `operator:read`.
+    /// The operator's actions; includes `operator:read`.
     Operator,
 }
 
-/// Those without a parameter.
+/// Scopes without a parameter.
 const NAMES: [(&str, Scope); 10] = [
     ("traces:write", Scope::TracesWrite),
     ("traces:read", Scope::TracesRead),
@@ -49,16 +48,15 @@ const NAMES: [(&str, Scope); 10] = [
     ("operator", Scope::Operator),
 ];
 
-/// A text that names no scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "no such scope: use traces:write, traces:read, exports, agents:invoke, agents:invoke:<deployment id>, deployments, \
+    "unknown scope; use traces:write, traces:read, exports, agents:invoke, agents:invoke:<deployment id>, deployments, \
      sandboxes, workspace:admin, org:admin, operator:read or operator"
 )]
 pub struct UnknownScope;
 
 impl Scope {
-    /// Whether this scope alone is enough for what needs `needed`.
+    /// Whether this scope grants `needed`.
     #[must_use]
     pub fn includes(self, needed: Self) -> bool {
         self == needed
@@ -70,9 +68,8 @@ impl Scope {
             )
     }
 
-    /// Whether it is about all organisations.
     #[must_use]
-    pub const fn is_of_operators(self) -> bool {
+    pub const fn is_operator_scope(self) -> bool {
         matches!(self, Self::OperatorRead | Self::Operator)
     }
 }
@@ -111,49 +108,45 @@ impl<'de> Deserialize<'de> for Scope {
     }
 }
 
-/// Scopes of one key.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct Scopes(BTreeSet<Scope>);
 
 impl Scopes {
-    /// Every scope.
     #[must_use]
-    pub fn every() -> Self {
+    pub fn all() -> Self {
         NAMES.iter().map(|(_, scope)| *scope).collect()
     }
 
-    /// Every scope but those of operators: what keys could do before there were scopes.
+    /// Every scope except those of operators; the scopes of keys from before scopes were introduced.
     #[must_use]
     pub fn of_workspaces() -> Self {
         let scopes = NAMES.iter().map(|(_, scope)| *scope);
-        scopes.filter(|scope| !scope.is_of_operators()).collect()
+        scopes.filter(|scope| !scope.is_operator_scope()).collect()
     }
 
-    /// Reads what [`Scopes`] was written as. A name that this version does not know allows nothing here.
+    /// Parses the text of [`Scopes`]. An unknown name grants nothing in this version.
     #[must_use]
-    pub fn read(text: &str) -> Self {
+    pub fn parse(text: &str) -> Self {
         text.split_whitespace().filter_map(|name| name.parse().ok()).collect()
     }
 
-    /// Whether they allow what needs `needed`.
+    /// Whether they grant `needed`.
     #[must_use]
     pub fn allow(&self, needed: Scope) -> bool {
         self.0.iter().any(|scope| scope.includes(needed))
     }
 
-    /// In their order.
     pub fn iter(&self) -> impl Iterator<Item = Scope> + '_ {
         self.0.iter().copied()
     }
 
-    /// Whether this very one is among them, and not only one that includes it.
+    /// Whether this exact scope is included; one that includes it does not count.
     #[must_use]
     pub fn contains(&self, scope: Scope) -> bool {
         self.0.contains(&scope)
     }
 
-    /// Whether there is none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -190,11 +183,11 @@ mod tests {
             .map(|(_, scope)| *scope)
             .chain([Scope::AgentsInvokeOf(deployment)])
             .collect();
-        assert_eq!(Scopes::read(&every.to_string()), every);
+        assert_eq!(Scopes::parse(&every.to_string()), every);
         for wrong in ["", "traces", "agents:invoke:", "agents:invoke:x", "OPERATOR"] {
             assert_eq!(wrong.parse::<Scope>(), Err(UnknownScope), "{wrong}");
         }
-        assert!(Scopes::read("from:a:later:version").is_empty());
+        assert!(Scopes::parse("from:a:later:version").is_empty());
     }
 
     #[test]
@@ -210,10 +203,10 @@ mod tests {
         assert!(of(Scope::OrgAdmin).allow(Scope::WorkspaceAdmin));
         assert!(!of(Scope::OperatorRead).allow(Scope::Operator));
         for (_, scope) in NAMES {
-            assert!(Scopes::every().allow(scope));
+            assert!(Scopes::all().allow(scope));
             assert_eq!(
                 Scopes::of_workspaces().allow(scope),
-                !scope.is_of_operators(),
+                !scope.is_operator_scope(),
                 "{scope}"
             );
         }

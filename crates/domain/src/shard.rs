@@ -1,33 +1,31 @@
-//! How workspaces are divided among the lanes that fold their traces.
+//! Shards: how workspaces are distributed over the lanes that flush traces.
 
 use serde::{Deserialize, Serialize};
 
 use crate::TenantId;
 
-/// A sixteenth of all workspaces. The shards of accepted trace data are folded beside each other; within one, folds
-/// follow one another.
+/// A sixteenth of all workspaces. Shards of accepted trace data are flushed in parallel; within a shard, flushes are
+/// sequential.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, sqlx::Type)]
 #[sqlx(transparent)]
 #[serde(transparent)]
 pub struct Shard(i16);
 
 impl Shard {
-    /// How many there are. Units are stored with their shard, so this never changes.
+    /// WAL segments are stored with their shard, so the number never changes.
     const COUNT: i16 = 16;
 
-    /// The shard of a workspace: the last four bits of its id, which are random in every version of UUID that we make.
+    /// The shard of a workspace: the last four bits of its id, which are random in every UUID version in use.
     #[must_use]
     pub const fn of(tenant: TenantId) -> Self {
-        // Widening, which `From` cannot do in a constant function.
+        // A widening cast; `From` is not available in a constant function.
         Self((tenant.0.as_bytes()[15] & 15) as i16)
     }
 
-    /// All of them.
     pub fn all() -> impl Iterator<Item = Self> {
         (0..Self::COUNT).map(Self)
     }
 
-    /// Its number, as lanes name it.
     #[must_use]
     pub const fn number(self) -> i16 {
         self.0

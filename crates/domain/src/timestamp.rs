@@ -9,20 +9,18 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sqlx::encode::IsNull;
 use sqlx::error::BoxDynError;
 
-/// A point in time in whole microseconds UTC: `timestamptz` on PostgreSQL, INTEGER on SQLite, RFC 3339 on the wire.
+/// A point in time in whole microseconds UTC: `timestamptz` on PostgreSQL, INTEGER on SQLite, RFC 3339 in JSON.
 ///
-/// Microseconds are what both databases keep exactly, so a value compares equal after a round trip.
+/// Both databases store microseconds exactly, so a value compares equal after a round trip.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Timestamp(i64);
 
 impl Timestamp {
-    /// From microseconds since the epoch.
     #[must_use]
     pub const fn from_micros(micros: i64) -> Self {
         Self(micros)
     }
 
-    /// Microseconds since the epoch.
     #[must_use]
     pub const fn micros(self) -> i64 {
         self.0
@@ -46,7 +44,7 @@ impl Timestamp {
         self.day().checked_add_days(Days::new(1)).map_or(self, Self::start_of)
     }
 
-    /// As a chrono value. A value outside chrono's range (year 262143) is clamped to its end.
+    /// A value outside chrono's range (year 262143) is clamped.
     #[must_use]
     pub fn to_utc(self) -> DateTime<Utc> {
         DateTime::from_timestamp_micros(self.0).unwrap_or(if self.0 < 0 {
@@ -56,7 +54,7 @@ impl Timestamp {
         })
     }
 
-    /// This plus `span`, saturating.
+    /// Saturating.
     #[must_use]
     pub fn plus(self, span: Duration) -> Self {
         Self(
@@ -65,7 +63,7 @@ impl Timestamp {
         )
     }
 
-    /// This minus `span`, saturating.
+    /// Saturating.
     #[must_use]
     pub fn minus(self, span: Duration) -> Self {
         Self(
@@ -74,17 +72,14 @@ impl Timestamp {
         )
     }
 
-    /// How long after `earlier` this is; zero when it is not after it.
+    /// The time since `earlier`; zero if this is not later.
     #[must_use]
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_micros(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
     }
 
-    /// Reads RFC 3339, and what the official tracing clients send beside it: no zone (taken as UTC), a blank
-    /// instead of the `T`, and a bare date.
-    ///
-    /// # Errors
-    /// A sentence that says what was expected.
+    /// Parses RFC 3339, and the variants of the official tracing clients: no zone (taken as UTC), a space instead of
+    /// the `T`, or a bare date.
     pub fn parse(text: &str) -> Result<Self, ParseTimestamp> {
         if let Ok(time) = DateTime::parse_from_rfc3339(text) {
             return Ok(time.to_utc().into());
@@ -105,7 +100,6 @@ impl Timestamp {
     }
 }
 
-/// A text that is no date-time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("expected an ISO 8601 date-time such as 2026-01-31T08:00:00Z")]
 pub struct ParseTimestamp;

@@ -1,4 +1,4 @@
-//! Tracing: how a project is named, and what a `dotted_order`, metadata and a status say about a trace run.
+//! Rules of tracing: names of projects, and the interpretation of `dotted_order`, metadata and status.
 
 use std::borrow::Cow;
 
@@ -8,26 +8,22 @@ use uuid::Uuid;
 
 use crate::{ProjectId, Rejection, Timestamp, json};
 
-/// The project of a trace run whose sender named none.
+/// The project of a trace run that names none.
 pub const DEFAULT_PROJECT: &str = "default";
 
-/// Longest project name, in characters. PostgreSQL's index on it takes a little over 2,600 bytes.
+/// In characters. PostgreSQL's index entries are limited to a little over 2,600 bytes.
 pub const LONGEST_PROJECT_NAME: usize = 512;
 
-/// A project as a client refers to it.
+/// A reference to a project in a request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProjectRef {
     /// `session_id`.
     Id(ProjectId),
-    /// `session_name`. A project that does not exist yet is made by its name.
+    /// `session_name`. A missing project is created under this name.
     Name(String),
 }
 
-/// Whether `name` can be a project's name.
-///
-/// # Errors
-/// It is empty, too long, or holds a NUL, which PostgreSQL cannot keep in a text.
 pub fn check_project_name(name: &str) -> Result<(), Rejection> {
     if name.is_empty() {
         return Err(Rejection::invalid("name", "a project name must not be empty"));
@@ -47,7 +43,7 @@ pub fn check_project_name(name: &str) -> Result<(), Rejection> {
     Ok(())
 }
 
-/// The thread that metadata name: the first of `thread_id`, `session_id` and `conversation_id` that is a text or a number.
+/// The thread in metadata: the first of `thread_id`, `session_id` and `conversation_id` that is a string or a number.
 #[must_use]
 pub fn thread_id<'a>(metadata: &'a json::Value<'_>) -> Option<Cow<'a, str>> {
     let named = ["thread_id", "session_id", "conversation_id"];
@@ -58,8 +54,7 @@ pub fn thread_id<'a>(metadata: &'a json::Value<'_>) -> Option<Cow<'a, str>> {
     })
 }
 
-/// The status that a sent text means, of those that a trace run can have: `success`, `error` and `pending`. `None` where it
-/// means none of them: clients know no others.
+/// The status of a trace run for a sent text: `success`, `error` or `pending`. `None` for any other text.
 #[must_use]
 pub fn status(sent: &str) -> Option<&'static str> {
     const WORDS: [(&str, &[&str]); 3] = [
@@ -77,41 +72,40 @@ pub fn status(sent: &str) -> Option<&'static str> {
     WORDS.into_iter().find_map(means)
 }
 
-/// One link of a `dotted_order`: when a trace run started and which it is.
+/// A part of a `dotted_order`: the start and id of a trace run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Link {
-    /// Start of the trace run as written there, which also is where it sorts.
+pub struct DottedOrderPart {
+    /// The start of the trace run, by which it also sorts.
     pub start: Timestamp,
-    /// The trace run.
     pub id: Uuid,
 }
 
-/// Length of the id at the end of a link.
+/// Length of the id at the end of a part.
 const ID_LENGTH: usize = 36;
 
-/// The links of `dotted_order` from the root to the trace run itself, each `<YYYYMMDD>T<HHMMSS><fraction>Z<id>`,
-/// joined by dots. A link that does not read so comes as `None`.
-pub fn links(dotted_order: &str) -> impl DoubleEndedIterator<Item = Option<Link>> {
-    dotted_order.split('.').map(link)
+/// The parts of `dotted_order` from the root to the trace run itself, each `<YYYYMMDD>T<HHMMSS><fraction>Z<id>`, joined
+/// by dots. An invalid part is `None`.
+pub fn dotted_order_parts(dotted_order: &str) -> impl DoubleEndedIterator<Item = Option<DottedOrderPart>> {
+    dotted_order.split('.').map(parse_part)
 }
 
-/// The last link: the trace run itself. `None` when it does not read as one.
+/// The last part: the trace run itself. `None` if it is invalid.
 #[must_use]
-pub fn own_link(dotted_order: &str) -> Option<Link> {
-    links(dotted_order).next_back().flatten()
+pub fn last_part(dotted_order: &str) -> Option<DottedOrderPart> {
+    dotted_order_parts(dotted_order).next_back().flatten()
 }
 
-fn link(text: &str) -> Option<Link> {
+fn parse_part(text: &str) -> Option<DottedOrderPart> {
     let split = text.len().checked_sub(ID_LENGTH)?;
     let (time, id) = (text.get(..split)?, text.get(split..)?);
-    Some(Link {
-        start: link_time(time)?,
+    Some(DottedOrderPart {
+        start: parse_part_time(time)?,
         id: id.parse().ok()?,
     })
 }
 
 /// `20261120T102210210769Z`: no separators, a fraction of any length (clients send six digits).
-fn link_time(text: &str) -> Option<Timestamp> {
+fn parse_part_time(text: &str) -> Option<Timestamp> {
     const SECONDS: usize = "20261120T102210".len();
     const YEAR_10_000: i64 = 253_402_300_800_000_000;
     let text = text.strip_suffix('Z')?;
@@ -123,7 +117,7 @@ fn link_time(text: &str) -> Option<Timestamp> {
     if !fraction.bytes().all(|digit| digit.is_ascii_digit()) {
         return None;
     }
-    // Whole microseconds: what is finer is cut off, what is missing counts as zeros.
+    // Truncated or padded to whole microseconds.
     let micros = fraction
         .bytes()
         .chain(std::iter::repeat(b'0'))
@@ -132,7 +126,7 @@ fn link_time(text: &str) -> Option<Timestamp> {
     let (date, time) = seconds.split_once('T')?;
     let (year, month, day) = (digits(date, 0..4)?, digits(date, 4..6)?, digits(date, 6..8)?);
     let [hour, minute, second] = [digits(time, 0..2)?, digits(time, 2..4)?, digits(time, 4..6)?];
-    // A leap second is the first one of the next minute, as it is to every clock here.
+    // A leap second counts as the first second of the next minute, as for every clock here.
     let leap = second == 60;
     let whole = NaiveDate::from_ymd_opt(i32::try_from(year).ok()?, month, day)?.and_hms_opt(
         hour,
@@ -140,12 +134,11 @@ fn link_time(text: &str) -> Option<Timestamp> {
         if leap { 59 } else { second },
     )?;
     let whole = whole.and_utc().timestamp_micros() + if leap { 1_000_000 } else { 0 };
-    // A leap second can lead out of the years that have four digits, and nobody could read that link again.
+    // A leap second can exceed the last year with four digits, which could not be parsed again.
     (whole < YEAR_10_000).then(|| Timestamp::from_micros(whole + micros))
 }
 
-/// The number that these characters are, by hand: every trace run has some, and reading them by a pattern takes longer
-/// than all else about a link.
+/// Parses digits by hand: every trace run has such a part, and a generic parser would dominate its cost.
 fn digits(text: &str, at: std::ops::Range<usize>) -> Option<u32> {
     let digits = text.as_bytes().get(at)?;
     digits.iter().try_fold(0, |sum, digit| {
@@ -153,9 +146,9 @@ fn digits(text: &str, at: std::ops::Range<usize>) -> Option<u32> {
     })
 }
 
-/// One link as text, the form [`links`] reads.
+/// Formats a part so that [`dotted_order_parts`] can parse it.
 #[must_use]
-pub fn format_link(link: &Link) -> String {
+pub fn format_part(link: &DottedOrderPart) -> String {
     format!("{}Z{}", link.start.to_utc().format("%Y%m%dT%H%M%S%6f"), link.id)
 }
 
@@ -172,11 +165,11 @@ mod tests {
     #[test]
     fn a_dotted_order_gives_start_and_ancestors() {
         let order = format!("{ROOT}.{CHILD}");
-        let all: Vec<_> = links(&order).map(Option::unwrap).collect();
+        let all: Vec<_> = dotted_order_parts(&order).map(Option::unwrap).collect();
         assert_eq!(all[0].id.to_string(), "01a1f87a-5922-751a-9e7b-b20ac5ab0dc2");
         assert_eq!(all[0].start, Timestamp::parse("2026-11-20T10:22:10.210769Z").unwrap());
-        assert_eq!(own_link(&order), Some(all[1]));
-        assert_eq!(format_link(&all[1]), CHILD);
+        assert_eq!(last_part(&order), Some(all[1]));
+        assert_eq!(format_part(&all[1]), CHILD);
     }
 
     #[test]
@@ -216,7 +209,7 @@ mod tests {
     fn fractions_of_any_length_are_read() {
         let id = "01a1f87a-5922-751a-9e7b-b20ac5ab0dc2";
         for (fraction, micros) in [("", 0), ("5", 500_000), ("210", 210_000), ("210769999", 210_769)] {
-            let link = own_link(&format!("20261120T102210{fraction}Z{id}")).unwrap();
+            let link = last_part(&format!("20261120T102210{fraction}Z{id}")).unwrap();
             assert_eq!(link.start.micros() % 1_000_000, micros, "{fraction}");
         }
     }
@@ -232,9 +225,9 @@ mod tests {
             &format!("{ROOT}."),
             "99991231T235960Z01a1f87a-5922-751a-9e7b-b20ac5ab0dc2",
         ] {
-            assert_eq!(own_link(text), None, "{text}");
+            assert_eq!(last_part(text), None, "{text}");
         }
-        assert_eq!(links(&format!("zzz.{CHILD}")).collect::<Vec<_>>()[0], None);
+        assert_eq!(dotted_order_parts(&format!("zzz.{CHILD}")).collect::<Vec<_>>()[0], None);
     }
 
     proptest! {
@@ -243,7 +236,7 @@ mod tests {
             let id = "01a1f87a-5922-751a-9e7b-b20ac5ab0dc2";
             let expected = NaiveDateTime::parse_from_str(&text, "%Y%m%dT%H%M%S").ok();
             let expected = expected.map(|time| time.and_utc().timestamp_micros());
-            let read = own_link(&format!("{text}Z{id}")).map(|link| link.start.micros());
+            let read = last_part(&format!("{text}Z{id}")).map(|link| link.start.micros());
             prop_assert_eq!(read, expected, "{}", text);
         }
     }

@@ -11,7 +11,7 @@ use std::str::FromStr;
 
 use rand::RngCore as _;
 
-/// A place in a distributed trace: one span of it.
+/// A span of a distributed trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Traceparent {
     trace: u128,
@@ -27,14 +27,14 @@ impl Traceparent {
         let mut trace = [0; 16];
         random.fill_bytes(&mut trace);
         Self {
-            // Zero means invalid.
+            // Zero is invalid.
             trace: u128::from_be_bytes(trace).max(1),
             span: new_span(),
             sampled: true,
         }
     }
 
-    /// A span below this one, in the same trace.
+    /// A new span below this one.
     #[must_use]
     pub fn child(self) -> Self {
         Self {
@@ -43,35 +43,34 @@ impl Traceparent {
         }
     }
 
-    /// The trace, as 16 bytes in the order they are written.
+    /// In network byte order.
     #[must_use]
     pub const fn trace_bytes(self) -> [u8; 16] {
         self.trace.to_be_bytes()
     }
 
-    /// The span, as 8 bytes in the order they are written.
+    /// In network byte order.
     #[must_use]
     pub const fn span_bytes(self) -> [u8; 8] {
         self.span.to_be_bytes()
     }
 
-    /// Whether whoever began the trace records it.
+    /// Whether the trace is recorded.
     #[must_use]
     pub const fn sampled(self) -> bool {
         self.sampled
     }
 
-    /// The id of the trace, 32 hexadecimal digits: what log lines carry.
+    /// The id of the trace in log lines: 32 hexadecimal digits.
     #[must_use]
     pub fn trace_id(self) -> String {
-        // As many digits in the same form as a UUID without dashes, which that crate writes at once.
+        // The same format as a UUID without dashes, which that crate writes efficiently.
         uuid::Uuid::from_u128(self.trace).simple().to_string()
     }
 
-    /// The id of the span, 16 hexadecimal digits.
+    /// 16 hexadecimal digits.
     #[must_use]
     pub fn span_id(self) -> String {
-        // The second half of such a form.
         uuid::Uuid::from_u64_pair(0, self.span)
             .simple()
             .to_string()
@@ -96,7 +95,6 @@ impl fmt::Display for Traceparent {
     }
 }
 
-/// A text is no `traceparent`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a traceparent")]
 pub struct NotTraceparent;
@@ -104,7 +102,7 @@ pub struct NotTraceparent;
 impl FromStr for Traceparent {
     type Err = NotTraceparent;
 
-    /// Reads version 00, and later ones as far as the standard lets them be read: by their first four fields.
+    /// Parses version 00, and the first four fields of later versions, as the standard allows.
     fn from_str(text: &str) -> Result<Self, NotTraceparent> {
         let bytes = text.as_bytes();
         let lower_hex = |range: std::ops::Range<usize>| {

@@ -1,8 +1,8 @@
-//! Many callers, one statement.
+//! Groups concurrent calls into one statement.
 //!
-//! A flush starts when the previous one ends and takes whatever waits by then. There is no timer: one caller alone
-//! pays for one statement, sixty-four at once pay for one together. When the database refuses a group because of what
-//! one of them asks, each is asked alone, so that the others do not fail with it.
+//! A group starts when the previous one has ended, and takes all waiting requests. There is no timer: a single caller
+//! pays for one statement, and sixty-four callers share one. If the database refuses a group because of one of its
+//! requests, each request is repeated alone, so that the others do not fail.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -11,48 +11,48 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::sync::{mpsc, oneshot};
 use towpath_store as store;
 
-/// The most one flush takes.
-const LARGEST: usize = 512;
+/// Maximum size of a group.
+const MAX_GROUP: usize = 512;
 
-type Waiting<Q, A> = (Q, oneshot::Sender<store::Result<A>>);
+type QueuedRequest<Q, A> = (Q, oneshot::Sender<store::Result<A>>);
 
-/// Gathers requests and hands them to one flush at a time.
+/// Collects requests and processes one group at a time.
 pub struct Batch<Q, A> {
-    send: mpsc::Sender<Waiting<Q, A>>,
-    asking: AtomicUsize,
+    queue: mpsc::Sender<QueuedRequest<Q, A>>,
+    callers: AtomicUsize,
 }
 
-/// Stands for a caller until it is dropped.
-pub struct Asking<'b>(&'b AtomicUsize);
+/// Counts as a caller until it is dropped.
+pub struct CallerGuard<'b>(&'b AtomicUsize);
 
-impl Drop for Asking<'_> {
+impl Drop for CallerGuard<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 impl<Q: Clone + Send + Sync + 'static, A: Send + 'static> Batch<Q, A> {
-    /// `flush` answers its requests in their order. On the calling runtime.
+    /// `flush` returns its responses in the order of the requests. Runs on the calling runtime.
     pub fn new<F, Fut>(flush: F) -> Self
     where
         F: Fn(Arc<Vec<Q>>) -> Fut + Send + 'static,
         Fut: Future<Output = store::Result<Vec<A>>> + Send,
     {
-        let (send, mut receive) = mpsc::channel::<Waiting<Q, A>>(LARGEST * 2);
+        let (send, mut receive) = mpsc::channel::<QueuedRequest<Q, A>>(MAX_GROUP * 2);
         tokio::spawn(async move {
-            let mut group = Vec::with_capacity(LARGEST);
-            while receive.recv_many(&mut group, LARGEST).await > 0 {
-                // Tasks that are ready to run may be about to ask too. No timer: a few turns of the runtime, for as
-                // long as each brings somebody, so that one caller alone waits for a single turn.
+            let mut group = Vec::with_capacity(MAX_GROUP);
+            while receive.recv_many(&mut group, MAX_GROUP).await > 0 {
+                // Ready tasks may be about to call too, so this yields to the runtime as long as each turn brings
+                // another request. A single caller waits for one turn.
                 loop {
                     let before = group.len();
                     tokio::task::yield_now().await;
-                    while group.len() < LARGEST
+                    while group.len() < MAX_GROUP
                         && let Ok(one) = receive.try_recv()
                     {
                         group.push(one);
                     }
-                    if group.len() == before || group.len() == LARGEST {
+                    if group.len() == before || group.len() == MAX_GROUP {
                         break;
                     }
                 }
@@ -66,13 +66,13 @@ impl<Q: Clone + Send + Sync + 'static, A: Send + 'static> Batch<Q, A> {
                     }
                     Err(error) if error.is_transient() || requests.len() == 1 => {
                         for caller in waiting {
-                            let _ = caller.send(Err(again(&error)));
+                            let _ = caller.send(Err(clone_error(&error)));
                         }
                     }
                     Err(_) => {
                         for (request, caller) in requests.iter().zip(waiting) {
                             let answer = flush(Arc::new(vec![request.clone()])).await;
-                            let alone = answer.and_then(|mut answers| answers.pop().ok_or_else(gone));
+                            let alone = answer.and_then(|mut answers| answers.pop().ok_or_else(stopped_error));
                             let _ = caller.send(alone);
                         }
                     }
@@ -80,35 +80,34 @@ impl<Q: Clone + Send + Sync + 'static, A: Send + 'static> Batch<Q, A> {
             }
         });
         Self {
-            send,
-            asking: AtomicUsize::new(0),
+            queue: send,
+            callers: AtomicUsize::new(0),
         }
     }
 
-    /// When nobody asks at this moment, leave to do so without company: handing a request to another task and waiting for it
-    /// costs more than the statement of one alone.
-    pub fn alone(&self) -> Option<Asking<'_>> {
-        let free = self.asking.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Relaxed);
-        free.is_ok().then(|| Asking(&self.asking))
+    /// Permission to run a statement without a group, if there is no other caller: passing a request to another task
+    /// costs more than a single statement.
+    pub fn try_exclusive(&self) -> Option<CallerGuard<'_>> {
+        let free = self
+            .callers
+            .compare_exchange(0, 1, Ordering::Relaxed, Ordering::Relaxed);
+        free.is_ok().then(|| CallerGuard(&self.callers))
     }
 
-    /// Asks with whoever else does.
-    ///
-    /// # Errors
-    /// Those of the flush.
+    /// Processes a request, together with concurrent ones.
     pub async fn call(&self, request: Q) -> store::Result<A> {
-        self.asking.fetch_add(1, Ordering::Relaxed);
-        let _asking = Asking(&self.asking);
+        self.callers.fetch_add(1, Ordering::Relaxed);
+        let _asking = CallerGuard(&self.callers);
         let (answer, answered) = oneshot::channel();
-        if self.send.send((request, answer)).await.is_err() {
-            return Err(gone());
+        if self.queue.send((request, answer)).await.is_err() {
+            return Err(stopped_error());
         }
-        answered.await.unwrap_or_else(|_| Err(gone()))
+        answered.await.unwrap_or_else(|_| Err(stopped_error()))
     }
 }
 
-/// The same error for each of a group.
-fn again(error: &store::Error) -> store::Error {
+/// Copies the error for each request of a group.
+fn clone_error(error: &store::Error) -> store::Error {
     match error {
         store::Error::Unavailable(source) => store::Error::Unavailable(source.clone()),
         store::Error::Full => store::Error::Full,
@@ -116,7 +115,7 @@ fn again(error: &store::Error) -> store::Error {
     }
 }
 
-fn gone() -> store::Error {
+fn stopped_error() -> store::Error {
     store::Error::Open("the engine has stopped".to_owned())
 }
 
@@ -127,11 +126,11 @@ mod tests {
     #[tokio::test]
     async fn only_one_at_a_time_is_alone() {
         let batch: Batch<u32, u32> = Batch::new(async |group: Arc<Vec<u32>>| Ok(group.to_vec()));
-        let first = batch.alone().expect("nobody else asks");
-        assert!(batch.alone().is_none(), "the first one is still at it");
+        let first = batch.try_exclusive().expect("nobody else asks");
+        assert!(batch.try_exclusive().is_none(), "the first one is still at it");
         drop(first);
         assert_eq!(batch.call(7).await.unwrap(), 7);
-        assert!(batch.alone().is_some(), "the caller has its answer and is gone");
+        assert!(batch.try_exclusive().is_some(), "the caller has its answer and is gone");
     }
 
     #[tokio::test]

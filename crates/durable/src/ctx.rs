@@ -1,4 +1,4 @@
-//! What a workflow may ask for while it runs.
+//! The context of a running workflow.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -9,51 +9,46 @@ use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
 use towpath_domain::job::JobState;
 use towpath_domain::{JobId, Rejection, TenantId, Timestamp, failpoint};
-use towpath_store::jobs::{self, Claimed, Fenced, Move};
+use towpath_store::jobs::{self, ClaimedJob, JobFence, JobTransition};
 use towpath_store::steps::{self, NewStep};
 use towpath_store::{self as store, Tx};
 use tracing::Instrument as _;
 
-use crate::along::Along;
+use crate::batched_write::BatchedWrite;
 use crate::engine::Engine;
-use crate::failure::{Cause, Done, End, Failure, Outcome};
-use crate::hold::Hold;
+use crate::failure::{Cause, Failure, Outcome, Success, SuccessKind};
 use crate::lane::Lane;
+use crate::locked_jobs::LockedJobs;
 use crate::metric;
 
-/// A running job, as its workflow sees it. Everything it writes is fenced: once another worker holds the job, every
-/// call answers [`Failure::Lost`] and nothing of it is kept.
+/// A running job, as its workflow sees it. All writes are fenced: once another worker holds the job, every call returns
+/// [`Failure::Lost`] and writes nothing.
 pub struct Ctx {
     engine: Engine,
-    job: Claimed,
+    job: ClaimedJob,
     cancelled: CancellationToken,
-    /// Finished steps of earlier attempts; read at the first step of a job that was claimed before.
+    /// Finished steps of earlier attempts, read at the first step of a job that was claimed before.
     journal: Option<HashMap<String, String>>,
-    used: HashSet<String>,
+    used_step_names: HashSet<String>,
     cursor: Option<String>,
-    /// Children known to have ended badly.
+    /// Number of failed children known to this attempt.
     bad_children: i64,
-    /// When the attempt began here.
-    began: Instant,
+    /// Start of the attempt.
+    started_at: Instant,
 }
 
-/// A child of a waiting parent.
 #[derive(Clone, Debug)]
 pub struct Child {
-    /// The child.
     pub id: JobId,
-    /// Its kind.
     pub kind: String,
-    /// Where it stands.
     pub state: JobState,
-    /// Its last error.
     pub error: Option<String>,
 }
 
 impl Ctx {
-    pub(crate) fn new(engine: Engine, job: Claimed, cancelled: CancellationToken) -> Self {
+    pub(crate) fn new(engine: Engine, job: ClaimedJob, cancelled: CancellationToken) -> Self {
         let cursor = job.cursor.clone();
-        // A fence of 1 is the first claim ever: there can be no finished step, so none is looked for.
+        // A fence of 1 is the first claim: there cannot be a finished step.
         let journal = (job.fence == 1).then(HashMap::new);
         let bad_children = job.bad_children;
         Self {
@@ -61,89 +56,86 @@ impl Ctx {
             job,
             cancelled,
             journal,
-            used: HashSet::new(),
+            used_step_names: HashSet::new(),
             cursor,
             bad_children,
-            began: Instant::now(),
+            started_at: Instant::now(),
         }
     }
 
-    /// The job.
     #[must_use]
     pub fn job(&self) -> JobId {
         self.job.id
     }
 
-    /// Whose it is.
+    /// The tenant that owns the job.
     #[must_use]
     pub fn tenant(&self) -> TenantId {
         self.job.tenant_id
     }
 
-    /// Which attempt this is, from 1. Hand-backs, snoozes and waits do not count.
+    /// Number of this attempt, from 1. Returns, snoozes and waits do not count.
     #[must_use]
     pub fn attempt(&self) -> u32 {
         u32::try_from(self.job.attempt).unwrap_or(u32::MAX)
     }
 
-    /// Failed attempts so far.
     #[must_use]
     pub fn failures(&self) -> u32 {
         u32::try_from(self.job.failures).unwrap_or(u32::MAX)
     }
 
-    /// Rises each time the job changes hands: for targets that can compare it.
+    /// Rises with every claim; targets can compare it to reject writes of former holders.
     #[must_use]
     pub fn fence(&self) -> i64 {
         self.job.fence
     }
 
-    /// How long a worker that falls silent keeps its jobs.
+    /// How long a silent worker keeps its jobs.
     #[must_use]
     pub fn lease(&self) -> Duration {
         self.engine.settings().lease
     }
 
-    /// What the clock says that times of several hosts are compared by, as it was at the claim and went on here: for what has to
-    /// be over in time, whatever this host's own clock says.
+    /// Time by the clock that all hosts share: the database's time at the claim, advanced by this host's monotonic
+    /// clock. For deadlines, independent of this host's wall clock.
     #[must_use]
     pub fn now(&self) -> Timestamp {
-        self.job.claimed_at.plus(self.began.elapsed())
+        self.job.claimed_at.plus(self.started_at.elapsed())
     }
 
-    /// The trace context of the request that asked for this job.
+    /// The trace context of the request that recorded this job.
     #[must_use]
     pub fn traceparent(&self) -> Option<&str> {
         self.job.traceparent.as_deref()
     }
 
-    /// The same for every attempt of the step called `step`: what an external effect should be keyed by, because it
+    /// An idempotency key that is the same for every attempt of the step `step`. External effects need it, because they
     /// may happen twice.
     #[must_use]
     pub fn idempotency_token(&self, step: &str) -> String {
         format!("{}/{step}", self.job.id)
     }
 
-    /// Cancelled once somebody asked the job to stop. After a grace the job is dropped where it stands.
+    /// Cancelled once the job is asked to stop. After its grace, the job is dropped at its next await.
     #[must_use]
     pub fn cancelled(&self) -> CancellationToken {
         self.cancelled.clone()
     }
 
-    /// Performs `f` unless an earlier attempt has, and keeps what it answers. `f` may run twice (its worker can die
-    /// before the answer is recorded), its answer is recorded once.
+    /// Performs `f` unless an earlier attempt has, and records its result. `f` may run twice, because its worker can
+    /// die before the result is recorded; the result is recorded once.
     ///
-    /// # Errors
-    /// What `f` answers; [`Failure::Fatal`] when the name was used before in this attempt, which would make the
-    /// second use answer the first one's result: inside a loop the name carries the cursor.
+    /// A name can be used once per attempt, or the call fails with [`Failure::Fatal`]: in a loop, include the cursor in
+    /// the name.
     pub async fn step<T: Serialize + DeserializeOwned>(
         &mut self,
         name: &str,
         f: impl AsyncFnOnce() -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        if !self.used.insert(name.to_owned()) {
+        if !self.used_step_names.insert(name.to_owned()) {
             return Err(Failure::fatal(format!(
-                "the step {name:?} was performed twice in one attempt"
+                "the step {name:?} was used twice in one attempt"
             )));
         }
         if self.journal.is_none() {
@@ -159,17 +151,17 @@ impl Ctx {
             metrics::counter!(metric::STEPS, "kind" => self.job.kind.clone(), "from" => "journal").increment(1);
             return serde_json::from_str(output).map_err(|error| {
                 Failure::fatal(format!(
-                    "the recorded answer of the step {name:?} cannot be read: {error}"
+                    "the recorded result of the step {name:?} cannot be read: {error}"
                 ))
             });
         }
         let span = tracing::debug_span!("step", step.name = name);
         let answer = f().instrument(span.clone()).await?;
         let output = serde_json::to_string(&answer)
-            .map_err(|error| Failure::fatal(format!("the answer of the step {name:?} cannot be recorded: {error}")))?;
+            .map_err(|error| Failure::fatal(format!("the result of the step {name:?} cannot be recorded: {error}")))?;
         failpoint::hit("step.before_record");
         let step = NewStep {
-            job: self.fenced(),
+            job: self.fenced_job(),
             name: name.to_owned(),
             output,
         };
@@ -183,10 +175,7 @@ impl Ctx {
         Ok(answer)
     }
 
-    /// How far an earlier attempt, or this one, has come.
-    ///
-    /// # Errors
-    /// [`Failure::Fatal`] when the checkpoint is not a `C`.
+    /// The last saved cursor of this job.
     pub fn cursor<C: DeserializeOwned>(&self) -> Result<Option<C>, Failure> {
         self.cursor
             .as_deref()
@@ -195,10 +184,7 @@ impl Ctx {
             .map_err(|error| Failure::fatal(format!("the checkpoint cannot be read: {error}")))
     }
 
-    /// Saves how far the job has come, together with the rows that describe it.
-    ///
-    /// # Errors
-    /// [`Failure::Lost`] when another worker holds the job, else as [`Ctx::commit`].
+    /// Saves the cursor together with the rows that it describes.
     pub async fn checkpoint<C: Serialize>(
         &mut self,
         cursor: &C,
@@ -220,50 +206,43 @@ impl Ctx {
         Ok(())
     }
 
-    /// Writes business rows. The job row is locked and its fence checked before `f` begins.
+    /// Writes business rows. The job row is locked and its fence checked before `f` starts.
     ///
-    /// # Errors
-    /// [`Failure::Lost`] when another worker holds the job, [`Failure::Cancelled`] when it was asked to stop,
-    /// [`Failure::Retry`] when the database was not available, [`Failure::Fatal`] when a rule said no.
+    /// [`Failure::Lost`] if another worker holds the job, [`Failure::Cancelled`] if it was asked to stop,
+    /// [`Failure::Retry`] if the database was unavailable, [`Failure::Fatal`] if a rule was violated.
     pub async fn commit<T>(&mut self, f: impl AsyncFnOnce(&mut Tx<'_>) -> store::Result<T>) -> Result<T, Failure> {
         self.commit_in(&[], f).await
     }
 
-    /// As [`Ctx::commit`], for a closure that starts jobs in these lanes: they are locked before the job row.
-    ///
-    /// # Errors
-    /// As [`Ctx::commit`].
+    /// Like [`Ctx::commit`], for a closure that starts jobs in these lanes: they are locked before the job row.
     pub async fn commit_in<T>(
         &mut self,
         lanes: &[Lane],
         f: impl AsyncFnOnce(&mut Tx<'_>) -> store::Result<T>,
     ) -> Result<T, Failure> {
         let id = self.job.id;
-        self.held(lanes, false, false, async |tx, _| {
+        self.lock_held(lanes, false, false, async |tx, _| {
             let answer = f(tx).await?;
-            no_children(tx, id)?;
+            refuse_unawaited_children(tx, id)?;
             Ok(answer)
         })
         .await
     }
 
-    /// Ends the attempt by waiting for child jobs, which `f` starts with [`Start::child_of`](crate::Start::child_of)
-    /// this job. The job keeps its lane place and its deadline, but no worker. `run` is entered anew, with its
-    /// journal, when the last child is over or one ended badly. With no open child it is entered at once, and also when a child
-    /// ended badly that this attempt has not seen among its [children](Self::children).
-    ///
-    /// # Errors
-    /// As [`Ctx::commit`].
+    /// Ends the attempt and waits for child jobs, which `f` starts with [`Start::child_of`](crate::Start::child_of)
+    /// this job. The job keeps its lane slot and its deadline, but no worker. `run` is called again, with its journal,
+    /// when the last child has ended or one has failed. Without an open child it is called again at once; the same
+    /// applies if a child failed that is not yet among the [children](Self::children) of this attempt.
     pub async fn wait(&mut self, lanes: &[Lane], f: impl AsyncFnOnce(&mut Tx<'_>) -> store::Result<()>) -> Outcome {
         let (id, known) = (self.job.id, self.bad_children);
         failpoint::hit("wait.before");
-        self.held(lanes, false, false, async |tx, hold| {
+        self.lock_held(lanes, false, false, async |tx, hold| {
             f(tx).await?;
             let open = jobs::count_children(tx, id).await?;
             let row = hold.job(id);
             let goes_on = open == 0 || row.bad_children > known;
-            let mut to = Move::of(row, if goes_on { JobState::Ready } else { JobState::Waiting });
-            // Waiting is no attempt.
+            let mut to = JobTransition::of(row, if goes_on { JobState::Ready } else { JobState::Waiting });
+            // Waiting does not count as an attempt.
             to.attempt -= 1;
             to.lost_leases = 0;
             hold.move_to(tx, id, to).await
@@ -271,13 +250,10 @@ impl Ctx {
         .instrument(tracing::debug_span!("wait"))
         .await?;
         failpoint::hit("wait.after");
-        Ok(Done(End::Written))
+        Ok(Success(SuccessKind::Settled))
     }
 
     /// The children of this job.
-    ///
-    /// # Errors
-    /// [`Failure::Retry`] when the database was not available.
     pub async fn children(&mut self) -> Result<Vec<Child>, Failure> {
         let id = self.job.id;
         let children = self
@@ -300,29 +276,22 @@ impl Ctx {
             .collect())
     }
 
-    /// Sets the job's deadline, if it has none yet.
-    ///
-    /// # Errors
-    /// As [`Ctx::commit`].
+    /// Sets the deadline of the job, unless it has one.
     pub async fn deadline(&mut self, time: Timestamp) -> Result<(), Failure> {
         let id = self.job.id;
         self.commit(async |tx| jobs::set_deadline(tx, id, time).await).await
     }
 
-    /// Ends the job well: `f` writes the final business rows in the same transaction. Children still open are
+    /// Ends the job as succeeded; `f` writes the final business rows in the same transaction. Open children are
     /// cancelled.
     ///
-    /// # Errors
-    /// [`Failure::Cancelled`] when the job was asked to stop before this; see [`Ctx::settle_final`]. Else as
+    /// [`Failure::Cancelled`] if the job was asked to stop before; see [`Ctx::settle_final`]. Otherwise like
     /// [`Ctx::commit`].
     pub async fn settle(&mut self, f: impl AsyncFnOnce(&mut Tx<'_>) -> store::Result<()>) -> Outcome {
         self.settle_in(&[], false, f).await
     }
 
-    /// As [`Ctx::settle`], for a closure that starts jobs in these lanes.
-    ///
-    /// # Errors
-    /// As [`Ctx::settle`].
+    /// Like [`Ctx::settle`], for a closure that starts jobs in these lanes.
     pub async fn settle_with(
         &mut self,
         lanes: &[Lane],
@@ -331,33 +300,24 @@ impl Ctx {
         self.settle_in(lanes, false, f).await
     }
 
-    /// As [`Ctx::settle`], also when the job was asked to stop: the effect has happened and cannot be taken back.
-    ///
-    /// # Errors
-    /// As [`Ctx::settle`], without `Cancelled`.
+    /// Like [`Ctx::settle`], even if the job was asked to stop: the effect has happened and cannot be undone.
     pub async fn settle_final(&mut self, f: impl AsyncFnOnce(&mut Tx<'_>) -> store::Result<()>) -> Outcome {
         self.settle_in(&[], true, f).await
     }
 
-    /// Ends the job well with nothing to write but its own row; many such are written together.
-    ///
-    /// # Errors
-    /// None; it answers an outcome to return.
-    pub fn done(&self) -> Outcome {
-        Ok(Done(End::Bare(None)))
+    /// Ends the job as succeeded, writing only its own row; many such rows are written together.
+    pub fn complete(&self) -> Outcome {
+        Ok(Success(SuccessKind::CompletionPending(None)))
     }
 
-    /// As [`Ctx::done`], with business rows that are written with those of other jobs. A job that was asked to stop
-    /// before that ends as cancelled, and they are not written.
-    ///
-    /// # Errors
-    /// None; it answers an outcome to return.
-    pub fn done_along(&self, along: impl Along) -> Outcome {
-        Ok(Done(End::Bare(Some(Arc::new(along)))))
+    /// Like [`Ctx::complete`], with business rows that are written together with those of other jobs. A job that was
+    /// asked to stop before that ends as cancelled, and the rows are not written.
+    pub fn complete_with(&self, along: impl BatchedWrite) -> Outcome {
+        Ok(Success(SuccessKind::CompletionPending(Some(Arc::new(along)))))
     }
 
-    pub(crate) fn fenced(&self) -> Fenced {
-        Fenced {
+    pub(crate) fn fenced_job(&self) -> JobFence {
+        JobFence {
             id: self.job.id,
             fence: self.job.fence,
         }
@@ -370,14 +330,14 @@ impl Ctx {
         f: impl AsyncFnOnce(&mut Tx<'_>) -> store::Result<()>,
     ) -> Outcome {
         failpoint::hit("settle.before");
-        self.settled(lanes, even_cancelled, f)
+        self.settle_locked(lanes, even_cancelled, f)
             .instrument(tracing::debug_span!("settle"))
             .await?;
         failpoint::hit("settle.after");
-        Ok(Done(End::Written))
+        Ok(Success(SuccessKind::Settled))
     }
 
-    async fn settled(
+    async fn settle_locked(
         &mut self,
         lanes: &[Lane],
         even_cancelled: bool,
@@ -385,20 +345,20 @@ impl Ctx {
     ) -> Result<(), Failure> {
         let id = self.job.id;
         let mut f = Some(f);
-        // Where nothing else changes with the job, one statement locks it, looks at its fence and ends it.
+        // If nothing else changes with the job, one statement locks it, checks its fence and ends it.
         let alone = self.job.lane.is_none() && self.job.parent_id.is_none() && self.job.open_children == 0;
         if alone && lanes.is_empty() && !even_cancelled {
             let written = self
                 .engine
                 .store()
                 .write(async |tx| {
-                    if !jobs::succeed(tx, self.fenced()).await? {
+                    if !jobs::succeed(tx, self.fenced_job()).await? {
                         return Err(store::Error::Stale);
                     }
                     if let Some(f) = f.take() {
                         f(tx).await?;
                     }
-                    no_children(tx, id)
+                    refuse_unawaited_children(tx, id)
                 })
                 .await;
             if f.is_none() {
@@ -408,39 +368,39 @@ impl Ctx {
                 .increment(1);
                 return Ok(());
             }
-            // It moved on, or was asked to stop, or the database is away: below it turns out which.
+            // The job moved on, was asked to stop, or the database is unavailable; the code below finds out which.
         }
-        self.held(lanes, even_cancelled, true, async |tx, hold| {
+        self.lock_held(lanes, even_cancelled, true, async |tx, hold| {
             if let Some(f) = f {
                 f(tx).await?;
             }
-            no_children(tx, id)?;
+            refuse_unawaited_children(tx, id)?;
             hold.finish(tx, id, None, false).await
         })
         .await
     }
 
-    /// One transaction as the job's holder; with `family` its open descendants are locked too, if it has any.
-    async fn held<T>(
+    /// One transaction as the holder of the job. With `family`, its open descendants are locked too.
+    async fn lock_held<T>(
         &mut self,
         lanes: &[Lane],
         even_cancelled: bool,
         family: bool,
-        f: impl AsyncFnOnce(&mut Tx<'_>, &mut Hold) -> store::Result<T>,
+        f: impl AsyncFnOnce(&mut Tx<'_>, &mut LockedJobs) -> store::Result<T>,
     ) -> Result<T, Failure> {
         let id = self.job.id;
-        // Children are recorded by waiting for them, which ends the attempt; so the claim knew of them all.
+        // Children are only recorded by waiting for them, which ends the attempt, so the claim knew all of them.
         let family = family && self.job.open_children > 0;
-        // Told apart from a stale business row, which is the workflow's own affair.
+        // Distinguishes a refused job row from a stale business row, which the workflow must handle.
         let mut refused = None;
         let written = self
             .engine
             .store()
             .write(async |tx| {
                 let taken = if family {
-                    Hold::fenced(tx, self.fenced(), lanes, true).await
+                    LockedJobs::lock_fenced(tx, self.fenced_job(), lanes, true).await
                 } else {
-                    Hold::claimed(tx, &self.job, lanes).await
+                    LockedJobs::lock_claimed(tx, &self.job, lanes).await
                 };
                 let mut hold = match taken {
                     Err(store::Error::Stale) => {
@@ -461,24 +421,24 @@ impl Ctx {
     }
 }
 
-/// A child recorded otherwise than by waiting for it would be counted by nobody, and go on when its parent is over.
-fn no_children(tx: &Tx<'_>, id: JobId) -> store::Result<()> {
+/// A child recorded in another way would not be counted, and would outlive its parent.
+fn refuse_unawaited_children(tx: &Tx<'_>, id: JobId) -> store::Result<()> {
     if tx.noted_child(id) {
-        return Err(Rejection::rule("", "children are recorded by waiting for them, with `ctx.wait`").into());
+        return Err(Rejection::rule("", "record children with `ctx.wait`").into());
     }
     Ok(())
 }
 
-/// How long a job rests whose rows others hold.
+/// Snooze of a job whose rows are locked.
 const LOCKED: Duration = Duration::from_secs(1);
 
-/// What a failed store call means to a workflow that says nothing else.
+/// The default mapping of store errors to failures.
 #[expect(clippy::needless_pass_by_value, reason = "it is handed to map_err as it is")]
 pub(crate) fn failure(error: store::Error) -> Failure {
     let cause = Cause::of(&error);
     match &error {
         store::Error::NotFound | store::Error::Rejected(_) | store::Error::Corrupt { .. } => Failure::Fatal(cause),
-        // Others hold its rows: no fault of the job, so no attempt is spent.
+        // Other transactions lock its rows: not a fault of the job, so no attempt is spent.
         _ if error.is_locked() => Failure::Snooze(LOCKED),
         _ => Failure::Retry(cause),
     }

@@ -1,24 +1,23 @@
-//! What the parts of the engine share in one process.
+//! State that the parts of the engine share in one process.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
-use towpath_store::jobs::{self, Fenced};
+use towpath_store::jobs::{self, JobFence};
 use towpath_store::steps::{self, NewStep};
 use towpath_store::{self as store, Dialect, Store, Tx};
 
-use crate::along::{self, Along};
 use crate::batch::Batch;
+use crate::batched_write::{self, BatchedWrite};
 use crate::metric::{AllMeters, Meters};
 
-/// Times of the engine.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// How long a worker keeps its jobs without a renewal. Renewed every third of it.
+    /// How long a worker keeps its jobs without a renewal. It renews every third of this time.
     pub lease: Duration,
-    /// How long a cancelled job may go on before it is dropped.
+    /// How long a cancelled job may run before it is dropped.
     pub cancel_grace: Duration,
 }
 
@@ -31,99 +30,90 @@ impl Default for Settings {
     }
 }
 
-/// A job that ends with nothing to write but its own row, its place in a lane if it has one, and what goes along.
+/// A completion: a succeeded job whose own row, lane slot and batched rows remain to be written.
 #[derive(Clone, Debug)]
-pub struct Ending {
-    /// The job, and the fence of its attempt.
-    pub job: Fenced,
-    /// Its lane.
+pub struct Completion {
+    /// The job and the fence of its attempt.
+    pub job: JobFence,
     pub lane: Option<String>,
-    /// What else is written with its end.
-    pub along: Option<Arc<dyn Along>>,
+    /// Rows that are written with its end.
+    pub batched_write: Option<Arc<dyn BatchedWrite>>,
 }
 
-/// Jobs that end together, as the store takes them.
-pub struct Endings {
-    /// The jobs.
-    pub held: Vec<Fenced>,
-    /// Their lanes in order, each once.
+/// Completions that are written together, in the format of the store.
+pub struct CompletionBatch {
+    pub jobs: Vec<JobFence>,
+    /// Their lanes, sorted and unique.
     pub lanes: Vec<String>,
-    along: Vec<(Fenced, Arc<dyn Along>)>,
+    batched_writes: Vec<(JobFence, Arc<dyn BatchedWrite>)>,
 }
 
-impl Endings {
-    /// These.
-    pub fn of<'a>(endings: impl IntoIterator<Item = &'a Ending>) -> Self {
+impl CompletionBatch {
+    pub fn of<'a>(endings: impl IntoIterator<Item = &'a Completion>) -> Self {
         let (mut held, mut lanes, mut along) = (Vec::new(), BTreeSet::new(), Vec::new());
         for ending in endings {
             held.push(ending.job);
             lanes.extend(ending.lane.clone());
-            along.extend(ending.along.clone().map(|along| (ending.job, along)));
+            along.extend(ending.batched_write.clone().map(|along| (ending.job, along)));
         }
         Self {
-            held,
+            jobs: held,
             lanes: lanes.into_iter().collect(),
-            along,
+            batched_writes: along,
         }
     }
 
-    /// Whether ending them is one statement, which needs no transaction around it.
+    /// Whether they need one statement only, and so no transaction.
     #[must_use]
-    pub fn are_one_statement(&self) -> bool {
-        self.lanes.is_empty() && self.along.is_empty()
+    pub fn is_single_statement(&self) -> bool {
+        self.lanes.is_empty() && self.batched_writes.is_empty()
     }
 
-    /// Ends them; answers those that hit.
-    ///
-    /// # Errors
-    /// As every statement.
-    pub async fn complete(&self, store: &Store) -> store::Result<Vec<Fenced>> {
+    /// Ends the jobs; returns those that were still held.
+    pub async fn complete(&self, store: &Store) -> store::Result<Vec<JobFence>> {
         let complete = async |tx: &mut Tx<'_>| {
-            let hit = jobs::complete(tx, &self.held, &self.lanes).await?;
-            self.write_along(tx, |job| hit.contains(&job)).await?;
+            let hit = jobs::complete(tx, &self.jobs, &self.lanes).await?;
+            self.write_batched(tx, |job| hit.contains(&job)).await?;
             Ok(hit)
         };
-        if self.are_one_statement() {
+        if self.is_single_statement() {
             store.write_one(complete).await
         } else {
             store.write(complete).await
         }
     }
 
-    /// Writes what goes along with those of them that ended, in the transaction that ended them.
-    ///
-    /// # Errors
-    /// As every statement.
-    pub async fn write_along(&self, tx: &mut Tx<'_>, ended: impl Fn(Fenced) -> bool) -> store::Result<()> {
-        let hit = self.along.iter().filter(|(job, _)| ended(*job));
-        along::write(tx, hit.map(|(_, along)| Arc::clone(along)).collect()).await
+    /// Writes the batched rows of the jobs that ended, in the same transaction.
+    pub async fn write_batched(&self, tx: &mut Tx<'_>, ended: impl Fn(JobFence) -> bool) -> store::Result<()> {
+        let hit = self.batched_writes.iter().filter(|(job, _)| ended(*job));
+        batched_write::write_batched(tx, hit.map(|(_, along)| Arc::clone(along)).collect()).await
     }
 }
 
-/// The engine of one process. Clones share it.
+/// The engine of one process. Clones share its state.
 #[derive(Clone)]
-pub struct Engine(Arc<Inner>);
+pub struct Engine(Arc<EngineState>);
 
-struct Inner {
+struct EngineState {
     store: Store,
     settings: Settings,
     steps: Batch<NewStep, bool>,
-    completions: Batch<Ending, bool>,
-    /// Who claims in this process, by pool.
-    claimers: Mutex<HashMap<String, mpsc::Sender<Joining>>>,
+    completions: Batch<Completion, bool>,
+    /// Claimers in this process, by pool.
+    claimers: Mutex<HashMap<String, mpsc::Sender<RecordRequest>>>,
     meters: AllMeters,
 }
 
-/// Jobs to be recorded in the transaction that claims the next ones.
-pub struct Joining {
-    /// What records them. It need not wake the pool of the claimer.
-    pub along: Arc<dyn Along>,
-    /// Told once they are recorded, and dropped when they are not.
-    pub done: oneshot::Sender<()>,
+/// Jobs to record in the transaction that claims the next ones.
+pub struct RecordRequest {
+    /// Records them. It need not wake the claimer's own pool.
+    pub batched_write: Arc<dyn BatchedWrite>,
+    /// Reports that they are recorded; dropped if they are not.
+    pub recorded: oneshot::Sender<()>,
 }
 
-/// What may wait for a claimer's next turn; more write by themselves.
-const JOINING: usize = 512;
+/// Capacity of the queue to a claimer; further callers write by themselves.
+const RECORD_QUEUE_CAPACITY: usize = 512;
 
 impl Engine {
     /// An engine over `store`, on the calling runtime.
@@ -137,25 +127,25 @@ impl Engine {
                     let record = async |tx: &mut Tx<'_>| steps::record(tx, &group).await;
                     let held = match store.dialect() {
                         Dialect::Postgres => store.write_one(record).await?,
-                        // Several statements a step.
+                        // A step needs several statements.
                         Dialect::Sqlite => store.write(record).await?,
                     };
-                    Ok(among(held, group.iter().map(|step| step.job)))
+                    Ok(membership(held, group.iter().map(|step| step.job)))
                 }
             }
         });
         let completions = Batch::new({
             let store = store.clone();
-            move |group: Arc<Vec<Ending>>| {
+            move |group: Arc<Vec<Completion>>| {
                 let store = store.clone();
                 async move {
-                    let endings = Endings::of(group.iter());
+                    let endings = CompletionBatch::of(group.iter());
                     let hit = endings.complete(&store).await?;
-                    Ok(among(hit, endings.held.iter().copied()))
+                    Ok(membership(hit, endings.jobs.iter().copied()))
                 }
             }
         });
-        Self(Arc::new(Inner {
+        Self(Arc::new(EngineState {
             store,
             settings,
             steps,
@@ -165,44 +155,46 @@ impl Engine {
         }))
     }
 
-    /// For the one claimer of a pool in this process: what is to be recorded with its turns, until it drops this.
+    /// Registers the claimer of a pool in this process; it receives record requests until it drops the receiver.
     #[must_use]
-    pub fn joining(&self, pool: &str) -> mpsc::Receiver<Joining> {
-        let (send, receive) = mpsc::channel(JOINING);
-        self.claimers().insert(pool.to_owned(), send);
+    pub fn record_requests(&self, pool: &str) -> mpsc::Receiver<RecordRequest> {
+        let (send, receive) = mpsc::channel(RECORD_QUEUE_CAPACITY);
+        self.lock_claimers().insert(pool.to_owned(), send);
         receive
     }
 
-    /// Has jobs of a pool recorded by whoever claims them in this process, in the transaction of its next turn: where a slot
-    /// is free they are claimed there and then. False when nobody claims here, or the transaction failed; then nothing was
-    /// recorded.
+    /// Records jobs of a pool in the next transaction of this process's claimer, which claims them at once if a slot is
+    /// free. Returns false if there is no claimer here or the transaction failed; nothing is recorded then.
     ///
-    /// For SQLite: there a transaction that was not answered was not committed, and nobody else would have to be woken.
-    pub async fn record_with_turn(&self, pool: &str, along: Arc<dyn Along>) -> bool {
+    /// For SQLite: there, an unacknowledged transaction is certainly not committed, and no other process must be woken.
+    pub async fn record_with_next_claim(&self, pool: &str, along: Arc<dyn BatchedWrite>) -> bool {
         if self.store().dialect() != Dialect::Sqlite {
             return false;
         }
-        let Some(claimer) = self.claimers().get(pool).cloned() else {
+        let Some(claimer) = self.lock_claimers().get(pool).cloned() else {
             return false;
         };
         let (done, recorded) = oneshot::channel();
-        let asked = claimer.try_send(Joining { along, done }).is_ok();
+        let asked = claimer
+            .try_send(RecordRequest {
+                batched_write: along,
+                recorded: done,
+            })
+            .is_ok();
         drop(claimer);
         asked && recorded.await.is_ok()
     }
 
-    fn claimers(&self) -> MutexGuard<'_, HashMap<String, mpsc::Sender<Joining>>> {
-        // An insertion does not panic half way.
+    fn lock_claimers(&self) -> MutexGuard<'_, HashMap<String, mpsc::Sender<RecordRequest>>> {
+        // Insertions do not panic half-way.
         self.0.claimers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The store.
     #[must_use]
     pub fn store(&self) -> &Store {
         &self.0.store
     }
 
-    /// The times.
     #[must_use]
     pub fn settings(&self) -> Settings {
         self.0.settings
@@ -212,9 +204,9 @@ impl Engine {
         self.0.meters.of(pool, kind)
     }
 
-    /// Records a step, alone or with whatever other steps wait; `false` when the job is held by somebody else.
+    /// Records a step, grouped with concurrent ones; `false` if another worker holds the job.
     pub(crate) async fn record_step(&self, step: NewStep) -> store::Result<bool> {
-        if let Some(_alone) = self.0.steps.alone()
+        if let Some(_alone) = self.0.steps.try_exclusive()
             && self
                 .0
                 .store
@@ -226,14 +218,14 @@ impl Engine {
         self.0.steps.call(step).await
     }
 
-    /// Completes a job that has nothing else to write; `false` when it moved on or was asked to stop.
-    pub(crate) async fn complete(&self, ending: Ending) -> store::Result<bool> {
+    /// Completes a job that writes only its own row; `false` if it moved on or was asked to stop.
+    pub(crate) async fn complete(&self, ending: Completion) -> store::Result<bool> {
         self.0.completions.call(ending).await
     }
 }
 
-/// Told apart by fence too: an old holder of a job may stand in one group with the new one.
-fn among(hit: Vec<Fenced>, wanted: impl Iterator<Item = Fenced>) -> Vec<bool> {
-    let hit: HashSet<Fenced> = hit.into_iter().collect();
+/// Compares fences too: the former and the new holder of a job may be in the same group.
+fn membership(hit: Vec<JobFence>, wanted: impl Iterator<Item = JobFence>) -> Vec<bool> {
+    let hit: HashSet<JobFence> = hit.into_iter().collect();
     wanted.map(|job| hit.contains(&job)).collect()
 }

@@ -1,41 +1,40 @@
-//! How an attempt can end.
+//! Results of an attempt.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::along::Along;
+use crate::batched_write::BatchedWrite;
 
-/// What a workflow's `run` answers.
-pub type Outcome = Result<Done, Failure>;
+/// The result of a workflow's `run`.
+pub type Outcome = Result<Success, Failure>;
 
-/// An attempt that ended as it should. Only [`Ctx`](crate::Ctx) makes one.
+/// A successful attempt. Only [`Ctx`](crate::Ctx) creates one.
 #[derive(Debug)]
-pub struct Done(pub(crate) End);
+pub struct Success(pub(crate) SuccessKind);
 
 #[derive(Debug)]
-pub(crate) enum End {
-    /// The job row is already written.
-    Written,
-    /// Nothing but the job row is to be written, and what goes along with it: many such are completed together.
-    Bare(Option<Arc<dyn Along>>),
+pub(crate) enum SuccessKind {
+    /// The job row is written.
+    Settled,
+    /// The job row and its batched rows remain to be written, together with those of other jobs.
+    CompletionPending(Option<Arc<dyn BatchedWrite>>),
 }
 
-/// An attempt that did not. Which one it is, is decided where it happens: the code that made the call knows whether
-/// trying again can help.
+/// A failed or interrupted attempt. The code that made a call decides which, because it knows whether a retry can help.
 #[derive(Debug)]
 pub enum Failure {
-    /// Trying again may help; the retry policy says when, and whether.
+    /// A retry may help; the retry policy decides when and whether.
     Retry(Cause),
-    /// Trying again cannot help: the job fails now.
+    /// A retry cannot help: the job fails now.
     Fatal(Cause),
-    /// Not now: come back after this long. Not a failure; the attempt is given back.
+    /// Continue after this time. Not a failure; the attempt does not count.
     Snooze(Duration),
-    /// The attempt ran out of time. Retried; on the last attempt the job ends `timed_out`.
+    /// The attempt exceeded its time limit. It is retried; after the last attempt the job ends as `timed_out`.
     TimedOut(Cause),
     /// The job was asked to stop.
     Cancelled,
-    /// Another worker holds the job now, or it is over. Nothing more can be written.
+    /// Another worker holds the job, or it has ended. Nothing more can be written.
     Lost,
 }
 
@@ -43,7 +42,7 @@ pub enum Failure {
 #[derive(Clone, PartialEq, Eq)]
 pub struct Cause(String);
 
-/// Longer texts are cut: an error is for reading, and its rows stay small.
+/// Longer texts are truncated, so that rows stay small.
 const LONGEST: usize = 8 * 1024;
 
 impl Cause {
@@ -53,7 +52,7 @@ impl Cause {
         let mut source = error.source();
         while let Some(cause) = source {
             let cause_text = cause.to_string();
-            // Transparent wrappers repeat their source.
+            // Transparent wrappers repeat the text of their source.
             if !text.ends_with(&cause_text) {
                 text.push_str(": ");
                 text.push_str(&cause_text);
@@ -63,7 +62,6 @@ impl Cause {
         Self::new(text)
     }
 
-    /// From a text.
     pub fn new(text: impl Into<String>) -> Self {
         let mut text = text.into();
         if text.len() > LONGEST {
@@ -71,14 +69,13 @@ impl Cause {
             text.truncate(end);
             text.push_str(" … (cut)");
         }
-        // PostgreSQL text holds no NUL.
+        // PostgreSQL text cannot contain NUL.
         if text.contains('\0') {
             text = text.replace('\0', "\u{FFFD}");
         }
         Self(text)
     }
 
-    /// The text.
     #[must_use]
     pub fn text(&self) -> &str {
         &self.0
@@ -98,12 +95,12 @@ impl fmt::Debug for Cause {
 }
 
 impl Failure {
-    /// A failure that may pass, from a text.
+    /// A temporary failure, from a text.
     pub fn retry(text: impl Into<String>) -> Self {
         Self::Retry(Cause::new(text))
     }
 
-    /// A failure that stays, from a text.
+    /// A permanent failure, from a text.
     pub fn fatal(text: impl Into<String>) -> Self {
         Self::Fatal(Cause::new(text))
     }
@@ -122,22 +119,16 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// Says at the call site whether an error is worth another attempt.
-pub trait Verdict<T> {
-    /// Trying again may help.
-    ///
-    /// # Errors
-    /// [`Failure::Retry`] with the error and its sources.
+/// Classifies an error at the call site as temporary or permanent.
+pub trait IntoFailure<T> {
+    /// The error is temporary: [`Failure::Retry`].
     fn retry(self) -> Result<T, Failure>;
 
-    /// Trying again cannot help.
-    ///
-    /// # Errors
-    /// [`Failure::Fatal`] with the error and its sources.
+    /// The error is permanent: [`Failure::Fatal`].
     fn fatal(self) -> Result<T, Failure>;
 }
 
-impl<T, E: std::error::Error + 'static> Verdict<T> for Result<T, E> {
+impl<T, E: std::error::Error + 'static> IntoFailure<T> for Result<T, E> {
     fn retry(self) -> Result<T, Failure> {
         self.map_err(|error| Failure::Retry(Cause::of(&error)))
     }

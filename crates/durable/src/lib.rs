@@ -1,22 +1,22 @@
 //! The engine.
 //!
-//! Promises: a job recorded in a transaction is there exactly when that transaction is; at most one holder of a job
-//! can commit anything, however many believe they hold it; a finished step is never performed again; however a job
-//! ends, its business rows are settled in the same transaction. Leaves to others: what the jobs do (`workflows`),
-//! the processes that perform them (`workers`), and the clock that drives the sweeps (`scheduler`).
+//! Guarantees: a job exists exactly if the transaction that recorded it was committed. At most one holder of a job can
+//! commit, however many believe they hold it. A finished step is never performed again. However a job ends, its
+//! business rows are settled in the same transaction. What jobs do is in `workflows`, the processes that perform them
+//! in `workers`, and the sweeps are driven by `scheduler`.
 //!
-//! Lock order, everywhere: lane rows sorted by key, then job rows sorted by id, then business rows. [`hold`] is the
-//! one place that takes them.
+//! Lock order, everywhere: lane rows sorted by key, then job rows sorted by id, then business rows. Only
+//! [`locked_jobs`] takes them.
 
-mod along;
 mod batch;
+mod batched_write;
 mod cancel;
 mod ctx;
 mod engine;
 mod explain;
 mod failure;
-mod hold;
 mod lane;
+mod locked_jobs;
 pub mod metric;
 mod outcome;
 mod perform;
@@ -26,20 +26,20 @@ mod sweep;
 pub mod trace;
 mod workflow;
 
-pub use along::{Along, each, write as write_along};
 pub use batch::Batch;
-pub use cancel::{Cancelled, cancel, cancel_all};
+pub use batched_write::{BatchedWrite, of_type, write_batched};
+pub use cancel::{CancelOutcome, cancel, cancel_all};
 pub use ctx::{Child, Ctx};
-pub use engine::{Ending, Endings, Engine, Joining, Settings};
-pub use explain::{Explanation, Why, explain};
-pub use failure::{Cause, Done, Failure, Outcome, Verdict};
+pub use engine::{Completion, CompletionBatch, Engine, RecordRequest, Settings};
+pub use explain::{Explanation, StateReason, explain};
+pub use failure::{Cause, Failure, IntoFailure, Outcome, Success};
 pub use lane::Lane;
-pub use perform::{Bare, Performed, Signal, attempt, perform};
-pub use retry::{has_pool, knows, retry};
-pub use start::{Start, counted, ready, recorded, start, start_all, start_all_apart, start_raw};
+pub use perform::{AttemptResult, PendingCompletion, Signal, attempt, perform};
+pub use retry::{has_pool, is_known_kind, retry};
+pub use start::{Start, count_started, ready, record_started_metrics, start, start_all, start_all_apart, start_raw};
 pub use sweep::{
-    end_old_leases, end_overdue, give_up, lost_workers, ready_due, ready_earlier_boots, rescue, respawn, take_back,
+    end_old_leases, end_overdue, give_up, lost_workers, ready_due, release_earlier_boots, rescue, respawn, take_back,
 };
-pub use towpath_store::jobs::{Claimed, Fenced, NewJob};
-pub use towpath_store::leases::{Expired, Look, Reach};
-pub use workflow::{Again, Ends, Registry, Workflow};
+pub use towpath_store::jobs::{ClaimedJob, JobFence, NewJob};
+pub use towpath_store::leases::{ExpiredLeases, LostWorkerScope, LostWorkers};
+pub use workflow::{EndHandlers, Registry, RetryDecision, Workflow};

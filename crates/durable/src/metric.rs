@@ -1,4 +1,4 @@
-//! What the engine counts. Labels are pools, kinds and fixed words: never a tenant, a job or a lane.
+//! Metrics of the engine. Labels are pools, kinds and fixed words, never a tenant, a job or a lane.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,20 +18,20 @@ pub(crate) const DEAD: &str = "towpath_dead_letters_total";
 pub(crate) const EXPIRED: &str = "towpath_leases_expired_total";
 pub(crate) const MOVES: &str = "towpath_sweep_moves_total";
 
-/// Says what the metrics of this room mean.
 pub fn describe() {
     metrics::describe_counter!(ENQUEUED, Unit::Count, "Jobs recorded by this process");
-    metrics::describe_counter!(FINISHED, Unit::Count, "Jobs ended by this process, by how they ended");
-    metrics::describe_histogram!(RUN, Unit::Seconds, "How long an attempt of a job took");
+    metrics::describe_counter!(FINISHED, Unit::Count, "Jobs ended by this process, by outcome");
+    metrics::describe_histogram!(RUN, Unit::Seconds, "Duration of an attempt of a job");
     metrics::describe_counter!(
         ATTEMPTS,
         Unit::Count,
-        "Attempts that ended here: ok (settled, or waits for children), retry, fatal, timed_out, cancelled, snoozed, lost"
+        "Attempts that ended in this process: ok (settled, or waits for children), retry, fatal, timed_out, \
+         cancelled, snoozed, lost"
     );
     metrics::describe_counter!(
         STEPS,
         Unit::Count,
-        "Steps performed (run) and steps skipped because an earlier attempt had finished them (journal)"
+        "Steps performed (run), and steps skipped because an earlier attempt had finished them (journal)"
     );
     metrics::describe_counter!(CHECKPOINTS, Unit::Count, "Checkpoints saved");
     metrics::describe_counter!(
@@ -42,22 +42,22 @@ pub fn describe() {
     metrics::describe_counter!(
         BLOCKED,
         Unit::Count,
-        "Jobs that found their lane full and had to wait for a place"
+        "Jobs that found their lane full and had to wait for a slot"
     );
     metrics::describe_counter!(DEAD, Unit::Count, "Jobs that became dead letters");
     metrics::describe_counter!(EXPIRED, Unit::Count, "Jobs taken back because their lease had ended");
     metrics::describe_counter!(
         MOVES,
         Unit::Count,
-        "Jobs moved by the clock: due, rescued, restarted, overdue, respawned"
+        "Jobs moved by the scheduler: due, rescued, restarted, overdue, respawned"
     );
-    // A counter that is there from the first scrape lets an alert tell zero from unknown.
+    // Registered from the first scrape, so that an alert can distinguish zero from unknown.
     metrics::counter!(STALE).absolute(0);
     metrics::counter!(EXPIRED).absolute(0);
 }
 
-/// What is counted for every attempt of one kind in one pool: kept, since looking each up by its labels takes a copy of them
-/// for every job.
+/// Metric handles for the attempts of one kind in one pool. They are cached, because a lookup by labels copies the
+/// labels for every job.
 pub(crate) struct Meters {
     kind: String,
     ok: Counter,
@@ -77,22 +77,22 @@ impl Meters {
         }
     }
 
-    /// An attempt ended well.
+    /// Counts a successful attempt.
     pub(crate) fn ok(&self) {
         self.ok.increment(1);
     }
 
-    /// An attempt ended otherwise.
+    /// Counts an attempt that did not succeed.
     pub(crate) fn failed(&self, outcome: &'static str) {
         metrics::counter!(ATTEMPTS, "kind" => self.kind.clone(), "outcome" => outcome).increment(1);
     }
 
-    /// A job ended well.
+    /// Counts a succeeded job.
     pub(crate) fn succeeded(&self) {
         self.succeeded.increment(1);
     }
 
-    /// An attempt is over.
+    /// Records the duration of an attempt.
     pub(crate) fn took(&self, started: Instant) {
         self.took.record(started.elapsed());
     }
@@ -104,7 +104,7 @@ pub(crate) struct AllMeters(Mutex<HashMap<String, HashMap<String, Arc<Meters>>>>
 
 impl AllMeters {
     pub(crate) fn of(&self, pool: &str, kind: &str) -> Arc<Meters> {
-        // An insertion does not panic half way.
+        // Insertions do not panic half-way.
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = all.get(pool).and_then(|kinds| kinds.get(kind)) {
             return Arc::clone(known);

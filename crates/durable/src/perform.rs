@@ -1,4 +1,4 @@
-//! One attempt of one job, from claim to the row that says how it ended.
+//! Performs one attempt of a job, from its claim to the row with its result.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -9,44 +9,43 @@ use futures::future::OptionFuture;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use towpath_domain::job::RetryPolicy;
-use towpath_store::jobs::{self, Claimed};
+use towpath_store::jobs::{self, ClaimedJob};
 use towpath_store::{self as store};
 use tracing::{Instrument, Span};
 
 use crate::ctx::Ctx;
-use crate::engine::{Ending, Engine};
-use crate::failure::{Cause, End, Failure, Outcome};
+use crate::engine::{Completion, Engine};
+use crate::failure::{Cause, Failure, Outcome, SuccessKind};
 use crate::metric::Meters;
 use crate::outcome;
 use crate::trace;
 use crate::workflow::Registry;
 
-/// What the worker tells a job that is at work.
+/// Signal of the worker to a running job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Signal {
-    /// Go on.
+    /// Keep running.
     Run,
-    /// Somebody asked it to stop; it has its grace.
+    /// The job was asked to stop; it has its grace time.
     Cancel,
-    /// The worker leaves; the job is given back where it stands.
+    /// The worker stops; the job is returned.
     HandBack,
-    /// The lease is gone or about to be: stop at once, nothing more can be written.
+    /// The lease is lost or about to be: stop at once, nothing more can be written.
     Lost,
 }
 
-/// What is left to do after an attempt.
-#[must_use = "a bare job's row is still to be written"]
-pub enum Performed {
-    /// Nothing: its row is written, or is no longer this worker's to write.
-    Written,
-    /// The job ended well and has nothing to write but its own row and what goes along with it, which is written together
-    /// with those of others.
-    Bare(Box<Bare>),
+/// What remains to be done after an attempt.
+#[must_use = "the row of a completion remains to be written"]
+pub enum AttemptResult {
+    /// Nothing: the row is written, or another worker holds the job.
+    Settled,
+    /// The job succeeded, and its own row and batched rows are written together with those of other jobs.
+    CompletionPending(Box<PendingCompletion>),
 }
 
-/// A job that ended well, its row not yet written.
-pub struct Bare {
-    ending: Ending,
+/// A succeeded job whose row is not written yet.
+pub struct PendingCompletion {
+    completion: Completion,
     meters: Arc<Meters>,
     policy: RetryPolicy,
     started: std::time::Instant,
@@ -54,81 +53,81 @@ pub struct Bare {
     span: Span,
 }
 
-impl Bare {
-    /// What is to be written.
+impl PendingCompletion {
+    /// The rows to write.
     #[must_use]
-    pub fn ending(&self) -> &Ending {
-        &self.ending
+    pub fn completion(&self) -> &Completion {
+        &self.completion
     }
 
-    /// Its row is written.
-    pub fn completed(self) {
+    /// Called after the row is written.
+    pub fn finish(self) {
         self.meters.ok();
         self.meters.succeeded();
         self.meters.took(self.started);
     }
 
-    /// Writes the row, with whatever others are at it. Returns as [`perform`] does.
+    /// Writes the row, grouped with concurrent ones. Returns when [`perform`] would.
     pub async fn complete(mut self, engine: &Engine) {
         let mut pause = FIRST_PAUSE;
         loop {
-            match engine.complete(self.ending.clone()).await {
-                Ok(true) => return self.completed(),
-                Ok(false) => return self.missed(engine).await,
-                // The job ended well: it is not performed again because its row is not free or the database is away.
+            match engine.complete(self.completion.clone()).await {
+                Ok(true) => return self.finish(),
+                Ok(false) => return self.record_missed(engine).await,
+                // The job succeeded: it must not run again because its row is locked or the database is unavailable.
                 Err(error) if error.is_transient() => {
-                    self.span.in_scope(
-                        || tracing::warn!(error = %error, "cannot write down that the job ended; trying again"),
-                    );
-                    if rest(&mut pause, &mut self.signal).await.is_lost() {
-                        self.meters.failed(word(&Failure::Lost));
+                    self.span
+                        .in_scope(|| tracing::warn!(error = %error, "cannot record the end of the job; retrying"));
+                    if pause_unless_lost(&mut pause, &mut self.signal).await.is_lost() {
+                        self.meters.failed(failure_label(&Failure::Lost));
                         return self.meters.took(self.started);
                     }
                 }
-                Err(error) => return self.failed(engine, crate::ctx::failure(error)).await,
+                Err(error) => return self.record_failed(engine, crate::ctx::failure(error)).await,
             }
         }
     }
 
-    /// The row could not be written: the job was asked to stop, or is somebody else's. The row decides which.
-    pub async fn missed(self, engine: &Engine) {
-        self.failed(engine, Failure::Cancelled).await;
+    /// Handles a row that could not be written: the job was asked to stop, or another worker holds it. The row decides
+    /// which.
+    pub async fn record_missed(self, engine: &Engine) {
+        self.record_failed(engine, Failure::Cancelled).await;
     }
 
-    async fn failed(mut self, engine: &Engine, failure: Failure) {
-        self.meters.failed(word(&failure));
-        write_down(engine, self.ending.job, &failure, self.policy, &mut self.signal)
+    async fn record_failed(mut self, engine: &Engine, failure: Failure) {
+        self.meters.failed(failure_label(&failure));
+        record_failure(engine, self.completion.job, &failure, self.policy, &mut self.signal)
             .instrument(self.span)
             .await;
         self.meters.took(self.started);
     }
 }
 
-/// Performs a claimed job and writes down how the attempt ended. Returns when the row is written, or when it no
-/// longer is this worker's to write.
+/// Performs a claimed job and records the result. Returns when the row is written, or when another worker holds the
+/// job.
 pub async fn perform<World: Send + Sync + 'static>(
     engine: &Engine,
     registry: &Registry<World>,
     world: &World,
-    job: Claimed,
+    job: ClaimedJob,
     signal: watch::Receiver<Signal>,
 ) {
     match attempt(engine, registry, world, job, signal).await {
-        Performed::Written => {}
-        Performed::Bare(bare) => bare.complete(engine).await,
+        AttemptResult::Settled => {}
+        AttemptResult::CompletionPending(bare) => bare.complete(engine).await,
     }
 }
 
-/// As [`perform`], but for a row that has nothing beside it to be written: that is left to the caller.
+/// Like [`perform`], but leaves a completion to the caller.
 ///
-/// One of these is moved several times per job, so it is in a box; what is seldom awaited has one of its own.
+/// The future is boxed because it is moved several times per job; parts that are rarely awaited have their own boxes.
 pub fn attempt<World: Send + Sync + 'static>(
     engine: &Engine,
     registry: &Registry<World>,
     world: &World,
-    job: Claimed,
+    job: ClaimedJob,
     signal: watch::Receiver<Signal>,
-) -> impl Future<Output = Performed> + Send {
+) -> impl Future<Output = AttemptResult> + Send {
     let (span, place) = trace::attempt(&job);
     trace::scope(place, Box::pin(run(engine, registry, world, job, signal))).instrument(span)
 }
@@ -137,9 +136,9 @@ async fn run<World: Send + Sync + 'static>(
     engine: &Engine,
     registry: &Registry<World>,
     world: &World,
-    mut job: Claimed,
+    mut job: ClaimedJob,
     mut signal: watch::Receiver<Signal>,
-) -> Performed {
+) -> AttemptResult {
     let started = std::time::Instant::now();
     let token = CancellationToken::new();
     let meters = engine.meters(&job.pool, &job.kind);
@@ -149,20 +148,20 @@ async fn run<World: Send + Sync + 'static>(
     let policy = runner.as_ref().map_or(RetryPolicy::fixed(0, Duration::ZERO), |runner| {
         runner.retry_policy(world)
     });
-    // Nothing but its own row and its lane changes. (It records children only by waiting for them, which ends the attempt.)
+    // Only its own row and its lane change. (It records children only by waiting for them, which ends the attempt.)
     let bare = job.parent_id.is_none() && job.open_children == 0;
     let lane = job.lane.clone();
-    // Both by the database's clock: this host's own may be anywhere.
+    // Both times are the database's, because the clock of this host may be wrong.
     let remaining = job.deadline_at.map(|deadline| deadline.since(job.claimed_at));
     if job.cancel_at.is_some() {
         token.cancel();
     }
     let mut ctx = Ctx::new(engine.clone(), job, token.clone());
-    let fenced = ctx.fenced();
+    let fenced = ctx.fenced_job();
     let outcome = match runner {
         None => {
-            // A newer version recorded it; another worker may know it. Give it back, slowly.
-            tracing::warn!("no workflow of this kind in this version");
+            // A newer version recorded it, and another worker may know the kind. Return it with a delay.
+            tracing::warn!("this version has no workflow of this kind");
             Err(Failure::Snooze(Duration::from_secs(30)))
         }
         Some(runner) => {
@@ -171,12 +170,12 @@ async fn run<World: Send + Sync + 'static>(
         }
     };
     let failure = match outcome {
-        Ok(End::Bare(along)) if bare => {
-            return Performed::Bare(Box::new(Bare {
-                ending: Ending {
+        Ok(SuccessKind::CompletionPending(along)) if bare => {
+            return AttemptResult::CompletionPending(Box::new(PendingCompletion {
+                completion: Completion {
                     job: fenced,
                     lane,
-                    along,
+                    batched_write: along,
                 },
                 meters,
                 policy,
@@ -185,25 +184,26 @@ async fn run<World: Send + Sync + 'static>(
                 span: Span::current(),
             }));
         }
-        Ok(End::Bare(along)) => {
-            let settled = ctx.settle(async |tx| crate::along::write(tx, along.into_iter().collect()).await);
+        Ok(SuccessKind::CompletionPending(along)) => {
+            let settled =
+                ctx.settle(async |tx| crate::batched_write::write_batched(tx, along.into_iter().collect()).await);
             Box::pin(settled).await.err()
         }
-        Ok(End::Written) => None,
+        Ok(SuccessKind::Settled) => None,
         Err(failure) => Some(failure),
     };
     match failure {
         None => meters.ok(),
         Some(failure) => {
-            meters.failed(word(&failure));
-            Box::pin(write_down(engine, fenced, &failure, policy, &mut signal)).await;
+            meters.failed(failure_label(&failure));
+            Box::pin(record_failure(engine, fenced, &failure, policy, &mut signal)).await;
         }
     }
     meters.took(started);
-    Performed::Written
+    AttemptResult::Settled
 }
 
-const fn word(failure: &Failure) -> &'static str {
+const fn failure_label(failure: &Failure) -> &'static str {
     match failure {
         Failure::Retry(_) => "retry",
         Failure::Fatal(_) => "fatal",
@@ -214,7 +214,7 @@ const fn word(failure: &Failure) -> &'static str {
     }
 }
 
-/// Lets the workflow run until it ends, its time is up, or the worker says otherwise.
+/// Runs the workflow until it ends, its time is over, or the worker signals otherwise.
 async fn supervise(
     engine: &Engine,
     run: impl Future<Output = std::thread::Result<Outcome>>,
@@ -222,7 +222,7 @@ async fn supervise(
     token: &CancellationToken,
     limit: Option<Duration>,
     remaining: Option<Duration>,
-) -> Result<End, Failure> {
+) -> Result<SuccessKind, Failure> {
     tokio::pin!(run);
     let timer = |span: Option<Duration>| OptionFuture::from(span.map(tokio::time::sleep));
     let grace = Some(engine.settings().cancel_grace);
@@ -261,39 +261,39 @@ async fn supervise(
     }
 }
 
-/// The pause before an end is written again.
+/// Pause before the end is written again.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
-/// Whether a job is still this worker's after a pause.
+/// Whether this worker still holds the job after a pause.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Standing {
-    Held,
+enum JobOwnership {
+    Owned,
     Lost,
 }
 
-impl Standing {
+impl JobOwnership {
     const fn is_lost(self) -> bool {
         matches!(self, Self::Lost)
     }
 }
 
-/// Pauses, unless the lease is lost meanwhile. The next pause is twice as long, up to a second.
-async fn rest(pause: &mut Duration, signal: &mut watch::Receiver<Signal>) -> Standing {
+/// Pauses unless the lease is lost meanwhile. The pause doubles each time, up to a second.
+async fn pause_unless_lost(pause: &mut Duration, signal: &mut watch::Receiver<Signal>) -> JobOwnership {
     tokio::select! {
         () = tokio::time::sleep(*pause) => {
             *pause = (*pause * 2).min(Duration::from_secs(1));
-            Standing::Held
+            JobOwnership::Owned
         }
-        _ = signal.wait_for(|signal| *signal == Signal::Lost) => Standing::Lost,
+        _ = signal.wait_for(|signal| *signal == Signal::Lost) => JobOwnership::Lost,
     }
 }
 
-/// Marks the failure that is really a deadline; the row is ended as timed out.
+/// Marks a failure that is a deadline; the job ends as timed out.
 const DEADLINE: &str = "the deadline has passed";
 
-async fn write_down(
+async fn record_failure(
     engine: &Engine,
-    job: jobs::Fenced,
+    job: jobs::JobFence,
     failure: &Failure,
     policy: RetryPolicy,
     signal: &mut watch::Receiver<Signal>,
@@ -315,26 +315,28 @@ async fn write_down(
         match written {
             Ok(()) => return,
             Err(store::Error::Stale) => {
-                tracing::info!("the job moved on before its attempt was written down");
+                tracing::info!("the job moved on before its attempt was recorded");
                 return;
             }
             Err(error) if error.is_transient() => {
-                // The database is away. The lease still runs; if it ends first, whoever takes the job back writes instead.
-                tracing::warn!(error = %error, "cannot write down how the attempt ended; trying again");
-                if rest(&mut pause, signal).await.is_lost() {
+                // The database is unavailable. The lease is still valid; if it ends first, the worker that takes the
+                // job back records the attempt.
+                tracing::warn!(error = %error, "cannot record how the attempt ended; retrying");
+                if pause_unless_lost(&mut pause, signal).await.is_lost() {
                     return;
                 }
             }
             Err(error) => {
                 let error = Cause::of(&error);
-                tracing::error!(error = %error, "cannot write down how the attempt ended; the job is put off");
-                let text = format!("cannot write down how the attempt ended: {error}");
+                tracing::error!(error = %error, "cannot record how the attempt ended; the job is postponed");
+                let text = format!("cannot record how the attempt ended: {error}");
                 let put_off = engine
                     .store()
-                    .write(async |tx| outcome::put_off(tx, job, outcome::PUT_OFF, &text).await)
+                    .write(async |tx| outcome::snooze(tx, job, outcome::PUT_OFF, &text).await)
                     .await;
                 if let Err(error) = put_off {
-                    tracing::error!(error = %Cause::of(&error), "cannot put the job off either; its worker will give it up");
+                    tracing::error!(error = %Cause::of(&error), "cannot postpone the job either; its worker will give \
+                                                                 it up");
                 }
                 return;
             }
@@ -346,9 +348,9 @@ fn log(failure: &Failure) {
     match failure {
         Failure::Retry(cause) | Failure::TimedOut(cause) => tracing::warn!(error = %cause, "attempt failed"),
         Failure::Fatal(cause) => tracing::error!(error = %cause, "job failed"),
-        Failure::Snooze(_) => tracing::debug!("job given back"),
+        Failure::Snooze(_) => tracing::debug!("job returned"),
         Failure::Cancelled => tracing::info!("job cancelled"),
-        Failure::Lost => tracing::warn!("lease lost; nothing of this attempt can be written any more"),
+        Failure::Lost => tracing::warn!("the lease is lost; this attempt can no longer be recorded"),
     }
 }
 
@@ -364,14 +366,16 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
 mod tests {
     use super::*;
 
-    type Told = watch::Receiver<Signal>;
+    type SignalReceiver = watch::Receiver<Signal>;
 
-    /// Of what a function answers, without a call.
-    const fn size<F>(_: &impl Fn(&'static Engine, &'static Registry<()>, &'static (), Claimed, Told) -> F) -> usize {
+    /// Size of the future of a function, without a call.
+    const fn size<F>(
+        _: &impl Fn(&'static Engine, &'static Registry<()>, &'static (), ClaimedJob, SignalReceiver) -> F,
+    ) -> usize {
         size_of::<F>()
     }
 
-    /// Each job at work has one. It was 27 KB once.
+    /// Each running job has one such future.
     #[test]
     fn an_attempt_is_a_small_future() {
         let bytes = size(&run::<()>);

@@ -1,90 +1,90 @@
-//! Having a job performed again by hand.
+//! Retries by an operator.
 
 use towpath_domain::job::JobState;
 use towpath_domain::{JobId, Rejection};
 use towpath_store::jobs::{self, Job};
 use towpath_store::{self as store, Tx, attempts};
 
-use crate::hold::Hold;
 use crate::lane::Lane;
-use crate::workflow::{Again, Ends};
+use crate::locked_jobs::LockedJobs;
+use crate::workflow::{EndHandlers, RetryDecision};
 
-/// Has a job performed again that ended badly, or one that backs off at once. It goes on behind the steps and the
-/// checkpoint it has, with all its retries before it, without a deadline, at the end of its lane. Takes locks, so call
-/// it before the transaction's business writes. Answers where it stands now.
+/// Retries a failed job, or one that is backing off. It continues after its finished steps and its checkpoint, with all
+/// its retries, without a deadline, at the end of its lane. It takes locks, so call it before the transaction's
+/// business writes. Returns the new state.
 ///
-/// # Errors
-/// [`store::Error::NotFound`]; a rejection as a conflict, which says why performing it again would be wrong: its kind
-/// does not allow it, it is part of another job, it is not over or ended well. As every statement.
+/// [`store::Error::NotFound`], or a conflict with the reason: the kind does not allow it, the job is part of another
+/// job, or it has not ended or has succeeded.
 pub async fn retry(tx: &mut Tx<'_>, id: JobId) -> store::Result<JobState> {
     let job = jobs::get(tx, id).await?.ok_or(store::Error::NotFound)?;
-    let (lane, refused) = match again(tx, &job) {
+    let (lane, refused) = match check_retry(tx, &job) {
         Ok(lane) => (lane, None),
         Err(why) => (None, Some(why)),
     };
     let lanes: Vec<Lane> = lane.into_iter().collect();
     if job.state.is_final() {
-        // Nobody waits for a row that nobody else sees yet, so it may come before the lanes.
-        jobs::recall(tx, id).await?;
+        // No other transaction can wait for a row that it does not see yet, so this may precede the lanes.
+        jobs::restore(tx, id).await?;
     }
-    let mut taken = Hold::take(tx, id, &lanes, false).await?;
-    // It may have left for the history while we waited for its lane. Once it is back it cannot leave again before we are done.
-    if taken.is_none() && jobs::recall(tx, id).await? {
-        taken = Hold::take(tx, id, &lanes, false).await?;
+    let mut taken = LockedJobs::lock(tx, id, &lanes, false).await?;
+    // It may have moved to the history while this waited for its lane. Once restored, it cannot move again before the
+    // end of this transaction.
+    if taken.is_none() && jobs::restore(tx, id).await? {
+        taken = LockedJobs::lock(tx, id, &lanes, false).await?;
     }
     let mut hold = taken.ok_or(store::Error::NotFound)?;
     let row = hold.job(id).clone();
     if !row.state.is_final() {
         if !backs_off(tx, &row).await? {
-            return Err(conflict(format!("the job is not over: it is {}", row.state.as_str())));
+            return Err(conflict(format!("the job has not ended: it is {}", row.state.as_str())));
         }
-        jobs::hurry(tx, id).await?;
+        jobs::make_due(tx, id).await?;
         hold.enter(tx, id).await?;
         return Ok(hold.job(id).state);
     }
     if row.state == JobState::Succeeded {
-        return Err(conflict("the job succeeded; there is nothing to try again".to_owned()));
+        return Err(conflict("the job succeeded; there is nothing to retry".to_owned()));
     }
     if let Some(why) = refused {
         return Err(conflict(why));
     }
     if let Some(parent) = row.parent_id {
         return Err(conflict(format!(
-            "the job was a part of job {parent}, which has gone on without it"
+            "the job was part of job {parent}, which has continued without it"
         )));
     }
-    // Counted anew: what an earlier version wrote there when the job ended may be too much, and stays so.
+    // Counted again: the number that an earlier version wrote at the end of the job may be too high.
     if jobs::count_children(tx, id).await? > 0 {
         return Err(conflict(
-            "jobs that it recorded are still ending; try again in a moment".to_owned(),
+            "jobs that it started are still ending; retry in a moment".to_owned(),
         ));
     }
     if row.lane.is_some() && row.lane.as_deref() != lanes.first().map(Lane::key) {
         return Err(store::Error::corrupt("job", "lane", id));
     }
     jobs::revive(tx, id).await?;
-    hold.revived(id);
+    hold.reset_for_retry(id);
     let ends = tx
-        .attached::<Ends>()
+        .attached::<EndHandlers>()
         .ok_or_else(|| store::Error::corrupt("job", "kind", id))?;
     ends.revive(tx, &row).await?;
     hold.enter(tx, id).await?;
     Ok(hold.job(id).state)
 }
 
-/// Whether this process knows how jobs of this kind end: without that nobody can cancel one.
+/// Whether this process knows the end handlers of this kind, which cancelling requires.
 #[must_use]
-pub fn knows(tx: &Tx<'_>, kind: &str) -> bool {
-    tx.attached::<Ends>().is_some_and(|ends| ends.knows(kind))
+pub fn is_known_kind(tx: &Tx<'_>, kind: &str) -> bool {
+    tx.attached::<EndHandlers>().is_some_and(|ends| ends.knows(kind))
 }
 
-/// Whether any kind of job that this process knows is performed in this pool.
+/// Whether a known kind of job uses this pool.
 #[must_use]
 pub fn has_pool(tx: &Tx<'_>, pool: &str) -> bool {
-    tx.attached::<Ends>().is_some_and(|ends| ends.has_pool(pool))
+    tx.attached::<EndHandlers>().is_some_and(|ends| ends.has_pool(pool))
 }
 
-/// Whether the job is scheduled because its last attempt failed, and not because it asked for a later turn.
+/// Whether the job is scheduled because its last attempt failed, rather than because it snoozed.
 pub(crate) async fn backs_off(tx: &mut Tx<'_>, job: &Job) -> store::Result<bool> {
     if job.state != JobState::Scheduled || job.failures == 0 {
         return Ok(false);
@@ -95,15 +95,15 @@ pub(crate) async fn backs_off(tx: &mut Tx<'_>, job: &Job) -> store::Result<bool>
         .is_some_and(|last| last.fence == job.fence && matches!(last.outcome.as_str(), "failed" | "timed_out")))
 }
 
-/// The lane the job goes to, or why it may not be performed again.
-fn again(tx: &Tx<'_>, job: &Job) -> Result<Option<Lane>, String> {
-    let ends = tx.attached::<Ends>().filter(|ends| ends.knows(&job.kind));
+/// The lane of the retried job, or why it may not be retried.
+fn check_retry(tx: &Tx<'_>, job: &Job) -> Result<Option<Lane>, String> {
+    let ends = tx.attached::<EndHandlers>().filter(|ends| ends.knows(&job.kind));
     let Some(ends) = ends else {
         return Err(format!("this server does not know jobs of the kind {}", job.kind));
     };
-    match ends.again(job) {
-        Ok(Again::Allowed(lane)) => Ok(lane),
-        Ok(Again::Refused(why)) => Err(why.to_owned()),
+    match ends.retry_decision(job) {
+        Ok(RetryDecision::Allowed(lane)) => Ok(lane),
+        Ok(RetryDecision::Refused(why)) => Err(why.to_owned()),
         Err(_) => Err("the job's input cannot be read".to_owned()),
     }
 }

@@ -4,21 +4,21 @@ use std::time::Duration;
 
 use towpath_domain::job::JobState;
 use towpath_domain::{JobId, TenantId, Timestamp};
-use towpath_store::jobs::{self, Each, NewJob};
+use towpath_store::jobs::{self, BatchedJob, NewJob};
 use towpath_store::{self as store, Tx, lanes};
 
-use crate::hold::Hold;
 use crate::lane::Lane;
+use crate::locked_jobs::LockedJobs;
 use crate::metric;
 use crate::trace;
 use crate::workflow::Workflow;
 
-/// How a job is to start.
+/// How a job starts.
 #[derive(Clone, Debug)]
 pub struct Start {
     tenant: TenantId,
     lane: Option<Lane>,
-    when: When,
+    start_time: StartTime,
     deadline: Option<Timestamp>,
     parent: Option<JobId>,
     priority: i64,
@@ -26,15 +26,15 @@ pub struct Start {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum When {
+enum StartTime {
     Now,
     At(Timestamp),
     After(Duration),
 }
 
-impl When {
-    /// The time, and whether it has come.
-    async fn due(self, tx: &mut Tx<'_>) -> store::Result<(Timestamp, bool)> {
+impl StartTime {
+    /// The due time, and whether it has come.
+    async fn run_at(self, tx: &mut Tx<'_>) -> store::Result<(Timestamp, bool)> {
         Ok(match self {
             Self::Now => (tx.now(), true),
             Self::At(time) => (time, time <= jobs::db_now(tx).await?),
@@ -45,13 +45,13 @@ impl When {
 }
 
 impl Start {
-    /// At once, in no lane, without a deadline.
+    /// At once, without a lane or a deadline.
     #[must_use]
     pub const fn new(tenant: TenantId) -> Self {
         Self {
             tenant,
             lane: None,
-            when: When::Now,
+            start_time: StartTime::Now,
             deadline: None,
             parent: None,
             priority: 0,
@@ -59,50 +59,50 @@ impl Start {
         }
     }
 
-    /// In a lane.
     #[must_use]
     pub fn lane(mut self, lane: Lane) -> Self {
         self.lane = Some(lane);
         self
     }
 
-    /// Not before `time`. It enters its lane then, not now.
+    /// Not before `time`, when it enters its lane.
     #[must_use]
     pub const fn at(mut self, time: Timestamp) -> Self {
-        self.when = When::At(time);
+        self.start_time = StartTime::At(time);
         self
     }
 
-    /// Not before `delay` from now has passed.
+    /// Not before `delay` has passed.
     #[must_use]
     pub const fn after(mut self, delay: Duration) -> Self {
-        self.when = When::After(delay);
+        self.start_time = StartTime::After(delay);
         self
     }
 
-    /// Ends as timed out when it is not over by `time`.
+    /// Ends as timed out unless it has ended by `time`.
     #[must_use]
     pub const fn deadline(mut self, time: Timestamp) -> Self {
         self.deadline = Some(time);
         self
     }
 
-    /// As a child of the job whose [`Ctx::wait`](crate::Ctx::wait) this runs in.
+    /// As a child of the job whose [`Ctx::wait`](crate::Ctx::wait) is running.
     #[must_use]
     pub const fn child_of(mut self, parent: JobId) -> Self {
         self.parent = Some(parent);
         self
     }
 
-    /// Higher goes first within a tenant; on PostgreSQL, while it has a backlog, within half a second or so. 0 unless said.
+    /// Higher priorities go first within a tenant; on PostgreSQL, during a backlog, with a delay of about half a
+    /// second. The default is 0.
     #[must_use]
     pub const fn priority(mut self, priority: i64) -> Self {
         self.priority = priority;
         self
     }
 
-    /// Carries this trace context (W3C `traceparent`). Unless said, a job that is due now belongs to the trace of the
-    /// request or job that records it, and one for later begins a trace of its own: a chain of spawns would never end.
+    /// Sets the trace context (W3C `traceparent`). By default, a job that is due now belongs to the trace of the
+    /// request or job that records it, and a later one starts its own trace, because a chain of spawns would never end.
     #[must_use]
     pub fn traceparent(mut self, traceparent: Option<String>) -> Self {
         self.traceparent = traceparent;
@@ -110,29 +110,25 @@ impl Start {
     }
 }
 
-/// Records a job in the caller's transaction; workers of its pool are woken once that is committed.
+/// Records a job in the caller's transaction; workers of its pool are woken after the commit.
 ///
-/// Call it before the transaction's business writes when the job has a lane: lanes are locked first everywhere.
+/// Call it before the transaction's business writes if the job has a lane: lanes are locked first everywhere.
 ///
-/// # Errors
-/// As every statement. A workflow whose input cannot be written as JSON is a defect and answers `Corrupt`.
+/// `Corrupt` if the input cannot be written as JSON, which is a defect of the workflow.
 pub async fn start<W: Workflow>(tx: &mut Tx<'_>, input: &W, how: Start) -> store::Result<JobId> {
     let id = JobId::new();
     let input = serde_json::to_string(input).map_err(|_| store::Error::corrupt("job", "input", id))?;
     record(tx, id, W::KIND, W::POOL, input, W::KEEP_PLACE, how).await
 }
 
-/// Records jobs of one kind that are due now, each in the lane given with it, in as many statements for many as for one.
-///
-/// # Errors
-/// As [`start`].
+/// Records due jobs of one kind, each in its lane, in a constant number of statements.
 pub async fn start_all<W: Workflow>(tx: &mut Tx<'_>, jobs: &[(W, Lane)], how: Start) -> store::Result<Vec<JobId>> {
     let lanes: Vec<Lane> = jobs.iter().map(|(_, lane)| lane.clone()).collect();
-    let places = Hold::reserve_all(tx, &lanes).await?;
+    let places = LockedJobs::reserve_all(tx, &lanes).await?;
     let mut each = Vec::with_capacity(jobs.len());
     for ((input, lane), (seq, free)) in jobs.iter().zip(places) {
         let id = JobId::new();
-        each.push(Each {
+        each.push(BatchedJob {
             id,
             state: if free { JobState::Ready } else { JobState::Blocked },
             input: serde_json::to_string(input).map_err(|_| store::Error::corrupt("job", "input", id))?,
@@ -144,16 +140,13 @@ pub async fn start_all<W: Workflow>(tx: &mut Tx<'_>, jobs: &[(W, Lane)], how: St
     record_all::<W>(tx, &each, tx.now(), how).await
 }
 
-/// Records jobs of one kind in no lane, in as many statements for many as for one.
-///
-/// # Errors
-/// As [`start`].
+/// Records jobs of one kind without a lane, in a constant number of statements.
 pub async fn start_all_apart<W: Workflow>(tx: &mut Tx<'_>, jobs: &[W], how: Start) -> store::Result<Vec<JobId>> {
-    let (run_at, due) = how.when.due(tx).await?;
+    let (run_at, due) = how.start_time.run_at(tx).await?;
     let mut each = Vec::with_capacity(jobs.len());
     for input in jobs {
         let id = JobId::new();
-        each.push(Each {
+        each.push(BatchedJob {
             id,
             state: if due { JobState::Ready } else { JobState::Scheduled },
             input: serde_json::to_string(input).map_err(|_| store::Error::corrupt("job", "input", id))?,
@@ -167,7 +160,7 @@ pub async fn start_all_apart<W: Workflow>(tx: &mut Tx<'_>, jobs: &[W], how: Star
 
 async fn record_all<W: Workflow>(
     tx: &mut Tx<'_>,
-    each: &[Each],
+    each: &[BatchedJob],
     run_at: Timestamp,
     how: Start,
 ) -> store::Result<Vec<JobId>> {
@@ -209,20 +202,14 @@ async fn record_all<W: Workflow>(
     Ok(each.iter().map(|job| job.id).collect())
 }
 
-/// As [`start`], for those who know a job's kind by name only: the scheduler, which re-creates what a schedule says.
-/// The job does not keep its place in a lane while it backs off.
-///
-/// # Errors
-/// As every statement.
+/// Like [`start`], for a kind that is only known by name: the scheduler re-creates jobs of a schedule. The job does not
+/// keep its lane slot while it backs off.
 pub async fn start_raw(tx: &mut Tx<'_>, kind: &str, pool: &str, input: &str, how: Start) -> store::Result<JobId> {
     record(tx, JobId::new(), kind, pool, input.to_owned(), false, how).await
 }
 
-/// A job that is due now, in no lane and of no parent, for callers that record it with other rows in one statement; they
-/// say so with [`recorded`].
-///
-/// # Errors
-/// As [`start`].
+/// A job that is due now, without lane or parent, for callers that record it with other rows in one statement and then
+/// call [`record_started_metrics`].
 pub fn ready<W: Workflow>(tenant: TenantId, input: &W, now: Timestamp) -> store::Result<NewJob<'static>> {
     let id = JobId::new();
     Ok(NewJob {
@@ -244,16 +231,16 @@ pub fn ready<W: Workflow>(tenant: TenantId, input: &W, now: Timestamp) -> store:
     })
 }
 
-/// The caller has inserted this job: workers of its pool are woken once that is committed.
-pub fn recorded(tx: &mut Tx<'_>, job: &NewJob<'_>) {
+/// Call it after inserting the job: workers of its pool are woken after the commit.
+pub fn record_started_metrics(tx: &mut Tx<'_>, job: &NewJob<'_>) {
     if job.state == JobState::Ready {
         tx.wake(job.pool);
     }
-    counted(job);
+    count_started(job);
 }
 
-/// As [`recorded`], in the transaction of the claimer of its pool, which needs no waking.
-pub fn counted(job: &NewJob<'_>) {
+/// Like [`record_started_metrics`], in the transaction of the pool's own claimer, which needs no wake.
+pub fn count_started(job: &NewJob<'_>) {
     if job.state == JobState::Blocked {
         metrics::counter!(metric::BLOCKED, "pool" => job.pool.to_owned()).increment(1);
     }
@@ -269,18 +256,19 @@ async fn record(
     keep_place: bool,
     how: Start,
 ) -> store::Result<JobId> {
-    let (run_at, due) = how.when.due(tx).await?;
+    let (run_at, due) = how.start_time.run_at(tx).await?;
     let (lane_seq, state) = match &how.lane {
         _ if !due => {
             if let Some(lane) = &how.lane {
-                // It enters when it is due; the lane has to be there by then. Recording waits for nobody at work in it.
-                lanes::keep(tx, lane.key(), lane.places).await?;
+                // The job enters the lane when it is due; the lane must exist by then. Recording does not wait for jobs
+                // in it.
+                lanes::ensure(tx, lane.key(), lane.limit).await?;
             }
             (None, JobState::Scheduled)
         }
         None => (None, JobState::Ready),
         Some(lane) => {
-            let (seq, free) = Hold::reserve(tx, lane).await?;
+            let (seq, free) = LockedJobs::reserve(tx, lane).await?;
             (Some(seq), if free { JobState::Ready } else { JobState::Blocked })
         }
     };
@@ -308,6 +296,6 @@ async fn record(
     if let Some(parent) = how.parent {
         tx.note_child(parent);
     }
-    recorded(tx, &job);
+    record_started_metrics(tx, &job);
     Ok(id)
 }

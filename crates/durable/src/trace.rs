@@ -1,13 +1,13 @@
-//! One distributed trace from the request that recorded a job to the job's last checkpoint.
+//! Distributed traces from the request that recorded a job to the job's last checkpoint.
 //!
-//! The request, and every attempt of a job, has a place in a trace ([`Traceparent`]) while it is worked on. A job
-//! recorded meanwhile is given that place in its row (`job.traceparent`), and each of its attempts becomes a span
-//! below it. Places are carried beside the spans of `tracing`, so that they are there whatever is logged.
+//! A request, and every attempt of a job, has a place in a trace ([`Traceparent`]) while it runs. A job recorded
+//! meanwhile stores that place in its row (`job.traceparent`), and each of its attempts becomes a span below it. Places
+//! are kept separately from the spans of `tracing`, so they do not depend on the log level.
 
 use std::future::Future;
 
 use towpath_domain::Traceparent;
-use towpath_store::jobs::Claimed;
+use towpath_store::jobs::ClaimedJob;
 use tracing::Span;
 use tracing::field::{Empty, display};
 
@@ -15,20 +15,19 @@ tokio::task_local! {
     static CURRENT: Traceparent;
 }
 
-/// The place of whatever this task works on.
+/// The trace place of the current task.
 #[must_use]
 pub fn current() -> Option<Traceparent> {
     CURRENT.try_with(|place| *place).ok()
 }
 
-/// Runs `work` at `place`.
 pub fn scope<F: Future>(place: Traceparent, work: F) -> impl Future<Output = F::Output> {
     CURRENT.scope(place, work)
 }
 
-/// The span of one attempt, and its place. At the level of errors, so that every line about the job carries it
-/// whatever else is logged.
-pub(crate) fn attempt(job: &Claimed) -> (Span, Traceparent) {
+/// The span of one attempt, and its place. The span has the error level, so that every line about the job carries its
+/// fields at any log level.
+pub(crate) fn attempt(job: &ClaimedJob) -> (Span, Traceparent) {
     let recorded = job
         .traceparent
         .as_deref()

@@ -1,4 +1,4 @@
-//! What a kind of job is.
+//! Kinds of jobs.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -8,45 +8,44 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use towpath_domain::job::{Ended, RetryPolicy};
+use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_store::{self as store, Store, Tx};
 
 use crate::ctx::Ctx;
 use crate::failure::{Cause, Failure, Outcome};
 use crate::lane::Lane;
 
-/// A kind of durable job. The type itself is the job's input and is kept as JSON, so fields may be added with
-/// `#[serde(default)]`, and must not be renamed while jobs of the kind are open.
+/// A kind of durable job. The type is the job's input, stored as JSON: fields may be added with `#[serde(default)]` and
+/// must not be renamed while jobs of the kind are open.
 pub trait Workflow: Serialize + DeserializeOwned + Send + Sync + 'static {
-    /// The name of the kind, for ever.
+    /// Name of the kind; it never changes.
     const KIND: &'static str;
-    /// The pool whose workers perform it.
     const POOL: &'static str;
-    /// How often and how soon a failed attempt is repeated.
+    /// How often and how soon a failed attempt is retried.
     const RETRY: RetryPolicy;
-    /// How long one attempt may take; longer counts as a failure that is retried.
+    /// Time limit of one attempt; exceeding it is a failure that is retried.
     const ATTEMPT_LIMIT: Option<Duration> = None;
-    /// Keeps its place in its lane while it backs off, so that nobody overtakes it.
+    /// Whether the job keeps its lane slot while it backs off, so that no other job overtakes it.
     const KEEP_PLACE: bool = false;
-    /// What `run` needs beside its input: stores, clients, settings.
+    /// Dependencies of `run`: stores, clients and settings.
     type World: Send + Sync + 'static;
 
-    /// [`Self::RETRY`], unless settings of the process say otherwise.
+    /// [`Self::RETRY`], unless settings of the process override it.
     fn retry_policy(_world: &Self::World) -> RetryPolicy {
         Self::RETRY
     }
 
-    /// Performs the job, or goes on where an earlier attempt was interrupted.
+    /// Performs the job, or continues where an earlier attempt was interrupted.
     fn run(&self, ctx: &mut Ctx, world: &Self::World) -> impl Future<Output = Outcome> + Send;
 
-    /// Settles the business rows when the job ends in any way other than through `ctx.settle`: attempts spent, fatal
-    /// failure, deadline, cancel, a dead worker. Runs in the transaction that makes the job final, whoever ends it:
-    /// SQL only, and the same when done twice.
-    fn end(tx: &mut Tx<'_>, input: &Self, ended: Ended) -> impl Future<Output = store::Result<()>> + Send;
+    /// Settles the business rows if the job ends in any way other than `ctx.settle`: attempts spent, fatal failure,
+    /// deadline, cancel or dead worker. Runs in the transaction that makes the job final, in any process: SQL only, and
+    /// idempotent.
+    fn end(tx: &mut Tx<'_>, input: &Self, ended: EndReason) -> impl Future<Output = store::Result<()>> + Send;
 
-    /// As [`Self::end`] for jobs that end together in the same way. Where many of a kind may, it should take as many statements
-    /// for all of them as for one.
-    fn end_all(tx: &mut Tx<'_>, inputs: &[Self], ended: &Ended) -> impl Future<Output = store::Result<()>> + Send {
+    /// Like [`Self::end`] for jobs that end together in the same way. Kinds with many such jobs should use a constant
+    /// number of statements.
+    fn end_all(tx: &mut Tx<'_>, inputs: &[Self], ended: &EndReason) -> impl Future<Output = store::Result<()>> + Send {
         async move {
             for input in inputs {
                 Self::end(tx, input, ended.clone()).await?;
@@ -55,8 +54,8 @@ pub trait Workflow: Serialize + DeserializeOwned + Send + Sync + 'static {
         }
     }
 
-    /// Notes a failed attempt in the business rows, in the transaction that records it. `n` is that of `retry_n`.
-    fn failed(
+    /// Records a failed attempt in the business rows, in the same transaction. `n` is that of `retry_n`.
+    fn attempt_failed(
         _tx: &mut Tx<'_>,
         _input: &Self,
         _n: u32,
@@ -65,64 +64,69 @@ pub trait Workflow: Serialize + DeserializeOwned + Send + Sync + 'static {
         std::future::ready(Ok(()))
     }
 
-    /// Whether an operator may have this job performed again after it ended badly. Refused unless a kind says
-    /// otherwise: `end` has told its business rows how it went, and whoever asked may have acted on that.
-    fn again(&self) -> Again {
-        Again::Refused("what the job was for has ended with it; ask for it anew")
+    /// Whether an operator may retry a failed job. Refused by default: `end` has settled its business rows, and clients
+    /// may have acted on that.
+    fn retry_decision(&self) -> RetryDecision {
+        RetryDecision::Refused("its result is final; start it again with a new request")
     }
 
-    /// Takes back in the business rows what `end` wrote there, in the transaction that makes the job ready again.
-    /// May refuse with a [`Rejection`](towpath_domain::Rejection). Only asked where `again` allows it.
+    /// Reverts what `end` wrote to the business rows, in the transaction that makes the job ready again. May refuse
+    /// with a [`Rejection`](towpath_domain::Rejection). Only called if `retry_decision` allows it.
     fn revive(_tx: &mut Tx<'_>, _input: &Self) -> impl Future<Output = store::Result<()>> + Send {
         std::future::ready(Ok(()))
     }
 }
 
-/// Whether a job that ended badly may be performed again.
+/// Whether a failed job may be retried.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Again {
-    /// It may not; the reason, as a sentence for the operator.
+pub enum RetryDecision {
+    /// Refused; the reason is a sentence for the operator.
     Refused(&'static str),
-    /// It may, at the end of this lane: the one it was in, where it was in one.
+    /// Allowed, at the end of this lane: the job's own one, if it has one.
     Allowed(Option<Lane>),
 }
 
-type EndFn = Arc<dyn for<'a> Fn(&'a mut Tx<'_>, &'a str, Ended) -> BoxFuture<'a, store::Result<()>> + Send + Sync>;
+type EndFn = Arc<dyn for<'a> Fn(&'a mut Tx<'_>, &'a str, EndReason) -> BoxFuture<'a, store::Result<()>> + Send + Sync>;
 type EndAllFn =
-    Arc<dyn for<'a> Fn(&'a mut Tx<'_>, &[&str], &'a Ended) -> BoxFuture<'a, store::Result<()>> + Send + Sync>;
-type FailedFn =
+    Arc<dyn for<'a> Fn(&'a mut Tx<'_>, &[&str], &'a EndReason) -> BoxFuture<'a, store::Result<()>> + Send + Sync>;
+type AttemptFailedFn =
     Arc<dyn for<'a> Fn(&'a mut Tx<'_>, &'a str, u32, &'a str) -> BoxFuture<'a, store::Result<()>> + Send + Sync>;
 
-type AgainFn = Arc<dyn Fn(&str) -> store::Result<Again> + Send + Sync>;
+type RetryDecisionFn = Arc<dyn Fn(&str) -> store::Result<RetryDecision> + Send + Sync>;
 type ReviveFn = Arc<dyn for<'a> Fn(&'a mut Tx<'_>, &'a str) -> BoxFuture<'a, store::Result<()>> + Send + Sync>;
 
-/// What is known of a kind wherever a job of it may end.
-struct KindEnds {
+/// Handlers of a kind, wherever a job of it may end.
+struct KindHandlers {
     end: EndFn,
     end_all: EndAllFn,
-    failed: FailedFn,
-    again: AgainFn,
+    attempt_failed: AttemptFailedFn,
+    retry_decision: RetryDecisionFn,
     revive: ReviveFn,
     pool: &'static str,
 }
 
-/// How jobs of each kind end. Attached to the store, so that every transaction that ends a job finds it, whether it
-/// is a worker's, the scheduler's or a request's.
+/// End handlers of each kind. Attached to the store, so that every transaction that ends a job finds them, in a worker,
+/// the scheduler or a request.
 #[derive(Default)]
-pub struct Ends(HashMap<&'static str, KindEnds>);
+pub struct EndHandlers(HashMap<&'static str, KindHandlers>);
 
-impl Ends {
-    pub(crate) async fn end(&self, tx: &mut Tx<'_>, job: &store::jobs::Job, ended: Ended) -> store::Result<()> {
-        (self.of(job)?.end)(tx, &job.input, ended).await
+impl EndHandlers {
+    pub(crate) async fn end(&self, tx: &mut Tx<'_>, job: &store::jobs::Job, ended: EndReason) -> store::Result<()> {
+        (self.handlers(job)?.end)(tx, &job.input, ended).await
     }
 
     /// Ends jobs that end together, kind by kind.
-    pub(crate) async fn end_all(&self, tx: &mut Tx<'_>, jobs: &[store::jobs::Job], ended: &Ended) -> store::Result<()> {
-        let mut kinds: Vec<(&KindEnds, &str, Vec<&str>)> = Vec::new();
+    pub(crate) async fn end_all(
+        &self,
+        tx: &mut Tx<'_>,
+        jobs: &[store::jobs::Job],
+        ended: &EndReason,
+    ) -> store::Result<()> {
+        let mut kinds: Vec<(&KindHandlers, &str, Vec<&str>)> = Vec::new();
         for job in jobs {
             match kinds.iter_mut().find(|(_, kind, _)| *kind == job.kind) {
                 Some((_, _, inputs)) => inputs.push(&job.input),
-                None => kinds.push((self.of(job)?, &job.kind, vec![&job.input])),
+                None => kinds.push((self.handlers(job)?, &job.kind, vec![&job.input])),
             }
         }
         for (ends, _, inputs) in kinds {
@@ -131,22 +135,22 @@ impl Ends {
         Ok(())
     }
 
-    pub(crate) async fn failed(
+    pub(crate) async fn attempt_failed(
         &self,
         tx: &mut Tx<'_>,
         job: &store::jobs::Job,
         n: u32,
         error: &str,
     ) -> store::Result<()> {
-        (self.of(job)?.failed)(tx, &job.input, n, error).await
+        (self.handlers(job)?.attempt_failed)(tx, &job.input, n, error).await
     }
 
-    pub(crate) fn again(&self, job: &store::jobs::Job) -> store::Result<Again> {
-        (self.of(job)?.again)(&job.input)
+    pub(crate) fn retry_decision(&self, job: &store::jobs::Job) -> store::Result<RetryDecision> {
+        (self.handlers(job)?.retry_decision)(&job.input)
     }
 
     pub(crate) async fn revive(&self, tx: &mut Tx<'_>, job: &store::jobs::Job) -> store::Result<()> {
-        (self.of(job)?.revive)(tx, &job.input).await
+        (self.handlers(job)?.revive)(tx, &job.input).await
     }
 
     pub(crate) fn has_pool(&self, pool: &str) -> bool {
@@ -157,8 +161,8 @@ impl Ends {
         self.0.contains_key(kind)
     }
 
-    /// A job whose kind this process does not know is left alone: a newer version knows how to end it.
-    fn of(&self, job: &store::jobs::Job) -> store::Result<&KindEnds> {
+    /// A job of an unknown kind is left alone: a newer version knows how to end it.
+    fn handlers(&self, job: &store::jobs::Job) -> store::Result<&KindHandlers> {
         self.0
             .get(job.kind.as_str())
             .ok_or_else(|| store::Error::corrupt("job", "kind", job.id))
@@ -172,9 +176,9 @@ pub(crate) trait Runner<World>: Send + Sync {
     fn pool(&self) -> &'static str;
 }
 
-struct RunnerOf<W>(std::marker::PhantomData<fn() -> W>);
+struct WorkflowRunner<W>(std::marker::PhantomData<fn() -> W>);
 
-impl<W: Workflow> Runner<W::World> for RunnerOf<W> {
+impl<W: Workflow> Runner<W::World> for WorkflowRunner<W> {
     fn run<'a>(&'a self, ctx: &'a mut Ctx, input: &'a str, world: &'a W::World) -> BoxFuture<'a, Outcome> {
         Box::pin(async move {
             let workflow: W = serde_json::from_str(input)
@@ -196,29 +200,28 @@ impl<W: Workflow> Runner<W::World> for RunnerOf<W> {
     }
 }
 
-/// The kinds of job this process knows, by name.
+/// The kinds of jobs this process knows, by name.
 pub struct Registry<World> {
     runners: HashMap<&'static str, Arc<dyn Runner<World>>>,
-    ends: Ends,
+    ends: EndHandlers,
 }
 
 impl<World: Send + Sync + 'static> Default for Registry<World> {
     fn default() -> Self {
         Self {
             runners: HashMap::new(),
-            ends: Ends::default(),
+            ends: EndHandlers::default(),
         }
     }
 }
 
 impl<World: Send + Sync + 'static> Registry<World> {
-    /// Adds a kind.
     #[must_use]
     pub fn with<W: Workflow<World = World>>(mut self) -> Self {
         self.runners
-            .insert(W::KIND, Arc::new(RunnerOf::<W>(std::marker::PhantomData)));
+            .insert(W::KIND, Arc::new(WorkflowRunner::<W>(std::marker::PhantomData)));
         let end: EndFn = Arc::new(|tx, input, ended| {
-            // Parsed before the future: it borrows nothing but the transaction then.
+            // Parsed before the future, which then borrows only the transaction.
             let input: Result<W, _> = serde_json::from_str(input);
             let tx = reborrow(tx);
             Box::pin(async move {
@@ -234,17 +237,17 @@ impl<World: Send + Sync + 'static> Registry<World> {
                 W::end_all(tx, &inputs, ended).await
             })
         });
-        let failed: FailedFn = Arc::new(|tx, input, n, error| {
+        let failed: AttemptFailedFn = Arc::new(|tx, input, n, error| {
             let input: Result<W, _> = serde_json::from_str(input);
             let tx = reborrow(tx);
             Box::pin(async move {
                 let input = input.map_err(|_| store::Error::corrupt("job", "input", W::KIND))?;
-                W::failed(tx, &input, n, error).await
+                W::attempt_failed(tx, &input, n, error).await
             })
         });
-        let again: AgainFn = Arc::new(|input| {
+        let again: RetryDecisionFn = Arc::new(|input| {
             let input: W = serde_json::from_str(input).map_err(|_| store::Error::corrupt("job", "input", W::KIND))?;
-            Ok(input.again())
+            Ok(input.retry_decision())
         });
         let revive: ReviveFn = Arc::new(|tx, input| {
             let input: Result<W, _> = serde_json::from_str(input);
@@ -254,11 +257,11 @@ impl<World: Send + Sync + 'static> Registry<World> {
                 W::revive(tx, &input).await
             })
         });
-        let ends = KindEnds {
+        let ends = KindHandlers {
             end,
             end_all,
-            failed,
-            again,
+            attempt_failed: failed,
+            retry_decision: again,
             revive,
             pool: W::POOL,
         };
@@ -266,12 +269,12 @@ impl<World: Send + Sync + 'static> Registry<World> {
         self
     }
 
-    /// Attaches the ends to the store. Once per store, before anything is started.
+    /// Attaches the end handlers to the store. Once per store, before anything starts.
     pub fn attach(&mut self, store: &Store) {
         store.attach(Arc::new(std::mem::take(&mut self.ends)));
     }
 
-    /// The pools of the known kinds, each once, sorted.
+    /// The pools of all kinds, sorted and unique.
     #[must_use]
     pub fn pools(&self) -> Vec<&'static str> {
         let mut pools: Vec<_> = self.runners.values().map(|runner| runner.pool()).collect();

@@ -1,10 +1,10 @@
-//! Where exports are written: a bucket of any store that speaks S3, or a folder below the operator's.
+//! Destinations of exports: an S3-compatible bucket, or a folder below the operator's.
 
-mod begun;
 mod bucket;
 mod failure;
 mod folder;
 mod listing;
+mod open_uploads;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,13 +15,13 @@ use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
 use towpath_domain::export::{Credentials, DestinationConfig, DestinationKind};
 
 use crate::Guard;
-pub use begun::Begun;
-use begun::Uploads;
 use bucket::Bucket;
 pub use failure::{DestinationFailure, Reason, classify};
 use folder::Folder;
+pub use open_uploads::OpenUpload;
+use open_uploads::OpenUploads;
 
-/// What a test file may take: somebody waits for it.
+/// What a test file may take: a caller waits for it.
 const TEST_LIMIT: Duration = Duration::from_secs(15);
 
 /// What the operator says about destinations.
@@ -29,9 +29,9 @@ const TEST_LIMIT: Duration = Duration::from_secs(15);
 pub struct Settings {
     /// Judges the addresses of buckets.
     pub guard: Guard,
-    /// The folder below which `file` destinations lie; `None` refuses them.
+    /// The root folder of `file` destinations; `None` disables them.
     pub file_root: Option<PathBuf>,
-    /// Credentials of the operator's own environment, for destinations without any; `None` refuses those.
+    /// Credentials from the operator's environment, for destinations without their own; `None` refuses those.
     pub environment_credentials: Option<Credentials>,
 }
 
@@ -39,40 +39,37 @@ pub struct Settings {
 #[derive(Clone, Debug)]
 pub struct Destination {
     objects: Arc<dyn ObjectStore>,
-    place: Place,
-    uploads: Uploads,
+    backend: Backend,
+    uploads: OpenUploads,
 }
 
 #[derive(Clone, Debug)]
-enum Place {
+enum Backend {
     Bucket(Bucket),
     Folder(Folder),
 }
 
 impl Destination {
-    /// Opens a destination. A bucket is not called yet; a folder is made and looked at.
-    ///
-    /// # Errors
-    /// The configuration cannot be one: an endpoint that is no address, no folder configured, a link that leads out.
+    /// Opens a destination. A bucket is not called yet; a folder is created and checked.
     pub fn open(
         settings: &Settings,
         kind: DestinationKind,
         config: &DestinationConfig,
         credentials: Option<&Credentials>,
     ) -> Result<Self, DestinationFailure> {
-        let uploads = Uploads::default();
+        let uploads = OpenUploads::default();
         match kind {
             DestinationKind::S3 => {
                 let credentials = credentials
                     .or(settings.environment_credentials.as_ref())
                     .ok_or_else(|| {
-                        let why = "credentials are required: this server does not lend its own";
+                        let why = "credentials are required: this server does not use its own";
                         DestinationFailure::new(Reason::AccessDenied, why)
                     })?;
                 let bucket = Bucket::open(config, credentials, settings.guard.clone(), uploads.clone())?;
                 Ok(Self {
                     objects: Arc::new(bucket.clone()),
-                    place: Place::Bucket(bucket),
+                    backend: Backend::Bucket(bucket),
                     uploads,
                 })
             }
@@ -84,81 +81,77 @@ impl Destination {
                 let folder = Folder::open(top, &config.prefix, uploads.clone())?;
                 Ok(Self {
                     objects: Arc::new(folder.clone()),
-                    place: Place::Folder(folder),
+                    backend: Backend::Folder(folder),
                     uploads,
                 })
             }
         }
     }
 
-    /// The store of its objects, for writers. Keys are whole: below the bucket, or below the operator's folder. Ask
-    /// [`classify`] about its errors.
+    /// The object store, for writers. Keys are relative to the bucket or the operator's folder. Use [`classify`] for
+    /// its errors.
     #[must_use]
     pub fn objects(&self) -> &Arc<dyn ObjectStore> {
         &self.objects
     }
 
-    /// Bytes of a part of an upload that suit it. A bucket wants 5 MiB at least, and all parts but the last equal; a
-    /// folder takes any, and of small ones less lies in memory.
+    /// Part size of multipart uploads in bytes. A bucket requires at least 5 MiB, and equal parts except for the last;
+    /// for a folder small parts save memory.
     #[must_use]
     pub const fn part_bytes(&self) -> usize {
-        match self.place {
-            Place::Bucket(_) => 5 << 20,
-            Place::Folder(_) => 1 << 20,
+        match self.backend {
+            Backend::Bucket(_) => 5 << 20,
+            Backend::Folder(_) => 1 << 20,
         }
     }
 
     /// Whether it is a folder of this machine.
     #[must_use]
     pub const fn is_folder(&self) -> bool {
-        matches!(self.place, Place::Folder(_))
+        matches!(self.backend, Backend::Folder(_))
     }
 
-    /// Uploads in parts that were begun through this value and are not over. Whoever wants them to be given up after
-    /// a crash writes them down.
+    /// Open multipart uploads begun through this value. A caller records them so that they can be aborted after a
+    /// crash.
     #[must_use]
-    pub fn begun(&self) -> Vec<Begun> {
+    pub fn open_uploads(&self) -> Vec<OpenUpload> {
         self.uploads.list()
     }
 
     /// Whether an upload in parts was ever begun through this value.
     #[must_use]
-    pub fn began_any(&self) -> bool {
-        self.uploads.any()
+    pub fn has_begun_uploads(&self) -> bool {
+        self.uploads.has_any()
     }
 
-    /// Gives up every upload in parts of a key that begins with `prefix` and is open by the destination's own word,
-    /// also one whose id nobody was told because the answer that had it was lost. How many that were. Nobody may be
-    /// writing such a key. The right to ask is optional; without it nothing is found.
-    pub async fn give_up_strays(&self, prefix: &str) -> usize {
-        let Place::Bucket(bucket) = &self.place else { return 0 };
+    /// Aborts every open multipart upload with a key that begins with `prefix`, as listed by the destination, including
+    /// uploads whose id was lost with an answer. Returns how many. No one may be writing such a key. Without the
+    /// optional permission to list, nothing is found.
+    pub async fn abort_stray_uploads(&self, prefix: &str) -> usize {
+        let Backend::Bucket(bucket) = &self.backend else {
+            return 0;
+        };
         let found = tokio::time::timeout(TEST_LIMIT, bucket.open_uploads(prefix)).await;
         let mut given_up = 0;
         for upload in found.unwrap_or_default() {
             match self.abort(&upload).await {
                 Ok(()) => given_up += 1,
-                Err(failure) => tracing::info!(%failure, "a stray upload in parts cannot be given up"),
+                Err(failure) => tracing::info!(%failure, "a stray multipart upload cannot be aborted"),
             }
         }
         given_up
     }
 
-    /// Gives up an upload that another process began. One that is gone already is no error.
-    ///
-    /// # Errors
-    /// What the destination answered.
-    pub async fn abort(&self, upload: &Begun) -> Result<(), DestinationFailure> {
-        match &self.place {
-            Place::Bucket(bucket) => bucket.abort(upload).await,
-            Place::Folder(folder) => folder.abort(upload).await,
+    /// Aborts an upload that another process began. It is not an error if it is gone.
+    pub async fn abort(&self, upload: &OpenUpload) -> Result<(), DestinationFailure> {
+        match &self.backend {
+            Backend::Bucket(bucket) => bucket.abort(upload).await,
+            Backend::Folder(folder) => folder.abort(upload).await,
         }
         .map_err(|error| classify(&error, &upload.path))
     }
 
     /// Removes an object. One that is not there is no error.
-    ///
-    /// # Errors
-    /// What the destination answered. The right to delete is optional.
     pub async fn remove(&self, path: &Path) -> Result<(), DestinationFailure> {
         match self.objects.delete(path).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
@@ -166,14 +159,11 @@ impl Destination {
         }
     }
 
-    /// Writes a small file at `path` and deletes it again where that is allowed.
-    ///
-    /// # Errors
-    /// What the destination answered to the write. Nobody will try again, so also what may pass is an answer.
+    /// Writes a small file at `path` and deletes it again if permitted.
     pub async fn test(&self, path: &Path) -> Result<(), DestinationFailure> {
         let text = PutPayload::from_static(b"Towpath wrote this to see whether it may.\n");
         let late = |_| {
-            let why = format!("it did not answer in time for key {path}");
+            let why = format!("timed out for key {path}");
             DestinationFailure::new(Reason::InvalidEndpoint, why)
         };
         let written = tokio::time::timeout(TEST_LIMIT, self.objects.put(path, text));
@@ -183,19 +173,15 @@ impl Destination {
         match deleted.map_err(late) {
             Ok(Err(error)) => {
                 let failure = classify(&error, path.as_ref());
-                tracing::debug!(%failure, "the test file stays where it is");
+                tracing::debug!(%failure, "the test file could not be removed");
             }
-            Err(failure) => tracing::debug!(%failure, "the test file may stay where it is"),
+            Err(failure) => tracing::debug!(%failure, "the test file may not have been removed"),
             Ok(Ok(())) => {}
         }
         Ok(())
     }
 
-    /// Looks whether an object has the size it should have. What may not be looked at is taken as it is: the right
-    /// to read is optional.
-    ///
-    /// # Errors
-    /// It is there in another size: something between here and there lost a part of it. Trying again helps.
+    /// Checks the size of an object. If the optional read permission is missing, the check is skipped.
     pub async fn verify(&self, path: &Path, bytes: u64) -> Result<(), DestinationFailure> {
         match tokio::time::timeout(TEST_LIMIT, self.objects.head(path)).await {
             Ok(Ok(found)) if found.size != bytes => {
@@ -205,11 +191,11 @@ impl Destination {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(error)) => {
                 let failure = classify(&error, path.as_ref());
-                tracing::debug!(%failure, "the size of a file cannot be looked at");
+                tracing::debug!(%failure, "cannot read the size of a file");
                 Ok(())
             }
             Err(_) => {
-                tracing::debug!(object.path = %path, "the size of a file could not be looked at in time");
+                tracing::debug!(object.path = %path, "timed out reading the size of a file");
                 Ok(())
             }
         }

@@ -1,7 +1,7 @@
 //! Which addresses may be called.
 
 mod address;
-mod allow;
+mod allow_list;
 mod call;
 mod client;
 
@@ -14,12 +14,12 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 
 pub use address::{Kind, kind};
-pub use allow::{Allowed, ParseAllowed};
+pub use allow_list::{AllowEntry, ParseAllowed};
 pub use call::{Call, CallError, Reply};
 pub use client::GuardedConnector;
 pub(crate) use client::refusal;
 
-/// A connection that is not there by now is not worth waiting for.
+/// Time limit for establishing a connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// An answer may be silent for this long.
 const SILENCE_LIMIT: Duration = Duration::from_secs(30);
@@ -32,22 +32,22 @@ pub struct Policy {
     /// This machine itself: for development.
     pub loopback: bool,
     /// What the operator listed.
-    pub allow: Vec<Allowed>,
+    pub allow: Vec<AllowEntry>,
 }
 
 /// An address that may not be called.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum AddressRefusal {
     /// Not a public address, and not listed.
-    #[error("{host} is a {kind} address; an operator can list it in outbound.allow")]
+    #[error("{host} is a {kind} address; an operator can allow it in outbound.allow")]
     Address {
-        /// As the user gave it. The address behind a name is not told: it would map the inner network.
+        /// As given by the user. The resolved address is not shown: it would reveal the internal network.
         host: String,
         /// What sort of address.
         kind: Kind,
     },
     /// Plain http to an address that is not listed.
-    #[error("{host} must be called by https; an operator can list it in outbound.allow")]
+    #[error("{host} must be called over https; an operator can allow it in outbound.allow")]
     Plain {
         /// As the user gave it.
         host: String,
@@ -63,13 +63,13 @@ pub enum Refused {
     Malformed(String),
 }
 
-/// Judges addresses and makes clients that obey. Clones share the clients.
+/// Checks addresses and creates clients that enforce the checks. Clones share the clients.
 #[derive(Clone)]
-pub struct Guard(Arc<Inner>);
+pub struct Guard(Arc<GuardState>);
 
-struct Inner {
+struct GuardState {
     policy: Policy,
-    /// One per (plain, port, patient): rules can hang on the first two, and a resolver learns neither.
+    /// One per (plain, port, patient): rules may depend on the first two, which a resolver does not get.
     clients: Mutex<HashMap<(bool, u16, bool), reqwest::Client>>,
     runtime: Handle,
 }
@@ -81,13 +81,13 @@ impl fmt::Debug for Guard {
 }
 
 impl Guard {
-    /// A guard that follows `policy`. Calls are made on the runtime this is called on.
+    /// A guard for `policy`. Calls run on the current runtime.
     ///
     /// # Panics
     /// Outside of a tokio runtime.
     #[must_use]
     pub fn new(policy: Policy) -> Self {
-        Self(Arc::new(Inner {
+        Self(Arc::new(GuardState {
             policy,
             clients: Mutex::default(),
             runtime: Handle::current(),
@@ -98,11 +98,8 @@ impl Guard {
         &self.0.runtime
     }
 
-    /// Judges one address that `host` stands for. `plain` says that the call would be http.
-    ///
-    /// # Errors
-    /// Why it may not be called.
-    pub fn check(&self, host: &str, address: SocketAddr, plain: bool) -> Result<(), Refused> {
+    /// Checks one address of `host`. `plain` means that the call uses http.
+    pub fn check(&self, host: &str, address: SocketAddr, plain: bool) -> Result<(), AddressRefusal> {
         let ip = address::unwrapped(address.ip());
         let sort = kind(ip);
         let listed = self
@@ -116,24 +113,21 @@ impl Guard {
             return Ok(());
         }
         if sort != Kind::Public {
-            return Err(Refused::Address {
+            return Err(AddressRefusal::Address {
                 host: host.to_owned(),
                 kind: sort,
             });
         }
         if plain {
-            return Err(Refused::Plain { host: host.to_owned() });
+            return Err(AddressRefusal::Plain { host: host.to_owned() });
         }
         Ok(())
     }
 
-    /// Resolves `host` once and judges every address: one that is refused refuses the name, because which of several
-    /// addresses is called in the end is up to nobody here.
-    ///
-    /// # Errors
-    /// Why it may not be called.
-    pub async fn resolve(&self, host: &str, port: u16, plain: bool) -> Result<Vec<SocketAddr>, Refused> {
-        let unresolved = || Refused::Unresolved { host: host.to_owned() };
+    /// Resolves `host` once and checks every address: a single refused address refuses the name, since the client may
+    /// connect to any of them.
+    pub async fn resolve(&self, host: &str, port: u16, plain: bool) -> Result<Vec<SocketAddr>, AddressRefusal> {
+        let unresolved = || AddressRefusal::Unresolved { host: host.to_owned() };
         let addresses: Vec<SocketAddr> = tokio::net::lookup_host((host, port))
             .await
             .map_err(|_| unresolved())?
@@ -147,11 +141,8 @@ impl Guard {
         Ok(addresses)
     }
 
-    /// Judges an address given as a URL, as far as that goes without connecting.
-    ///
-    /// # Errors
-    /// Why it may not be called.
-    pub async fn check_url(&self, text: &str) -> Result<(), Refused> {
+    /// Checks a URL without connecting.
+    pub async fn check_url(&self, text: &str) -> Result<(), AddressRefusal> {
         let target = client::Target::parse(text)?;
         match target.literal {
             Some(ip) => self.check(&target.host, SocketAddr::new(ip, target.port), target.plain),
@@ -159,17 +150,17 @@ impl Guard {
         }
     }
 
-    /// A client for calls to `port`, which resolves through this guard.
+    /// A client for calls to `port`, which resolves names through this guard.
     fn client(&self, plain: bool, port: u16) -> Result<reqwest::Client, reqwest::Error> {
-        self.client_of(plain, port, false)
+        self.cached_client(plain, port, false)
     }
 
-    /// The same for calls with a time limit of their own: a model may think for minutes before its first word.
-    fn patient_client(&self, plain: bool, port: u16) -> Result<reqwest::Client, reqwest::Error> {
-        self.client_of(plain, port, true)
+    /// The same for calls with their own time limit: a model may take minutes until its first token.
+    fn client_without_timeout(&self, plain: bool, port: u16) -> Result<reqwest::Client, reqwest::Error> {
+        self.cached_client(plain, port, true)
     }
 
-    fn client_of(&self, plain: bool, port: u16, patient: bool) -> Result<reqwest::Client, reqwest::Error> {
+    fn cached_client(&self, plain: bool, port: u16, patient: bool) -> Result<reqwest::Client, reqwest::Error> {
         let mut clients = self.0.clients.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(client) = clients.get(&(plain, port, patient)) {
             return Ok(client.clone());
@@ -187,7 +178,7 @@ impl Guard {
             .connect_timeout(CONNECT_LIMIT)
             .user_agent(concat!("towpath/", env!("CARGO_PKG_VERSION")))
             .build()?;
-        // A rule may name any port; nobody has this many destinations on different ones for long.
+        // Users may choose any port, but rarely use this many at once.
         if clients.len() >= 64 {
             clients.clear();
         }
@@ -196,7 +187,7 @@ impl Guard {
     }
 }
 
-/// As an address of a URL is written: without brackets, lower case, without a dot at the end.
+/// The host as in a URL: lower case, without brackets and trailing dot.
 fn host_name(host: &str) -> String {
     host.trim_matches(['[', ']']).trim_end_matches('.').to_ascii_lowercase()
 }
@@ -214,12 +205,12 @@ impl Policy {
 
     /// For everything else: public addresses and what is listed.
     #[must_use]
-    pub const fn listed(allow: Vec<Allowed>) -> Self {
+    pub const fn with_allow_list(allow: Vec<AllowEntry>) -> Self {
         Self { loopback: false, allow }
     }
 }
 
-/// An address without a port, as rules that name none compare it.
+/// Compares addresses without ports, for rules without one.
 fn same(ip: IpAddr, other: IpAddr) -> bool {
     address::unwrapped(ip) == address::unwrapped(other)
 }

@@ -1,12 +1,12 @@
-//! Every call to an address that a user gave.
+//! Calls to addresses supplied by users.
 //!
-//! Promises: a name is resolved once, every address it has is checked, and the connection goes to a checked address;
-//! redirects are not followed and no proxy of the environment is used, so nothing walks around the check. A folder
-//! given by a user stays below the operator's root. What a destination answered is told in the words of the API, and
-//! never with more of a foreign answer than its error code. Leaves to others: when to write, and what.
+//! A name is resolved once, every address is checked, and the connection goes to a checked address; redirects are not
+//! followed and proxies of the environment are ignored, so the check cannot be bypassed. A user's folder stays below
+//! the operator's root. Failures of a destination are reported in the API's words, with nothing of the foreign answer
+//! but its error code.
 
 pub mod destination;
 pub mod guard;
 
-pub use destination::{Begun, Destination, DestinationFailure, Reason, Settings, classify};
-pub use guard::{Allowed, Call, CallError, Guard, Policy, Refused, Reply};
+pub use destination::{Destination, DestinationFailure, OpenUpload, Reason, Settings, classify};
+pub use guard::{AddressRefusal, AllowEntry, Call, CallError, Guard, Policy, Reply};

@@ -1,7 +1,7 @@
-//! Where the runs of some traces lie, so that a question about them reads nothing else.
+//! Row groups with the runs of some traces, so that queries about them read nothing else.
 //!
-//! The root of a trace may have any id and may not have come, and runs of a trace start when they like. So nothing is
-//! assumed of where they are: segments are asked for them, see [`towpath_traces::lookup`].
+//! The root of a trace may have any id and may be missing, and its runs may start at any time. So their places cannot
+//! be derived: segments are searched for them, see [`towpath_traces::lookup`].
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::Range;
@@ -10,17 +10,17 @@ use std::sync::Arc;
 use object_store::path::Path;
 use towpath_domain::{ProjectId, Timestamp};
 use towpath_store::segments;
-use towpath_traces::lookup::{self, Place};
+use towpath_traces::lookup::{self, RowGroupLocation};
 use towpath_traces::scan::PartRef;
 use uuid::Uuid;
 
 use crate::snapshot::{Part, Snapshot, day};
 use crate::{Error, Result};
 
-/// How often segments are asked anew because one was compacted and removed meanwhile.
+/// Attempts, in case a segment is compacted and removed meanwhile.
 const TRIES: usize = 3;
 
-/// Row groups that hold the runs of some traces, and whatever is said of them.
+/// Row groups with the runs of some traces, including their updates.
 #[derive(Clone, Debug, Default)]
 pub struct Extent {
     parts: Arc<HashMap<ProjectId, Vec<Part>>>,
@@ -38,30 +38,26 @@ impl Extent {
 
     /// The part of `range` from the first to the last run.
     #[must_use]
-    pub fn narrow(&self, range: &Range<Timestamp>) -> Range<Timestamp> {
+    pub fn clip_range(&self, range: &Range<Timestamp>) -> Range<Timestamp> {
         match self.bounds {
             Some((first, last)) => range.start.max(first)..range.end.min(after(last)),
             None => range.start..range.start,
         }
     }
 
-    /// Row groups of a project that may hold starts of a range.
+    /// Row groups of a project that may contain starts in a range.
     fn parts(&self, project: ProjectId, range: &Range<Timestamp>) -> Vec<Part> {
         let own = self.parts.get(&project).into_iter().flatten();
         own.filter(|part| part.overlaps(range)).cloned().collect()
     }
 }
 
-/// The next moment.
 fn after(time: Timestamp) -> Timestamp {
     Timestamp::from_micros(time.micros().saturating_add(1))
 }
 
 impl Snapshot {
-    /// Where the runs of `traces` lie that start in `range`, in `projects` or in all of the workspace.
-    ///
-    /// # Errors
-    /// The catalog or a segment cannot be read.
+    /// Finds the runs of `traces` that start in `range`, in `projects` or in the whole workspace.
     pub async fn extent(
         &self,
         traces: &BTreeSet<Uuid>,
@@ -72,7 +68,7 @@ impl Snapshot {
         loop {
             tries += 1;
             match self.search(traces, projects, range).await {
-                // It was replaced and removed since it was listed; what is in it lies elsewhere by now.
+                // A compaction replaced it since it was listed; its rows are elsewhere.
                 Err(Error::Columnar(error)) if tries < TRIES && is_gone(&error) => {}
                 found => return found,
             }
@@ -89,9 +85,9 @@ impl Snapshot {
             Some(projects) => {
                 let parts = self.parts_of(projects, range).await?;
                 let parts: Vec<PartRef> = parts.into_values().flatten().map(|part| part.at).collect();
-                lookup::places(&parts)
+                lookup::row_group_locations(&parts)
             }
-            None => self.places(range).await?,
+            None => self.row_group_locations(range).await?,
         };
         let lookup = self.lookup();
         let mut found = HashMap::new();
@@ -100,7 +96,7 @@ impl Snapshot {
             let Some((first, last)) = runs.bounds() else { continue };
             let (first, last) = (first.sort_time, last.sort_time);
             bounds = Some(bounds.map_or((first, last), |(a, b)| (a.min(first), b.max(last))));
-            // Read anew: row groups that were found may be deleted, or replaced by others.
+            // Read again: the row groups may have been deleted or replaced.
             let mut parts = self.parts(project, first, after(last)).await?;
             let known = parts.iter().map(|part| part.at.clone()).collect();
             let held = lookup.parts(known, &runs).await?;
@@ -114,8 +110,8 @@ impl Snapshot {
         })
     }
 
-    /// All segments with rows of the days of a range, the newest first.
-    pub(crate) async fn places(&self, range: &Range<Timestamp>) -> Result<Vec<Place>> {
+    /// All segments with rows on the days of a range, the newest first.
+    pub(crate) async fn row_group_locations(&self, range: &Range<Timestamp>) -> Result<Vec<RowGroupLocation>> {
         let (tenant, first, last) = (self.tenant(), day(range.start), day(range.end));
         let live = self
             .store()
@@ -125,10 +121,10 @@ impl Snapshot {
         let mut open: Vec<Path> = self.open_paths().cloned().collect();
         open.dedup();
         let paths = open.into_iter().chain(live);
-        Ok(paths.map(|path| Place { path, row_groups: None }).collect())
+        Ok(paths.map(|path| RowGroupLocation { path, row_groups: None }).collect())
     }
 
-    /// Row groups of each of `projects` that may hold starts of a range; only those of an extent where there is one.
+    /// Row groups of each of `projects` that may contain starts in a range; limited to an extent if there is one.
     pub(crate) async fn scope(
         &self,
         projects: &[ProjectId],

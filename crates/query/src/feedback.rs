@@ -1,23 +1,22 @@
-//! Feedback on trace runs, from its table and from what is not folded yet.
+//! Feedback on trace runs, from its table and from unflushed data.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use serde_json::{Value, json};
-use towpath_domain::TraceRunId;
 use towpath_domain::json::{Object, Value as Json, members};
+use towpath_domain::{ProjectId, TraceRunId};
 use towpath_store::feedback::{self, Feedback};
 
 use crate::Result;
 use crate::snapshot::Snapshot;
 
-/// Ids asked for at once.
+/// Ids per statement.
 const AT_ONCE: usize = 1000;
+/// Maximum feedback of a project.
+const MAX_PROJECT_FEEDBACK: i64 = 10_000;
 
 impl Snapshot {
     /// All feedback on `runs`, in order of acceptance.
-    ///
-    /// # Errors
-    /// What the database says.
     pub async fn feedback(&self, runs: &[TraceRunId]) -> Result<Vec<Feedback>> {
         let tenant = self.tenant();
         let mut given: HashMap<uuid::Uuid, Feedback> = HashMap::new();
@@ -32,9 +31,9 @@ impl Snapshot {
         let is_wanted = |row: &Feedback| row.run_id.as_ref().is_some_and(|run| wanted.contains(run));
         let mut open: HashMap<uuid::Uuid, Feedback> = HashMap::new();
         for row in self.open_feedback() {
-            later(&mut open, row);
+            keep_latest(&mut open, row);
         }
-        // Feedback that is sent again under its id may be on another run then: what is stored of it there counts, too.
+        // Feedback that is sent again with the same id may move to another run: its stored row counts too.
         let elsewhere = open
             .values()
             .filter(|row| is_wanted(row) && !given.contains_key(&row.id));
@@ -48,7 +47,7 @@ impl Snapshot {
         }
         for row in open.values() {
             if is_wanted(row) || given.contains_key(&row.id) {
-                later(&mut given, row);
+                keep_latest(&mut given, row);
             }
         }
         let given = given.into_values().filter(|row| is_wanted(row) && !row.deleted);
@@ -57,10 +56,24 @@ impl Snapshot {
         Ok(given)
     }
 
-    /// One, if it is there.
-    ///
-    /// # Errors
-    /// What the database says.
+    /// Feedback on a project, in order of acceptance; if there is too much, the latest.
+    pub async fn project_feedback(&self, project: ProjectId) -> Result<Vec<Feedback>> {
+        let tenant = self.tenant();
+        let stored = self
+            .store()
+            .read(async |tx| feedback::of_project(tx, tenant, project, MAX_PROJECT_FEEDBACK).await)
+            .await?;
+        let mut given: HashMap<uuid::Uuid, Feedback> = stored.into_iter().map(|row| (row.id, row)).collect();
+        for row in self.open_feedback() {
+            if row.run_id.is_none() && row.project() == Some(project) {
+                keep_latest(&mut given, row);
+            }
+        }
+        let mut given: Vec<Feedback> = given.into_values().filter(|row| !row.deleted).collect();
+        given.sort_unstable_by_key(|row| (row.seq, row.id));
+        Ok(given)
+    }
+
     pub async fn one_feedback(&self, id: uuid::Uuid) -> Result<Option<Feedback>> {
         let tenant = self.tenant();
         let stored = self
@@ -68,35 +81,35 @@ impl Snapshot {
             .read(async |tx| feedback::find(tx, tenant, id).await)
             .await?;
         let mut given: HashMap<uuid::Uuid, Feedback> = stored.into_iter().map(|row| (row.id, row)).collect();
-        if let Some(open) = self.one_fresh(id) {
-            later(&mut given, open);
+        if let Some(open) = self.unstored_feedback_by_id(id) {
+            keep_latest(&mut given, open);
         }
         Ok(given.remove(&id).filter(|row| !row.deleted))
     }
 
-    /// One as it was accepted last, if that is in no table yet.
+    /// The latest version of one feedback, if it is not in the table yet.
     #[must_use]
-    pub fn one_fresh(&self, id: uuid::Uuid) -> Option<&Feedback> {
+    pub fn unstored_feedback_by_id(&self, id: uuid::Uuid) -> Option<&Feedback> {
         let open = self.open_feedback().iter();
         open.filter(|row| row.id == id).max_by_key(|row| row.seq)
     }
 
-    /// Feedback that is in no table yet.
+    /// Feedback that is not in the table yet.
     #[must_use]
-    pub fn fresh_feedback(&self) -> &[Feedback] {
+    pub fn unstored_feedback(&self) -> &[Feedback] {
         self.open_feedback()
     }
 }
 
-/// What was accepted later counts.
-pub fn later(given: &mut HashMap<uuid::Uuid, Feedback>, row: &Feedback) {
+/// The version that was accepted later wins.
+pub fn keep_latest(given: &mut HashMap<uuid::Uuid, Feedback>, row: &Feedback) {
     let known = given.entry(row.id).or_insert_with(|| row.clone());
     if known.seq < row.seq {
         *known = row.clone();
     }
 }
 
-/// By trace run, as a list of JSON objects with `key`, `score`, `value` and `source`: what filters look at.
+/// By trace run, as a JSON list of objects with `key`, `score`, `value` and `source`, the format of filters.
 #[must_use]
 pub fn lists(given: &[Feedback]) -> HashMap<TraceRunId, String> {
     let mut lists: HashMap<TraceRunId, Vec<String>> = HashMap::new();
@@ -121,9 +134,8 @@ pub fn lists(given: &[Feedback]) -> HashMap<TraceRunId, String> {
         .collect()
 }
 
-/// `feedback_stats` of what was given for one trace run. By key: how many, the mean of the numbers among them, how often
-/// each text was given, and the first comments. Null where nothing was given. A score beyond the range of a double counts as
-/// the largest one.
+/// The `feedback_stats` of one trace run: for each key the count, the mean of the numbers, the frequency of each text,
+/// and the first comments. Null without feedback. A score beyond the range of a double counts as the largest double.
 #[must_use]
 pub fn stats<'a>(given: impl Iterator<Item = &'a Feedback>) -> Value {
     #[derive(Default)]
@@ -161,7 +173,7 @@ pub fn stats<'a>(given: impl Iterator<Item = &'a Feedback>) -> Value {
     Value::Object(keys.collect())
 }
 
-/// `None` of no numbers. Finite ones have a finite mean, also where their sum is not.
+/// `None` without numbers. Finite numbers have a finite mean, even if their sum is not finite.
 fn mean(numbers: &[f64]) -> Option<f64> {
     let count = numbers.len() as f64;
     let sum: f64 = numbers.iter().sum();

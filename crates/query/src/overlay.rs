@@ -1,4 +1,4 @@
-//! Two object stores read as one.
+//! Overlays two object stores.
 
 use std::fmt;
 use std::ops::Range;
@@ -13,16 +13,16 @@ use object_store::{
     PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
 
-/// What is in `above`, and under it what is in `below`. For readers: nothing can be written.
+/// A read-only store in which objects of `upper` hide those of `lower`.
 #[derive(Debug)]
-pub struct Overlay {
-    pub above: Arc<dyn ObjectStore>,
-    pub below: Arc<dyn ObjectStore>,
+pub struct OverlayStore {
+    pub upper: Arc<dyn ObjectStore>,
+    pub lower: Arc<dyn ObjectStore>,
 }
 
-impl fmt::Display for Overlay {
+impl fmt::Display for OverlayStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Overlay({}, {})", self.above, self.below)
+        write!(f, "Overlay({}, {})", self.upper, self.lower)
     }
 }
 
@@ -33,19 +33,19 @@ fn refused<T>(operation: &str) -> Result<T> {
     })
 }
 
-impl Overlay {
+impl OverlayStore {
     /// The store that has the object.
-    async fn home(&self, location: &Path) -> &Arc<dyn ObjectStore> {
-        // The upper one is in memory, so asking it costs nothing.
-        match self.above.head(location).await {
-            Ok(_) => &self.above,
-            Err(_) => &self.below,
+    async fn layer_of(&self, location: &Path) -> &Arc<dyn ObjectStore> {
+        // The upper store is in memory, so this is cheap.
+        match self.upper.head(location).await {
+            Ok(_) => &self.upper,
+            Err(_) => &self.lower,
         }
     }
 }
 
 #[async_trait]
-impl ObjectStore for Overlay {
+impl ObjectStore for OverlayStore {
     async fn put_opts(&self, _: &Path, _: PutPayload, _: PutOptions) -> Result<PutResult> {
         refused("put")
     }
@@ -55,11 +55,11 @@ impl ObjectStore for Overlay {
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
-        self.home(location).await.get_opts(location, options).await
+        self.layer_of(location).await.get_opts(location, options).await
     }
 
     async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
-        self.home(location).await.get_ranges(location, ranges).await
+        self.layer_of(location).await.get_ranges(location, ranges).await
     }
 
     fn delete_stream(&self, _: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {

@@ -1,9 +1,9 @@
-//! Pages of trace runs in order of their starts, from either end.
+//! Pages of trace runs in order of their starts, in either direction.
 //!
-//! A page is found in two steps. First the columns the filter needs are scanned, window by window from the end asked
-//! for, each window some times as large as the one before; of what matches only places are kept, and no more of them
-//! than the page has. Then those rows alone are read whole. So memory is bounded by the page, and a page of the newest
-//! runs touches the newest row groups only.
+//! A page is found in two steps. First, only the columns of the filter are scanned, window by window from the requested
+//! end, with growing windows; of matching rows only the positions are kept, at most one page. Then the matching rows
+//! are read completely. So memory is bounded by the page, and a page of the newest runs only reads the newest row
+//! groups.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
@@ -17,38 +17,37 @@ use towpath_traces::scan::{Request, Scan, ScanBatch};
 use towpath_traces::schema::segment_schema;
 
 use crate::extent::Extent;
-use crate::pick::Picker;
 use crate::predicate::{Predicate, selection};
+use crate::row_fetcher::RowFetcher;
 use crate::snapshot::{Part, Snapshot, day};
 use crate::{Result, feedback};
 
-/// Rows that the first window is meant to hold: with a filter some are left out.
+/// Rows of the first window; a filter drops some of them.
 const FIRST_WINDOW: u64 = 4096;
-/// How much larger the next one is.
+/// Growth factor of the windows.
 const GROWTH: u64 = 4;
-/// Bytes of rows at which a page ends before it is full.
+/// Size of rows at which a page ends before it is full.
 const PAGE_BYTES: usize = 64 << 20;
 
-/// Which end comes first.
+/// Sort direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Direction {
-    /// What started last.
+    /// Newest start first.
     #[default]
     Newest,
-    /// What started first.
+    /// Oldest start first.
     Oldest,
 }
 
-/// Where a trace run stands among all projects of a question.
+/// Position of a trace run in the order of all projects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Position {
-    /// By start, then id.
+    /// Start, then id.
     pub key: Key,
-    /// Its project.
     pub project: ProjectId,
 }
 
-/// As it stands in a cursor.
+/// The format of cursors.
 impl fmt::Display for Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
@@ -61,9 +60,9 @@ impl fmt::Display for Position {
     }
 }
 
-/// A cursor that is none of ours.
+/// Not a valid cursor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("this cursor was not given out by this server")]
+#[error("invalid cursor: it does not come from this server")]
 pub struct NoPosition;
 
 impl FromStr for Position {
@@ -85,52 +84,44 @@ impl FromStr for Position {
     }
 }
 
-/// What is asked for.
 #[derive(Clone, Debug)]
-pub struct Question {
-    /// In these projects.
+pub struct RunQuery {
     pub projects: Vec<ProjectId>,
-    /// Start inclusive, end exclusive, of where runs stand.
+    /// Range of starts; the end is exclusive.
     pub range: Range<Timestamp>,
-    /// Only in these row groups, where it is known that no others matter.
-    pub within: Option<Extent>,
-    /// For which this holds.
+    /// Only these row groups, if they are known to be sufficient.
+    pub extent: Option<Extent>,
     pub predicate: Predicate,
-    /// From which end.
     pub direction: Direction,
-    /// After this one in that direction.
+    /// Continue after this position.
     pub after: Option<Position>,
-    /// At most so many.
     pub limit: usize,
 }
 
-/// Some trace runs.
+/// A page of trace runs.
 #[derive(Debug)]
 pub struct Page {
-    /// In the order asked for.
+    /// In the requested order.
     pub rows: Vec<(ProjectId, Row)>,
-    /// Where the next page goes on, when there may be one.
+    /// Where the next page continues, if there may be one.
     pub next: Option<Position>,
 }
 
 impl Snapshot {
-    /// Answers a question with a page.
-    ///
-    /// # Errors
-    /// The catalog or a segment cannot be read.
-    pub async fn page(&self, question: &Question) -> Result<Page> {
+    /// Reads one page of a query.
+    pub async fn page(&self, question: &RunQuery) -> Result<Page> {
         let mut range = question.remaining();
-        if let Some(extent) = &question.within {
-            range = extent.narrow(&range);
+        if let Some(extent) = &question.extent {
+            range = extent.clip_range(&range);
         }
-        let within = question.within.as_ref();
+        let within = question.extent.as_ref();
         let parts = self.scope(&question.projects, &range, within).await?;
         let found = self.find(question, &parts, range).await?;
         let full = found.len() >= question.limit;
         let mut rows = Vec::new();
         let mut bytes = 0;
-        let mut picker = Picker::new(self, &parts, all_columns());
-        // Rows differ in size by orders of magnitude, so the page is read in pieces and ends where it is heavy.
+        let mut picker = RowFetcher::new(self, &parts, all_columns());
+        // Rows differ in size by orders of magnitude, so the page is read in pieces and ends early if they are large.
         for piece in found.chunks(32) {
             if bytes > PAGE_BYTES {
                 break;
@@ -152,15 +143,12 @@ impl Snapshot {
         })
     }
 
-    /// Reads trace runs whose places are known, whole.
-    ///
-    /// # Errors
-    /// The catalog or a segment cannot be read.
+    /// Reads complete trace runs at known positions.
     pub async fn rows(&self, positions: &[Position]) -> Result<Vec<(ProjectId, Row)>> {
         self.rows_of(positions, all_columns()).await
     }
 
-    /// The same of some columns, by their positions in [`segment_schema`].
+    /// Like [`Snapshot::rows`], for some columns by their positions in [`segment_schema`].
     pub(crate) async fn rows_of(&self, positions: &[Position], columns: Vec<usize>) -> Result<Vec<(ProjectId, Row)>> {
         let mut days: BTreeMap<(ProjectId, NaiveDate), (Timestamp, Timestamp)> = BTreeMap::new();
         for position in positions {
@@ -174,13 +162,10 @@ impl Snapshot {
             let found = self.parts(project, first, until).await?;
             parts.entry(project).or_default().extend(found);
         }
-        Picker::new(self, &parts, columns).rows(positions).await
+        RowFetcher::new(self, &parts, columns).rows(positions).await
     }
 
-    /// Those of `rows` for which a predicate holds.
-    ///
-    /// # Errors
-    /// A row has no place, or the database does not answer.
+    /// The rows that match a predicate.
     pub async fn retain(&self, rows: Vec<(ProjectId, Row)>, predicate: &Predicate) -> Result<Vec<(ProjectId, Row)>> {
         let runs: Vec<TraceRunId> = rows.iter().map(|(_, row)| row.id()).collect();
         let given = if predicate.needs_feedback() {
@@ -200,10 +185,10 @@ impl Snapshot {
         Ok(kept)
     }
 
-    /// Places of what matches, in the order asked for, as many as the page has.
+    /// Positions of matching rows in the requested order, at most one page.
     async fn find(
         &self,
-        question: &Question,
+        question: &RunQuery,
         parts: &HashMap<ProjectId, Vec<Part>>,
         mut range: Range<Timestamp>,
     ) -> Result<Vec<Position>> {
@@ -250,7 +235,7 @@ impl Snapshot {
         Ok(found)
     }
 
-    /// Scans a project for rows that match, in order of their starts.
+    /// Scans a project for matching rows, in order of their starts.
     pub(crate) fn matches<'a>(
         &'a self,
         project: ProjectId,
@@ -275,12 +260,12 @@ impl Snapshot {
     }
 }
 
-/// Everything that is stored of a row.
+/// All stored columns.
 fn all_columns() -> Vec<usize> {
     (0..segment_schema().fields().len()).collect()
 }
 
-/// Rows that match, batch by batch.
+/// Matching rows, batch by batch.
 pub struct Matches<'a> {
     snapshot: &'a Snapshot,
     scan: Scan,
@@ -288,7 +273,7 @@ pub struct Matches<'a> {
 }
 
 impl Matches<'_> {
-    /// The next ones; a batch may be empty. `None` at the end.
+    /// The next batch, which may be empty. `None` at the end.
     pub async fn next(&mut self) -> Result<Option<ScanBatch>> {
         let Some(batch) = self.scan.next().await? else {
             return Ok(None);
@@ -311,7 +296,7 @@ impl Matches<'_> {
     }
 }
 
-impl Question {
+impl RunQuery {
     fn admits(&self, position: Position) -> bool {
         self.after.is_none_or(|after| match self.direction {
             Direction::Newest => position < after,
@@ -319,7 +304,7 @@ impl Question {
         })
     }
 
-    /// The range that is left behind the cursor.
+    /// The part of the range behind the cursor.
     fn remaining(&self) -> Range<Timestamp> {
         let mut range = self.range.clone();
         match (self.after, self.direction) {
@@ -334,7 +319,7 @@ impl Question {
     }
 }
 
-/// The part of `range` next to the end asked for that holds about `wanted` rows; all of it where there are fewer.
+/// The part of `range` at the requested end with about `wanted` rows; all of it if there are fewer.
 fn window(
     parts: &HashMap<ProjectId, Vec<Part>>,
     range: &Range<Timestamp>,
@@ -352,7 +337,7 @@ fn window(
     if rows(start, end) <= wanted as f64 {
         return range.clone();
     }
-    // More than what lies between the first and the last row there is not.
+    // There are no rows outside of the first and the last one.
     let first = parts
         .iter()
         .map(|part| part.at.min_sort_time.micros())
@@ -366,7 +351,7 @@ fn window(
     let (mut low, mut high) = (start.max(first), end.min(last.saturating_add(1)));
     match direction {
         Direction::Newest => {
-            // The latest moment from which on there are enough.
+            // The latest start of a window with enough rows.
             while high - low > 1 {
                 let middle = low + (high - low) / 2;
                 if rows(middle, end) >= wanted as f64 {
@@ -391,7 +376,7 @@ fn window(
     }
 }
 
-/// How much of a row group's time lies between `from` and `until`.
+/// The part of a row group's time range between `from` and `until`.
 fn share(part: &Part, from: i64, until: i64) -> f64 {
     let (first, last) = (part.at.min_sort_time.micros(), part.at.max_sort_time.micros());
     let all = (last - first) as f64 + 1.0;
@@ -429,7 +414,7 @@ mod tests {
         let oldest = window(&parts, &all, 150, Direction::Oldest);
         assert!((140..=160).contains(&oldest.end.micros()), "{oldest:?}");
         assert_eq!(window(&parts, &all, 5000, Direction::Newest), all);
-        // All at one moment: the window still moves on.
+        // All rows have the same time; the window must still advance.
         let heap = HashMap::from([(ProjectId::nil(), vec![part(7, 7, 1000)])]);
         assert_eq!(window(&heap, &(at(0)..at(8)), 10, Direction::Newest), at(7)..at(8));
         assert_eq!(window(&heap, &(at(7)..at(9)), 10, Direction::Oldest), at(7)..at(8));

@@ -1,12 +1,12 @@
-//! A filter as an expression over columns.
+//! Filters as expressions over columns.
 //!
-//! Tests of plain columns become expressions of DataFusion over literals. Tests of JSON, lists and feedback become
-//! functions of ours that hold their keys and values ([`judge`]). Whatever is unknown to SQL counts as false, and a
-//! negation is made over that, so that a test and its negation are never both false.
+//! Tests of plain columns become DataFusion expressions over literals. Tests of JSON, lists and feedback become
+//! functions with their keys and values ([`evaluator`]). SQL's unknown counts as false before a negation, so a test and
+//! its negation are never both false.
 
 mod entries;
+mod evaluator;
 mod function;
-mod judge;
 mod text;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -20,21 +20,21 @@ use datafusion_expr::expr::Like;
 use datafusion_expr::{Expr, cast, col, is_not_true, lit};
 use datafusion_physical_expr::{PhysicalExpr, create_physical_expr};
 use towpath_domain::TraceRunId;
-use towpath_domain::filter::{Check, Family, Field, Filter, Order, Test, Value, pairs};
+use towpath_domain::filter::{Comparison, Condition, Family, Field, Filter, Inequality, Value, group_by_entry};
 use towpath_traces::derive::{COST_PRECISION, COST_SCALE};
 use towpath_traces::row::Key;
 use towpath_traces::schema::{EXPORT_FIELDS, Selection, export_schema};
 use uuid::Uuid;
 
 use crate::Result;
+use evaluator::{ColumnFormat, Evaluator};
 use function::call;
-use judge::{Form, Judge};
 
-/// Where each row stands; not among the exported columns.
+/// The position of each row; not an exported column.
 const STAND: &str = "_stand";
 /// Feedback on each row as a JSON list.
 const FEEDBACK: &str = "_feedback";
-/// Most bytes of feedback that are looked at together, unless it is that of a single run.
+/// Maximum bytes of feedback evaluated together, unless a single run has more.
 const MOST_BYTES: usize = 1 << 30;
 
 /// A filter ready to be evaluated. Clones share it.
@@ -47,16 +47,13 @@ pub struct Predicate {
 }
 
 impl Predicate {
-    /// Compiles a filter; with `traces`, rows of other traces are left out too.
-    ///
-    /// # Errors
-    /// Types that do not fit together, which would be a defect here.
+    /// Compiles a filter; with `traces`, rows of other traces are dropped too.
     pub fn new(filter: Option<&Filter>, traces: &[Arc<HashSet<Uuid>>]) -> Result<Self> {
         let mut columns = BTreeSet::new();
         let mut parts: Vec<Expr> = filter.map(|filter| compile(filter, &mut columns)).into_iter().collect();
         for set in traces {
             columns.insert("trace_id");
-            parts.push(call(Judge::Trace(Arc::clone(set)), ["trace_id"]));
+            parts.push(call(Evaluator::Trace(Arc::clone(set)), ["trace_id"]));
         }
         let expression = parts.into_iter().reduce(Expr::and).unwrap_or_else(|| lit(true));
         let feedback = filter.is_some_and(Filter::needs_feedback);
@@ -71,22 +68,19 @@ impl Predicate {
         })
     }
 
-    /// The exported columns it looks at.
+    /// The exported columns it reads.
     pub fn columns(&self) -> impl Iterator<Item = &'static str> {
         self.columns.iter().copied()
     }
 
-    /// Whether it looks at feedback.
+    /// Whether it reads feedback.
     #[must_use]
     pub const fn needs_feedback(&self) -> bool {
         self.feedback
     }
 
-    /// For which rows it holds. `rows` has at least [`Self::columns`]; `keys` says where each of them stands, `feedback`
-    /// what was said about them as a JSON list.
-    ///
-    /// # Errors
-    /// A column is missing, or the feedback on one row is larger than a column can hold.
+    /// Evaluates rows. `rows` has at least [`Self::columns`]; `keys` are their positions, `feedback` their feedback as
+    /// JSON lists.
     pub fn evaluate(
         &self,
         rows: &RecordBatch,
@@ -162,7 +156,7 @@ fn schema(names: &BTreeSet<&'static str>, feedback: bool) -> SchemaRef {
     Arc::new(Schema::new(fields))
 }
 
-/// The selection that reads what `predicate` and `also` name; never empty.
+/// The selection with the columns of `predicate` and `also`; never empty.
 #[must_use]
 pub fn selection(predicate: Option<&Predicate>, also: &[&str]) -> Selection {
     let mut names: Vec<&str> = predicate.into_iter().flat_map(Predicate::columns).collect();
@@ -176,7 +170,7 @@ pub fn selection(predicate: Option<&Predicate>, also: &[&str]) -> Selection {
 fn compile(filter: &Filter, columns: &mut BTreeSet<&'static str>) -> Expr {
     match filter {
         Filter::And(parts) => {
-            let scoped = pairs(parts);
+            let scoped = group_by_entry(parts);
             let mut all: Vec<Expr> = scoped.others.into_iter().map(|part| compile(part, columns)).collect();
             for (family, tests) in scoped.entries {
                 all.push(entry(family, tests.into_iter().cloned().collect(), columns));
@@ -188,67 +182,81 @@ fn compile(filter: &Filter, columns: &mut BTreeSet<&'static str>) -> Expr {
             any.into_iter().reduce(Expr::or).unwrap_or_else(|| lit(false))
         }
         Filter::Not(inner) => is_not_true(compile(inner, columns)),
-        Filter::Test(test) => self::test(test, columns),
+        Filter::Condition(test) => self::test(test, columns),
     }
 }
 
-/// One entry for which all of `tests` hold.
-fn entry(family: Family, tests: Vec<Test>, columns: &mut BTreeSet<&'static str>) -> Expr {
+/// One entry that passes all `tests`.
+fn entry(family: Family, tests: Vec<Condition>, columns: &mut BTreeSet<&'static str>) -> Expr {
     let column = match family {
         Family::Metadata => "extra",
         Family::Input => "inputs",
         Family::Output => "outputs",
-        Family::Feedback => return call(Judge::Entry { family, tests }, [FEEDBACK]),
+        Family::Feedback => return call(Evaluator::Entry { family, tests }, [FEEDBACK]),
     };
     columns.insert(column);
-    call(Judge::Entry { family, tests }, [column])
+    call(Evaluator::Entry { family, tests }, [column])
 }
 
-fn test(test: &Test, columns: &mut BTreeSet<&'static str>) -> Expr {
-    // A list of values is any of them, and a negation the whole of what it negates.
-    match &test.check {
-        Check::NotEqual(value) => {
-            let equal = Test {
+fn test(test: &Condition, columns: &mut BTreeSet<&'static str>) -> Expr {
+    // A list of values matches any of them, and a negation covers the whole test.
+    match &test.comparison {
+        Comparison::NotEqual(value) => {
+            let equal = Condition {
                 field: test.field,
-                check: Check::Equal(value.clone()),
+                comparison: Comparison::Equal(value.clone()),
             };
             return is_not_true(self::test(&equal, columns));
         }
-        Check::In(values) if !matches!(test.field, Field::Entry(..) | Field::Tags | Field::ThreadId) => {
+        Comparison::In(values) if !matches!(test.field, Field::Entry(..) | Field::Tags | Field::ThreadId) => {
             return any_of(test.field, values, columns);
         }
         _ => {}
     }
-    let mut judged = |judge: Judge, names: &[&'static str]| {
+    let mut judged = |judge: Evaluator, names: &[&'static str]| {
         columns.extend(names);
         call(judge, names.iter().copied())
     };
-    match (test.field, &test.check) {
+    match (test.field, &test.comparison) {
         (Field::Entry(family, _), _) => entry(family, vec![test.clone()], columns),
-        (Field::Tags, check) => judged(Judge::Texts(check.clone()), &["tags"]),
-        (Field::ThreadId, check) => judged(Judge::Thread(check.clone()), &["extra"]),
-        (Field::Everything, Check::Search(text)) => judged(
-            Judge::search(
+        (Field::Tags, check) => judged(Evaluator::Texts(check.clone()), &["tags"]),
+        (Field::ThreadId, check) => judged(Evaluator::Thread(check.clone()), &["extra"]),
+        (Field::Everything, Comparison::Search(text)) => judged(
+            Evaluator::search(
                 text,
                 &[
-                    Form::Plain,
-                    Form::Plain,
-                    Form::Plain,
-                    Form::Json,
-                    Form::Json,
-                    Form::Metadata,
+                    ColumnFormat::Plain,
+                    ColumnFormat::Plain,
+                    ColumnFormat::Plain,
+                    ColumnFormat::Json,
+                    ColumnFormat::Json,
+                    ColumnFormat::Metadata,
                 ],
             ),
             &["name", "error", "tags", "inputs", "outputs", "extra"],
         ),
-        (Field::Inputs, Check::Search(text)) => judged(Judge::search(text, &[Form::Json]), &["inputs"]),
-        (Field::Outputs, Check::Search(text)) => judged(Judge::search(text, &[Form::Json]), &["outputs"]),
-        (Field::Extra, Check::Search(text)) => judged(Judge::search(text, &[Form::Json]), &["extra"]),
-        (Field::Metadata, Check::Search(text)) => judged(Judge::search(text, &[Form::Metadata]), &["extra"]),
-        (Field::Inputs, Check::HasJson(wanted)) => judged(Judge::contains(wanted, Form::Json), &["inputs"]),
-        (Field::Outputs, Check::HasJson(wanted)) => judged(Judge::contains(wanted, Form::Json), &["outputs"]),
-        (Field::Extra, Check::HasJson(wanted)) => judged(Judge::contains(wanted, Form::Json), &["extra"]),
-        (Field::Metadata, Check::HasJson(wanted)) => judged(Judge::contains(wanted, Form::Metadata), &["extra"]),
+        (Field::Inputs, Comparison::Search(text)) => {
+            judged(Evaluator::search(text, &[ColumnFormat::Json]), &["inputs"])
+        }
+        (Field::Outputs, Comparison::Search(text)) => {
+            judged(Evaluator::search(text, &[ColumnFormat::Json]), &["outputs"])
+        }
+        (Field::Extra, Comparison::Search(text)) => judged(Evaluator::search(text, &[ColumnFormat::Json]), &["extra"]),
+        (Field::Metadata, Comparison::Search(text)) => {
+            judged(Evaluator::search(text, &[ColumnFormat::Metadata]), &["extra"])
+        }
+        (Field::Inputs, Comparison::HasJson(wanted)) => {
+            judged(Evaluator::contains(wanted, ColumnFormat::Json), &["inputs"])
+        }
+        (Field::Outputs, Comparison::HasJson(wanted)) => {
+            judged(Evaluator::contains(wanted, ColumnFormat::Json), &["outputs"])
+        }
+        (Field::Extra, Comparison::HasJson(wanted)) => {
+            judged(Evaluator::contains(wanted, ColumnFormat::Json), &["extra"])
+        }
+        (Field::Metadata, Comparison::HasJson(wanted)) => {
+            judged(Evaluator::contains(wanted, ColumnFormat::Metadata), &["extra"])
+        }
         (field, check) => plain(field, check, columns),
     }
 }
@@ -271,20 +279,26 @@ fn any_of(field: Field, values: &[Value], columns: &mut BTreeSet<&'static str>) 
         return col(column).in_list(list, false);
     }
     let tests = values.iter().map(|value| {
-        let check = Check::Equal(value.clone());
-        test(&Test { field, check }, columns)
+        let check = Comparison::Equal(value.clone());
+        test(
+            &Condition {
+                field,
+                comparison: check,
+            },
+            columns,
+        )
     });
     let tests: Vec<Expr> = tests.collect();
     tests.into_iter().reduce(Expr::or).unwrap_or_else(|| lit(false))
 }
 
 /// A test of one column.
-fn plain(field: Field, check: &Check, columns: &mut BTreeSet<&'static str>) -> Expr {
+fn plain(field: Field, check: &Comparison, columns: &mut BTreeSet<&'static str>) -> Expr {
     let shown = match field {
         Field::StartTime => col(STAND),
         Field::Latency => {
             columns.extend(["start_time", "end_time"]);
-            // Whole microseconds, and in them the difference of any two times fits.
+            // In whole microseconds the difference of any two times fits.
             let micros = |name: &str| cast(col(name), DataType::Int64) / lit(1000_i64);
             micros("end_time") - micros("start_time")
         }
@@ -294,7 +308,7 @@ fn plain(field: Field, check: &Check, columns: &mut BTreeSet<&'static str>) -> E
             col(name)
         }
     };
-    // An empty error is none.
+    // An empty error counts as no error.
     let there = |shown: Expr| match field {
         Field::Error => shown.not_eq(lit("")),
         _ => shown.is_not_null(),
@@ -304,18 +318,18 @@ fn plain(field: Field, check: &Check, columns: &mut BTreeSet<&'static str>) -> E
         _ => holds,
     };
     match check {
-        Check::Equal(Value::Null) => is_not_true(there(shown)),
-        Check::Equal(value) => guarded(shown.clone(), shown.eq(literal(field, value))),
-        Check::Order(order, value) => {
+        Comparison::Equal(Value::Null) => is_not_true(there(shown)),
+        Comparison::Equal(value) => guarded(shown.clone(), shown.eq(literal(field, value))),
+        Comparison::Inequality(order, value) => {
             let value = literal(field, value);
             match order {
-                Order::Less => shown.lt(value),
-                Order::LessOrEqual => shown.lt_eq(value),
-                Order::Greater => shown.gt(value),
-                Order::GreaterOrEqual => shown.gt_eq(value),
+                Inequality::Less => shown.lt(value),
+                Inequality::LessOrEqual => shown.lt_eq(value),
+                Inequality::Greater => shown.gt(value),
+                Inequality::GreaterOrEqual => shown.gt_eq(value),
             }
         }
-        Check::Like(pattern) => {
+        Comparison::Like(pattern) => {
             let like = Like::new(
                 false,
                 Box::new(shown.clone()),
@@ -325,12 +339,12 @@ fn plain(field: Field, check: &Check, columns: &mut BTreeSet<&'static str>) -> E
             );
             guarded(shown, Expr::Like(like))
         }
-        Check::Search(text) => match column(field) {
-            Some(name) => call(Judge::search(text, &[Form::Plain]), [name]),
+        Comparison::Search(text) => match column(field) {
+            Some(name) => call(Evaluator::search(text, &[ColumnFormat::Plain]), [name]),
             None => lit(false),
         },
-        // The parser lets these through for other fields only; `test` has taken care of them.
-        Check::NotEqual(_) | Check::In(_) | Check::HasText(_) | Check::HasJson(_) => lit(false),
+        // The parser accepts these for other fields only, which `test` handles.
+        Comparison::NotEqual(_) | Comparison::In(_) | Comparison::HasText(_) | Comparison::HasJson(_) => lit(false),
     }
 }
 
@@ -343,7 +357,7 @@ fn literal(field: Field, value: &Value) -> Expr {
         Value::Time(time) if field == Field::StartTime => {
             lit(ScalarValue::TimestampMicrosecond(Some(time.micros()), None))
         }
-        // Columns hold whole microseconds, so the ends of the range equal none of them.
+        // Columns have whole microseconds, so values beyond the range equal none of them.
         Value::Time(time) => lit(ScalarValue::TimestampNanosecond(
             Some(time.micros().saturating_mul(1000)),
             None,
@@ -354,7 +368,7 @@ fn literal(field: Field, value: &Value) -> Expr {
     }
 }
 
-/// The column that shows a field by itself.
+/// The plain column of a field, if it has one.
 const fn column(field: Field) -> Option<&'static str> {
     Some(match field {
         Field::Id => "id",

@@ -1,6 +1,6 @@
-//! All of a workspace at one moment: live segments, and what is not folded into any yet.
+//! A consistent view of a workspace: live segments and unflushed data.
 
-mod recent;
+mod recent_cache;
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -14,37 +14,37 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use towpath_domain::{ProjectId, TenantId, Timestamp, TraceRunId};
 use towpath_store::feedback::{Attachment, Feedback};
-use towpath_store::units::Unit;
-use towpath_store::{Store, segments, units};
-use towpath_traces::fold::{self, FoldError, Place, Unfolded};
-use towpath_traces::lookup::{Footers, Lookup};
+use towpath_store::wal_segments::WalSegment;
+use towpath_store::{Store, segments, wal_segments};
+use towpath_traces::flush::{self, FlushError, RunLocation, UnflushedData};
+use towpath_traces::lookup::{FooterCache, Lookup};
 use towpath_traces::objects::Objects;
 use towpath_traces::scan::PartRef;
 use towpath_traces::segment::Segment;
 
-use recent::{Placed, Recent};
+use recent_cache::{RecentCache, SegmentPosition};
 
-use crate::overlay::Overlay;
+use crate::overlay::OverlayStore;
 use crate::{Error, Result};
 
-/// Projects of one statement.
+/// Projects per statement.
 const PROJECTS: usize = 1000;
-/// How often it looks meanwhile.
+/// Poll interval while waiting for the flush.
 const PACE: Duration = Duration::from_millis(50);
 
-/// How much of what is not folded yet readers take into memory. Whoever would need more waits for the fold.
+/// How much unflushed data readers load into memory. A query that needs more waits for the flush.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Bytes of a workspace's open units for one query, as they were sent.
+    /// Maximum size of a workspace's open WAL segments for one query, as sent.
     pub bytes: i64,
-    /// The same after decoding.
+    /// The same limit for decoded data.
     pub decoded_bytes: i64,
-    /// Bytes after decoding of what all queries together fold into memory at one time.
+    /// Limit of decoded data that all queries load at the same time.
     pub together_bytes: i64,
-    /// Bytes of what is kept for the queries that come next.
+    /// Size of the cache for later queries.
     pub recent_bytes: usize,
     /// How long a query waits.
-    pub patience: Duration,
+    pub max_wait: Duration,
 }
 
 impl Default for Bounds {
@@ -54,7 +54,7 @@ impl Default for Bounds {
             decoded_bytes: 64 << 20,
             together_bytes: 256 << 20,
             recent_bytes: 128 << 20,
-            patience: Duration::from_secs(8),
+            max_wait: Duration::from_secs(8),
         }
     }
 }
@@ -65,217 +65,205 @@ pub struct Reader {
     store: Store,
     objects: Objects,
     bounds: Bounds,
-    /// For what is being folded into memory, in KiB.
-    room: Arc<Semaphore>,
-    recent: Arc<Mutex<Recent>>,
-    footers: Footers,
+    /// Memory permits in KiB.
+    memory_permits: Arc<Semaphore>,
+    recent_cache: Arc<Mutex<RecentCache>>,
+    footers: FooterCache,
 }
 
 /// A row group of a project.
 #[derive(Clone, Debug)]
 pub struct Part {
-    /// Where it is.
     pub at: PartRef,
-    /// Rows in it.
     pub rows: u64,
 }
 
 impl Part {
-    /// Whether it may hold starts of a range.
+    /// Whether it may contain starts in a range.
     pub(crate) fn overlaps(&self, range: &Range<Timestamp>) -> bool {
         self.at.max_sort_time >= range.start && self.at.min_sort_time < range.end
     }
 }
 
-/// What a query reads. It stays as it is however much comes in meanwhile.
+/// The data of a query. It stays unchanged while new data arrives.
 pub struct Snapshot {
     tenant: TenantId,
     reader: Reader,
-    open: Arc<Unfolded>,
+    unflushed: Arc<UnflushedData>,
     objects: Arc<dyn ObjectStore>,
 }
 
 impl Reader {
-    /// Reads what is in these.
+    /// A reader with the default bounds.
     #[must_use]
     pub fn new(store: Store, objects: Objects) -> Self {
-        Self::bounded(store, objects, Bounds::default())
+        Self::with_bounds(store, objects, Bounds::default())
     }
 
-    /// Reads what is in these, with other bounds than usual.
+    /// A reader with other bounds.
     #[must_use]
-    pub fn bounded(store: Store, objects: Objects, bounds: Bounds) -> Self {
+    pub fn with_bounds(store: Store, objects: Objects, bounds: Bounds) -> Self {
         Self {
             store,
             objects,
             bounds,
-            room: Arc::new(Semaphore::new(kib(bounds.together_bytes) as usize)),
-            recent: Arc::new(Mutex::new(Recent::new(bounds.recent_bytes))),
-            footers: Footers::default(),
+            memory_permits: Arc::new(Semaphore::new(kib(bounds.together_bytes) as usize)),
+            recent_cache: Arc::new(Mutex::new(RecentCache::new(bounds.recent_bytes))),
+            footers: FooterCache::default(),
         }
     }
 
-    /// The database.
     #[must_use]
     pub const fn store(&self) -> &Store {
         &self.store
     }
 
-    /// Takes up everything of a workspace that was acknowledged before now.
+    /// Captures everything of a workspace that was acknowledged before now.
     ///
-    /// # Errors
-    /// [`Error::Behind`] when too much of it waits to be folded for too long; else what the database and the object
-    /// store say.
+    /// [`Error::FlushBehind`] if too much of it waits for its flush for too long.
     pub async fn snapshot(&self, tenant: TenantId) -> Result<Snapshot> {
-        let until = Instant::now() + self.bounds.patience;
+        let until = Instant::now() + self.bounds.max_wait;
         let mut last = None;
-        // Units that turned out to be too large; as long as there are no others it is no use to look again.
-        let mut too_large: Option<Vec<Placed>> = None;
+        // WAL segments that turned out to be too large; polling is useless until others appear.
+        let mut too_large: Option<Vec<SegmentPosition>> = None;
         loop {
-            let mut open = self.store.read(async |tx| units::open_of(tx, tenant).await).await?;
-            // What comes in while we wait is not ours to wait for.
+            let mut open = self
+                .store
+                .read(async |tx| wal_segments::open_of(tx, tenant).await)
+                .await?;
+            // Later data need not be waited for.
             let registered = || open.iter().map(|unit| unit.seq).max();
             let last = *last.get_or_insert_with(|| registered().unwrap_or(0));
             open.retain(|unit| unit.seq <= last);
             let late = Instant::now() >= until;
             let placed = open.iter().map(|unit| (unit.id, unit.order(), unit.frames_done));
-            let placed: Vec<Placed> = placed.collect();
-            if self.may_hold(&open) && too_large.as_ref() != Some(&placed) {
-                match self.unfolded(tenant, &open, &placed, until).await {
-                    // Folded and swept since the list was read: then it is in a segment.
-                    Err(Error::Unfolded(FoldError::Objects(error))) if error.is_not_found() && !late => {}
+            let placed: Vec<SegmentPosition> = placed.collect();
+            if self.fits_bounds(&open) && too_large.as_ref() != Some(&placed) {
+                match self.load_unflushed(tenant, &open, &placed, until).await {
+                    // Flushed and removed since the list was read: its data is in a segment.
+                    Err(Error::Flush(FlushError::Objects(error))) if error.is_not_found() && !late => {}
                     Ok(None) => too_large = Some(placed),
-                    Ok(Some(open)) => return Ok(self.over(tenant, open)),
+                    Ok(Some(open)) => return Ok(self.snapshot_over(tenant, open)),
                     Err(error) => return Err(error),
                 }
             }
             if late {
-                return Err(Error::Behind);
+                return Err(Error::FlushBehind);
             }
             tokio::time::sleep(PACE).await;
         }
     }
 
-    /// Whether units are within the bounds, as far as the catalog knows.
-    fn may_hold(&self, open: &[Unit]) -> bool {
+    /// Whether the WAL segments are within the bounds, as far as the catalog knows.
+    fn fits_bounds(&self, open: &[WalSegment]) -> bool {
         let bytes = open.iter().map(|unit| unit.bytes).fold(0, i64::saturating_add);
         bytes <= self.bounds.bytes && decoded_bytes(open) <= self.bounds.decoded_bytes
     }
 
-    /// What units come to; `None` where they do not fit into the bounds.
-    ///
-    /// # Errors
-    /// [`Error::Behind`] when other queries have all the memory until the end.
-    async fn unfolded(
+    /// Loads WAL segments; `None` if they exceed the bounds.
+    /// [`Error::FlushBehind`] if other queries use all the memory until the deadline.
+    async fn load_unflushed(
         &self,
         tenant: TenantId,
-        open: &[Unit],
-        placed: &[Placed],
+        open: &[WalSegment],
+        placed: &[SegmentPosition],
         until: Instant,
-    ) -> Result<Option<Arc<Unfolded>>> {
-        if let Some(known) = self.recent().find(tenant, placed) {
+    ) -> Result<Option<Arc<UnflushedData>>> {
+        if let Some(known) = self.lock_recent().find(tenant, placed) {
             return Ok(Some(known));
         }
         let wanted = kib(decoded_bytes(open)).min(kib(self.bounds.together_bytes));
-        let room = tokio::time::timeout_at(until, self.room.acquire_many(wanted)).await;
-        // Nobody closes it, so only time can end it without a permit.
-        let Ok(Ok(_room)) = room else { return Err(Error::Behind) };
-        // Whoever had the room may have folded the same units.
-        if let Some(known) = self.recent().find(tenant, placed) {
+        let room = tokio::time::timeout_at(until, self.memory_permits.acquire_many(wanted)).await;
+        // The semaphore is never closed, so only the timeout ends without a permit.
+        let Ok(Ok(_room)) = room else {
+            return Err(Error::FlushBehind);
+        };
+        // The previous holder of the memory may have loaded the same WAL segments.
+        if let Some(known) = self.lock_recent().find(tenant, placed) {
             return Ok(Some(known));
         }
         let most = usize::try_from(self.bounds.decoded_bytes).unwrap_or_default();
-        let folded = fold::unfolded(&self.store, &self.objects, open, most).await?;
+        let folded = flush::read_unflushed(&self.store, &self.objects, open, most).await?;
         let folded = folded.map(Arc::new);
         if let Some(folded) = &folded {
-            self.recent().keep(tenant, placed.to_vec(), Arc::clone(folded));
+            self.lock_recent().keep(tenant, placed.to_vec(), Arc::clone(folded));
         }
         Ok(folded)
     }
 
-    fn over(&self, tenant: TenantId, open: Arc<Unfolded>) -> Snapshot {
+    fn snapshot_over(&self, tenant: TenantId, open: Arc<UnflushedData>) -> Snapshot {
         Snapshot {
             tenant,
-            objects: Arc::new(Overlay {
-                above: Arc::clone(open.objects.store()),
-                below: Arc::clone(self.objects.store()),
+            objects: Arc::new(OverlayStore {
+                upper: Arc::clone(open.objects.store()),
+                lower: Arc::clone(self.objects.store()),
             }),
             reader: self.clone(),
-            open,
+            unflushed: open,
         }
     }
 
-    fn recent(&self) -> MutexGuard<'_, Recent> {
-        // A panic between two of its steps leaves it whole.
-        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_recent(&self) -> MutexGuard<'_, RecentCache> {
+        // The cache stays consistent after a panic.
+        self.recent_cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn decoded_bytes(units: &[Unit]) -> i64 {
-    units.iter().map(Unit::decoded_size).fold(0, i64::saturating_add)
+fn decoded_bytes(units: &[WalSegment]) -> i64 {
+    units.iter().map(WalSegment::decoded_size).fold(0, i64::saturating_add)
 }
 
-/// In KiB, as a semaphore counts them; some, however little it is.
+/// In KiB, as permits are counted; at least one.
 fn kib(bytes: i64) -> u32 {
     u32::try_from((bytes >> 10).saturating_add(1)).unwrap_or(u32::MAX >> 1)
 }
 
 impl Snapshot {
-    /// The workspace.
     #[must_use]
     pub const fn tenant(&self) -> TenantId {
         self.tenant
     }
 
-    /// The database.
     #[must_use]
     pub const fn store(&self) -> &Store {
         &self.reader.store
     }
 
-    /// Where segments are, those in memory too.
+    /// The object store of segments, including those in memory.
     pub(crate) fn objects(&self) -> Arc<dyn ObjectStore> {
         Arc::clone(&self.objects)
     }
 
-    /// Asks them for trace runs.
     pub(crate) fn lookup(&self) -> Lookup {
         Lookup::new(self.objects(), self.reader.footers.clone())
     }
 
-    /// Opens one of them.
     pub(crate) async fn open(&self, path: &Path) -> Result<Segment> {
         Ok(self.reader.footers.open(self.objects(), path).await?)
     }
 
-    /// Feedback that is in no table yet.
+    /// Feedback that is not in the table yet.
     pub(crate) fn open_feedback(&self) -> &[Feedback] {
-        &self.open.feedback
+        &self.unflushed.feedback
     }
 
-    /// Attachments that are in no table yet.
+    /// Attachments that are not in the table yet.
     #[must_use]
     pub fn open_attachments(&self) -> &[Attachment] {
-        &self.open.attachments
+        &self.unflushed.attachments
     }
 
-    /// The bytes of an attachment, wherever they are.
-    ///
-    /// # Errors
-    /// What the object store says.
+    /// Reads the bytes of an attachment.
     pub async fn attachment(&self, attachment: &Attachment) -> Result<bytes::Bytes> {
         let path = Path::from(attachment.path.as_str());
-        let held = match self.open.objects.get(&path).await {
+        let held = match self.unflushed.objects.get(&path).await {
             Ok(bytes) => Ok(bytes),
             Err(_) => self.reader.objects.get(&path).await,
         };
-        held.map_err(|error| Error::Unfolded(error.into()))
+        held.map_err(|error| Error::Flush(error.into()))
     }
 
-    /// Row groups of a project that may hold starts from `from` until before `until`.
-    ///
-    /// # Errors
-    /// What the database says.
+    /// Row groups of a project that may contain starts from `from` until before `until`.
     pub async fn parts(&self, project: ProjectId, from: Timestamp, until: Timestamp) -> Result<Vec<Part>> {
         let (tenant, first, last) = (self.tenant, day(from), day(until));
         let live = self
@@ -283,10 +271,10 @@ impl Snapshot {
             .read(async |tx| segments::live_parts(tx, tenant, project, first, last).await)
             .await?;
         let live = live.iter().map(|placed| Part {
-            at: fold::part_ref(placed),
+            at: flush::part_ref(placed),
             rows: u64::try_from(placed.part.rows).unwrap_or_default(),
         });
-        let open = self.open.parts.iter().filter(|(own, ..)| *own == project);
+        let open = self.unflushed.parts.iter().filter(|(own, ..)| *own == project);
         let open = open.map(|(_, at, rows)| Part {
             at: at.clone(),
             rows: *rows,
@@ -296,10 +284,7 @@ impl Snapshot {
         Ok(parts)
     }
 
-    /// Row groups of each of `projects` that may hold starts of a range.
-    ///
-    /// # Errors
-    /// What the database says.
+    /// Row groups of each of `projects` that may contain starts in a range.
     pub async fn parts_of(
         &self,
         projects: &[ProjectId],
@@ -314,7 +299,7 @@ impl Snapshot {
                 .await?;
             for placed in live {
                 let part = Part {
-                    at: fold::part_ref(&placed),
+                    at: flush::part_ref(&placed),
                     rows: u64::try_from(placed.part.rows).unwrap_or_default(),
                 };
                 if part.overlaps(range) {
@@ -322,7 +307,7 @@ impl Snapshot {
                 }
             }
         }
-        for (project, at, rows) in &self.open.parts {
+        for (project, at, rows) in &self.unflushed.parts {
             let part = Part {
                 at: at.clone(),
                 rows: *rows,
@@ -334,23 +319,20 @@ impl Snapshot {
         Ok(parts)
     }
 
-    /// Segments of what is not folded yet, each as often as it has row groups.
+    /// Paths of unflushed segments, repeated for each row group.
     pub(crate) fn open_paths(&self) -> impl Iterator<Item = &Path> {
-        self.open.parts.iter().map(|(_, at, _)| &at.path)
+        self.unflushed.parts.iter().map(|(_, at, _)| &at.path)
     }
 
-    /// Where trace runs are, as far as they are found.
-    ///
-    /// # Errors
-    /// The catalog or a segment cannot be read.
-    pub async fn locate(&self, runs: &[TraceRunId]) -> Result<Vec<(TraceRunId, Place)>> {
+    /// Locations of the trace runs that are found.
+    pub async fn locate(&self, runs: &[TraceRunId]) -> Result<Vec<(TraceRunId, RunLocation)>> {
         let mut found = Vec::new();
-        let mut paths: Vec<&Path> = self.open.parts.iter().map(|(_, at, _)| &at.path).collect();
+        let mut paths: Vec<&Path> = self.unflushed.parts.iter().map(|(_, at, _)| &at.path).collect();
         paths.dedup();
         for path in paths {
             let segment = Segment::open(self.objects(), path.clone()).await?;
             for at in segment.locate(runs).await? {
-                let place = Place {
+                let place = RunLocation {
                     project: at.project,
                     sort_time: at.sort_time,
                 };
@@ -364,7 +346,7 @@ impl Snapshot {
             .collect();
         if !rest.is_empty() {
             let (store, objects) = (&self.reader.store, &self.reader.objects);
-            found.extend(fold::locate(store, objects, self.tenant, &rest).await?);
+            found.extend(flush::locate(store, objects, self.tenant, &rest).await?);
         }
         found.sort_unstable();
         found.dedup();
@@ -372,7 +354,7 @@ impl Snapshot {
     }
 }
 
-/// A UTC day, within what all parties can say.
+/// A UTC day, within the supported range of dates.
 pub(crate) fn day(time: Timestamp) -> NaiveDate {
     const FIRST: i64 = -62_135_596_800_000_000;
     const LAST: i64 = 253_402_300_799_000_000;

@@ -1,4 +1,4 @@
-//! Numbers about many trace runs, in one pass and in little memory.
+//! Statistics of many trace runs, in one pass with little memory.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
@@ -15,37 +15,33 @@ use crate::predicate::Predicate;
 use crate::snapshot::Snapshot;
 use crate::{Error, Result};
 
-/// Traces that a filter on them may match.
+/// Maximum number of traces that a filter on them may match.
 const MOST_TRACES: usize = 1_000_000;
-/// Run types that are told apart.
+/// Maximum number of distinct run types.
 const MOST_TYPES: usize = 256;
 
-/// What was counted.
 #[derive(Clone, Debug, Default)]
 pub struct Statistics {
-    /// Trace runs.
     pub runs: u64,
-    /// Of them with an error.
+    /// Runs with an error.
     pub errors: u64,
-    /// Of them that streamed: their first token is known.
+    /// Runs that streamed, so that their first token is known.
     pub streamed: u64,
     /// Seconds from start to end.
     pub latency: Quantiles,
     /// Seconds from start to the first token.
     pub first_token: Quantiles,
-    /// Tokens per run that has any.
+    /// Tokens per run with tokens.
     pub tokens: Quantiles,
     /// Sums of total, prompt and completion tokens.
     pub token_sums: [i64; 3],
-    /// Sums of total, prompt and completion cost, in units of 10⁻¹⁰; `None` where none is known.
+    /// Sums of total, prompt and completion cost, in units of 10⁻¹⁰; `None` if none is known.
     pub cost_sums: [Option<i128>; 3],
-    /// Start of the last one.
     pub last_start: Option<Timestamp>,
-    /// By run type.
     pub run_types: BTreeMap<String, u64>,
 }
 
-/// Quantiles to within a hundredth of their value, from counts in buckets that grow by that much.
+/// Quantiles with a relative error of one percent, from counts in buckets.
 #[derive(Clone, Debug, Default)]
 pub struct Quantiles {
     counts: BTreeMap<i32, u64>,
@@ -53,11 +49,11 @@ pub struct Quantiles {
     all: u64,
 }
 
-/// Each bucket reaches two hundredths further than the one below it.
+/// Growth factor of the buckets.
 const STEP: f64 = 1.02;
 
 impl Quantiles {
-    /// Counts a value; below zero counts as zero.
+    /// Counts a value; negative values count as zero.
     pub fn add(&mut self, value: f64) {
         self.all += 1;
         if value <= 1e-9 {
@@ -68,7 +64,7 @@ impl Quantiles {
         }
     }
 
-    /// The value that a share `q` of all does not exceed.
+    /// The value that a share `q` of all values does not exceed.
     #[must_use]
     pub fn at(&self, q: f64) -> Option<f64> {
         let rank = ((self.all as f64 * q).ceil() as u64).clamp(1, self.all.max(1));
@@ -90,7 +86,7 @@ impl Quantiles {
     }
 }
 
-/// What has to be read for [`Statistics`].
+/// Columns that [`Statistics`] needs.
 const COLUMNS: [&str; 11] = [
     "run_type",
     "start_time",
@@ -107,9 +103,6 @@ const COLUMNS: [&str; 11] = [
 
 impl Statistics {
     /// Counts rows.
-    ///
-    /// # Errors
-    /// A row has no place.
     pub fn of(tenant: TenantId, rows: &[(ProjectId, Row)]) -> Result<Self> {
         let mut counted = Self::default();
         for (project, row) in rows {
@@ -121,10 +114,7 @@ impl Statistics {
         Ok(counted)
     }
 
-    /// Counts trace runs whose columns are these.
-    ///
-    /// # Errors
-    /// A column is missing.
+    /// Counts trace runs from columns.
     pub fn add(&mut self, rows: &RecordBatch, keys: &[Key]) -> Result<()> {
         let column = |name: &str| {
             rows.column_by_name(name)
@@ -148,7 +138,7 @@ impl Statistics {
             }
             self.errors += u64::from(statuses.is_valid(row) && statuses.value(row) == "error");
             if types.is_valid(row) {
-                // Any text may be a type; some hundred tell enough.
+                // Any text may be a type, so their number is limited.
                 let room = self.run_types.len() < MOST_TYPES;
                 match self.run_types.get_mut(types.value(row)) {
                     Some(count) => *count += 1,
@@ -187,10 +177,7 @@ impl Statistics {
 }
 
 impl Snapshot {
-    /// Counts what matches in `projects`; only in some row groups, where it is known that no others matter.
-    ///
-    /// # Errors
-    /// The catalog or a segment cannot be read.
+    /// Statistics of matching runs in `projects`; only in some row groups if they are known to be sufficient.
     pub async fn statistics(
         &self,
         projects: &[ProjectId],
@@ -208,7 +195,7 @@ impl Snapshot {
         Ok(counted)
     }
 
-    /// The traces of which a run matches; only in some row groups, where it is known that no others matter.
+    /// Traces with a matching run; only in some row groups if they are known to be sufficient.
     ///
     /// # Errors
     /// [`Error::TooManyTraces`]; the catalog or a segment cannot be read.

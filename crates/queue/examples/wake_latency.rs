@@ -1,4 +1,4 @@
-//! How long a wake takes from [`Queue::wake`] to the listener, quiet and one at a time.
+//! Measures the latency from [`Queue::wake`] to the listener, for single wakes on an idle queue.
 //!
 //! `cargo run --release -p towpath-queue --example wake_latency [-- redis://127.0.0.1:6379]`
 #![expect(clippy::print_stdout, reason = "its purpose")]
@@ -37,7 +37,7 @@ async fn measure(what: &str, from: &Queue, to: &Queue) {
             }
         }
     });
-    // The reader of the other side has to have got to the new pool.
+    // The reader of the other side must know the new pool.
     tokio::time::sleep(Duration::from_secs(1)).await;
     while hears.try_recv().is_ok() {}
     let mut times = Vec::with_capacity(WAKES);

@@ -6,19 +6,19 @@ use towpath_domain::JobId;
 
 use crate::Queue;
 
-/// A hint that a running job is to stop.
+/// A hint that a running job must stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
-    /// This job. It may run elsewhere, or nowhere.
+    /// This job; it may run in another process or not at all.
     Job(JobId),
-    /// Signals may have been missed (a slow receiver, or Redis was away): look at the rows of the jobs at hand.
+    /// Signals may have been missed (a slow receiver, or an outage of Redis): check the rows of the active jobs.
     Lagged,
 }
 
-/// The cancel signals since [`Queue::cancels`] was called.
+/// Cancel signals since [`Queue::cancels`] was called.
 pub struct Cancels {
     receiver: broadcast::Receiver<Signal>,
-    /// Keeps the connections and the sending side.
+    /// Keeps the connections and the sender alive.
     _queue: Queue,
 }
 
@@ -30,12 +30,12 @@ impl Cancels {
         }
     }
 
-    /// Waits for the next signal. It may be dropped while waiting without losing one.
+    /// Waits for the next signal. Cancel-safe.
     pub async fn next(&mut self) -> Signal {
         match self.receiver.recv().await {
             Ok(signal) => signal,
             Err(RecvError::Lagged(_)) => Signal::Lagged,
-            // The sender stands on the board that our own queue holds.
+            // The registry of this queue owns the sender.
             Err(RecvError::Closed) => std::future::pending().await,
         }
     }

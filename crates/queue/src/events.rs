@@ -1,7 +1,7 @@
-//! Live events of threads: what runs stream, for whoever reads it now.
+//! Live events of threads: what runs stream to current readers.
 //!
-//! Like every hint they may be lost. Frames are numbered, so a reader sees a gap and looks into the log; a reader that
-//! is too slow is told [`Event::Missed`] and finds its buffer empty.
+//! Events are hints and may be lost. Frames are numbered, so a reader detects a gap and reads the log. A slow reader
+//! gets [`Event::Missed`], and its buffer is cleared.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,21 +11,20 @@ use towpath_domain::ThreadId;
 
 use crate::Queue;
 
-/// Frames one reader may be behind,
+/// Maximum number of frames that a reader may be behind,
 const FRAMES_KEPT: usize = 4096;
-/// and their bytes: a long state after each of many steps.
+/// and their size: each step may produce a large state.
 const BYTES_KEPT: usize = 16 << 20;
 
-/// What a reader gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A frame, as it was published.
+    /// A frame as it was published.
     Frame(Arc<str>),
-    /// Frames may have been missed here: the reader was too slow, or Redis was away.
+    /// Frames may be missing here: the reader was too slow, or Redis was unavailable.
     Missed,
 }
 
-/// The events of one thread since [`Queue::subscribe`] was called.
+/// Events of one thread since [`Queue::subscribe`] was called.
 pub struct Events {
     thread: ThreadId,
     inbox: Arc<Inbox>,
@@ -35,11 +34,11 @@ pub struct Events {
 impl Events {
     pub(crate) fn new(queue: Queue, thread: ThreadId) -> Self {
         let inbox = Arc::new(Inbox::default());
-        queue.board().events.enter(thread, inbox.clone());
+        queue.listeners().events.add(thread, inbox.clone());
         Self { thread, inbox, queue }
     }
 
-    /// Waits for the next event. It may be dropped while waiting without losing one.
+    /// Waits for the next event. Cancel-safe.
     pub async fn next(&mut self) -> Event {
         loop {
             if let Some(event) = self.inbox.take() {
@@ -49,7 +48,7 @@ impl Events {
         }
     }
 
-    /// The next event if there is one already.
+    /// The next event if it is already available.
     pub fn try_next(&mut self) -> Option<Event> {
         self.inbox.take()
     }
@@ -57,18 +56,18 @@ impl Events {
 
 impl Drop for Events {
     fn drop(&mut self) {
-        if self.queue.board().events.leave(self.thread, &self.inbox) {
+        if self.queue.listeners().events.remove(self.thread, &self.inbox) {
             self.queue.unfollow(self.thread);
         }
     }
 }
 
-/// Who reads in this process, by thread.
+/// Readers in this process, by thread.
 #[derive(Default)]
-pub struct Hub(Mutex<HashMap<ThreadId, Vec<Arc<Inbox>>>>);
+pub struct EventSubscribers(Mutex<HashMap<ThreadId, Vec<Arc<Inbox>>>>);
 
-impl Hub {
-    /// Hands a frame to everybody who reads the thread.
+impl EventSubscribers {
+    /// Delivers a frame to all readers of the thread.
     pub fn publish(&self, thread: ThreadId, frame: &Arc<str>) {
         let readers = self.lock();
         for inbox in readers.get(&thread).into_iter().flatten() {
@@ -76,24 +75,24 @@ impl Hub {
         }
     }
 
-    /// Tells every reader that it may have missed something.
-    pub fn missed(&self) {
+    /// Tells all readers that they may have missed events.
+    pub fn notify_missed(&self) {
         for inbox in self.lock().values().flatten() {
-            inbox.missed();
+            inbox.mark_missed();
         }
     }
 
-    /// The threads somebody reads.
+    /// Threads with readers.
     pub fn threads(&self) -> Vec<ThreadId> {
         self.lock().keys().copied().collect()
     }
 
-    fn enter(&self, thread: ThreadId, inbox: Arc<Inbox>) {
+    fn add(&self, thread: ThreadId, inbox: Arc<Inbox>) {
         self.lock().entry(thread).or_default().push(inbox);
     }
 
-    /// Whether this was the last reader of the thread.
-    fn leave(&self, thread: ThreadId, inbox: &Arc<Inbox>) -> bool {
+    /// Removes a reader; true if it was the last one of the thread.
+    fn remove(&self, thread: ThreadId, inbox: &Arc<Inbox>) -> bool {
         let mut readers = self.lock();
         let Some(others) = readers.get_mut(&thread) else {
             return false;
@@ -111,15 +110,15 @@ impl Hub {
     }
 }
 
-/// What waits for one reader: bounded.
+/// The bounded buffer of one reader.
 #[derive(Default)]
 pub struct Inbox {
-    waiting: Mutex<Waiting>,
+    buffer: Mutex<EventBuffer>,
     ready: Notify,
 }
 
 #[derive(Default)]
-struct Waiting {
+struct EventBuffer {
     frames: VecDeque<Arc<str>>,
     bytes: usize,
     missed: bool,
@@ -127,7 +126,7 @@ struct Waiting {
 
 impl Inbox {
     fn put(&self, frame: Arc<str>) {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.bytes += frame.len();
         waiting.frames.push_back(frame);
         // One frame always fits, however long it is.
@@ -140,13 +139,13 @@ impl Inbox {
         self.ready.notify_one();
     }
 
-    fn missed(&self) {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).missed = true;
+    fn mark_missed(&self) {
+        self.buffer.lock().unwrap_or_else(PoisonError::into_inner).missed = true;
         self.ready.notify_one();
     }
 
     fn take(&self) -> Option<Event> {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
         if std::mem::take(&mut waiting.missed) {
             return Some(Event::Missed);
         }
@@ -192,6 +191,6 @@ mod tests {
             assert_eq!(events.try_next(), None);
         }
         drop((one, two));
-        assert!(queue.board().events.threads().is_empty(), "nobody is left");
+        assert!(queue.listeners().events.threads().is_empty(), "nobody is left");
     }
 }

@@ -1,30 +1,28 @@
-//! What readiness is told.
+//! Health of a queue, for readiness.
 
 use towpath_domain::Timestamp;
 
-/// How a queue does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Health {
-    /// Whether hints cross processes.
+    /// Whether hints reach other processes.
     pub state: State,
-    /// Times the connection was made again after a loss, since the start of this process.
+    /// Reconnections since the start of this process.
     pub reconnects: u64,
-    /// Wakes and signals that were not sent because Redis was away, since the start of this process.
+    /// Wakes and signals that were not sent because Redis was unavailable, since the start of this process.
     pub dropped: u64,
 }
 
-/// Whether hints cross processes.
+/// Whether hints reach other processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
-    /// There is one process only.
+    /// There is only one process.
     Local,
-    /// Both connections answer.
+    /// Both connections work.
     Up,
-    /// Hints stay within this process; the others find work by their scans.
+    /// Hints stay within this process; the others find jobs by polling.
     Down {
-        /// Since when.
         since: Timestamp,
-        /// What the last attempt said, without credentials.
+        /// The last error, without credentials.
         error: String,
     },
 }
@@ -38,7 +36,7 @@ impl Health {
         }
     }
 
-    /// Whether hints are lost on the way to other processes. The process is as right as ever, only slower.
+    /// Whether hints to other processes are lost. The process still works correctly, but slower.
     #[must_use]
     pub fn degraded(&self) -> bool {
         matches!(self.state, State::Down { .. })

@@ -1,19 +1,18 @@
-//! Wake-ups, cancel signals and live events of threads: SQL says what, this crate says when.
+//! Wakes, cancel signals and live events of threads. The state is in SQL; this crate only reports that it changed.
 //!
-//! Promises: a wake or a signal reaches every listener in this process at once, and every listener of other
-//! processes within about a millisecond while Redis is up. Nothing here ever blocks, fails or grows without
-//! bound for its caller. Whenever something may have been missed, listeners are told to look for themselves
-//! ([`Wake::All`], [`Signal::Lagged`]).
+//! Guarantees: a wake or a signal reaches every listener in this process at once, and listeners in other processes
+//! within about a millisecond while Redis is available. No call blocks, fails or grows without bound. When hints may
+//! have been lost, listeners are told to check everything ([`Wake::All`], [`Signal::Lagged`]).
 //!
-//! Also counts requests in sliding windows, in this process or for all ([`Windows`]).
+//! The crate also counts requests in sliding windows, in this process or for all processes ([`Windows`]).
 //!
-//! Leaves to others: the truth. Everything that goes through here is already in the store and may be lost on the
-//! way; the jittered scan of the workers and the renewal of their leases find it without a hint.
+//! Every hint may be lost, because its state is already in the store: the polls of workers and their lease renewals
+//! find it without a hint.
 
-mod board;
 mod cancels;
 mod events;
 mod health;
+mod listener_registry;
 mod streams;
 mod wakes;
 mod windows;
@@ -23,96 +22,92 @@ use std::sync::Arc;
 
 use towpath_domain::{JobId, ThreadId};
 
-use crate::board::Board;
 pub use crate::cancels::{Cancels, Signal};
 pub use crate::events::{Event, Events};
 pub use crate::health::{Health, State};
+use crate::listener_registry::ListenerRegistry;
 use crate::streams::Streams;
 pub use crate::streams::{Error, Options};
 pub use crate::wakes::{Wake, Wakes};
-pub use crate::windows::{Ask, Counted, Verdict, Windows};
+pub use crate::windows::{CountingMode, WindowDecision, WindowRequest, Windows};
 
-/// Carries hints between those who record work and those who perform it. Clones are the same queue.
+/// Carries hints between processes that record work and those that perform it. Clones share the queue.
 #[derive(Clone)]
 pub struct Queue(Backend);
 
 #[derive(Clone)]
 enum Backend {
-    /// Everybody who listens is in this process.
-    Local(Arc<Board>),
-    /// Listeners of this process are told directly, those of other processes through Redis.
+    /// All listeners are in this process.
+    Local(Arc<ListenerRegistry>),
+    /// Listeners of this process are notified directly, those of other processes through Redis.
     Redis(Arc<Streams>),
 }
 
 impl Queue {
-    /// A queue within this process.
     #[must_use]
     pub fn local() -> Self {
         metric::describe();
         Self(Backend::Local(Arc::default()))
     }
 
-    /// A queue shared by every process that uses the same Redis and prefix.
+    /// A queue shared by all processes with the same Redis and prefix.
     ///
-    /// `uri` is `redis://` or `rediss://` `[user[:password]@]host[:port][/db]`. A Redis that is away is no error:
-    /// the queue works in this process, connects in the background and says so in [`Queue::health`]. This waits
-    /// for the outcome of the first attempt, half a second at most, so that a healthy start is up at once.
-    ///
-    /// # Errors
-    /// The URI or the certificate cannot be read.
+    /// `uri` is `redis://` or `rediss://` `[user[:password]@]host[:port][/db]`. An unavailable Redis is not an error:
+    /// the queue works in this process, connects in the background and reports it in [`Queue::health`]. The call waits
+    /// for the first attempt, half a second at most, so that a healthy start is connected at once.
     pub async fn redis(uri: &str, options: Options) -> Result<Self, Error> {
         metric::describe();
         Ok(Self(Backend::Redis(Streams::start(uri, options).await?)))
     }
 
-    /// Tells listeners of `pool` that there may be work. Call it after the commit. Never blocks, never fails, needs
-    /// no runtime; while a wake for the pool waits to be sent, further ones are one with it.
+    /// Tells listeners of `pool` that there may be work. Call it after the commit. Never blocks, never fails, needs no
+    /// runtime. Wakes of the same pool are merged while they wait to be sent.
     pub fn wake(&self, pool: &str) {
         metrics::counter!(metric::SENT, "via" => "local").increment(1);
-        self.board().wake(pool);
+        self.listeners().wake(pool);
         if let Backend::Redis(streams) = &self.0 {
-            streams.outbox().wake(pool);
+            streams.send_queue().wake(pool);
         }
     }
 
-    /// Listens to `pools`. The first wake is [`Wake::All`], because what was recorded earlier woke nobody here.
+    /// Listens to `pools`. The first wake is [`Wake::All`], because earlier jobs sent no wake to this listener.
     #[must_use]
     pub fn listen<P: AsRef<str>>(&self, pools: impl IntoIterator<Item = P>) -> Wakes {
         let wakes = Wakes::new(self.clone(), pools.into_iter().map(|pool| Arc::from(pool.as_ref())));
         if let Backend::Redis(streams) = &self.0 {
-            // The reader may be blocked on the pools it knew; this lets it see the new ones now.
-            streams.outbox().nudge();
+            // The reader may be blocked on its old pools; this makes it read the new ones.
+            streams.send_queue().unblock_reader();
         }
         wakes
     }
 
-    /// Signals whoever runs one of `jobs` that it is to stop. Their rows have been marked and committed before.
-    /// Never blocks, never fails, needs no runtime.
+    /// Signals the holders of `jobs` to stop. Their rows must be marked and committed before. Never blocks, never
+    /// fails, needs no runtime.
     pub fn cancel(&self, jobs: &[JobId]) {
-        self.board().cancel(jobs);
+        self.listeners().cancel(jobs);
         if let Backend::Redis(streams) = &self.0 {
-            streams.outbox().cancel(jobs);
+            streams.send_queue().cancel(jobs);
         }
     }
 
-    /// Every cancel signal from now on, of this process and others.
+    /// All cancel signals from now on, from all processes.
     #[must_use]
     pub fn cancels(&self) -> Cancels {
-        Cancels::new(self.clone(), self.board().signals())
+        Cancels::new(self.clone(), self.listeners().subscribe_signals())
     }
 
-    /// Hands a frame to whoever reads the thread, in this process and others. Never blocks, never fails, needs no
-    /// runtime; frames of one thread that are published one after another arrive in that order.
+    /// Publishes a frame to all readers of the thread, in all processes. Never blocks, never fails, needs no runtime.
+    /// Frames of one thread arrive in the order of their publication.
     pub fn publish(&self, thread: ThreadId, frame: impl Into<Arc<str>>) {
         let frame = frame.into();
-        self.board().events.publish(thread, &frame);
+        self.listeners().events.publish(thread, &frame);
         if let Backend::Redis(streams) = &self.0 {
-            streams.outbox().publish(thread, &frame);
+            streams.send_queue().publish(thread, &frame);
         }
     }
 
-    /// Reads the events of a thread from now on. When this returns, whatever any process publishes from then on
-    /// arrives, as long as Redis is up: so whoever subscribes before it records a run misses nothing of it.
+    /// Reads the events of a thread from now on. Everything published after the return arrives while Redis is
+    /// available: a caller that subscribes before it records a run misses nothing.
     pub async fn subscribe(&self, thread: ThreadId) -> Events {
         let events = Events::new(self.clone(), thread);
         if let Backend::Redis(streams) = &self.0 {
@@ -127,7 +122,7 @@ impl Queue {
         }
     }
 
-    /// How the queue does, for readiness. Without Redis a process is degraded, never dead.
+    /// The health of the queue, for readiness. Without Redis a process is degraded, not unhealthy.
     #[must_use]
     pub fn health(&self) -> Health {
         match &self.0 {
@@ -136,16 +131,16 @@ impl Queue {
         }
     }
 
-    fn board(&self) -> &Arc<Board> {
+    fn listeners(&self) -> &Arc<ListenerRegistry> {
         match &self.0 {
             Backend::Local(board) => board,
-            Backend::Redis(streams) => streams.board(),
+            Backend::Redis(streams) => streams.listeners(),
         }
     }
 }
 
 impl fmt::Debug for Queue {
-    /// Not derived: what a connection was made from holds a password.
+    /// Not derived, because the connection settings contain a password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match &self.0 {
             Backend::Local(_) => "Queue(local)",
@@ -154,7 +149,7 @@ impl fmt::Debug for Queue {
     }
 }
 
-/// Names of the metrics, in one place so that they can be searched.
+/// Names of the metrics.
 mod metric {
     use metrics::Unit;
 
@@ -174,24 +169,24 @@ mod metric {
         metrics::describe_counter!(
             COUNTED_APART,
             Unit::Count,
-            "Requests counted in this process alone because Redis was away or slow"
+            "Requests counted only in this process because Redis was down or slow"
         );
         metrics::counter!(COUNTED_APART).absolute(0);
     }
 
     pub fn describe() {
         metrics::describe_gauge!(UP, "1 while both connections to Redis answer, else 0");
-        metrics::describe_counter!(RECONNECTS, Unit::Count, "Connections to Redis made again after a loss");
+        metrics::describe_counter!(RECONNECTS, Unit::Count, "Reconnections to Redis after a loss");
         metrics::describe_counter!(
             SENT,
             Unit::Count,
-            "Wakes given to this process (local) and taken by Redis (redis)"
+            "Wakes sent within this process (local) and accepted by Redis (redis)"
         );
-        metrics::describe_counter!(RECEIVED, Unit::Count, "Wakes taken by listeners of this process");
+        metrics::describe_counter!(RECEIVED, Unit::Count, "Wakes received by listeners of this process");
         metrics::describe_counter!(
             DROPPED,
             Unit::Count,
-            "Wakes and cancel signals not sent because Redis was away"
+            "Wakes and cancel signals not sent because Redis was down"
         );
     }
 }

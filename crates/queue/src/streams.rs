@@ -1,28 +1,28 @@
 //! Hints over Redis streams.
 //!
-//! What stands in Redis, with the default prefix. All of it may vanish at any moment.
+//! Keys in Redis, with the default prefix. All of them may disappear at any time.
 //!
 //! ```text
-//! towpath:wake:<pool>   stream, about 1000 entries     one entry = "look at this pool"
+//! towpath:wake:<pool>   stream, about 1000 entries     one entry = "check this pool"
 //!     by    the queue that sent it, so that it skips its own
-//! towpath:cancel        stream, about 1000 entries     one entry = "these jobs are to stop"
+//! towpath:cancel        stream, about 1000 entries     one entry = "stop these jobs"
 //!     by    as above
-//!     jobs  ids joined by commas, or * for "too many to name, look at the rows";
+//!     jobs  ids joined by commas, or * for "too many to name, check the rows";
 //!           absent in an entry that only unblocks the reader of its sender
 //! ```
 //!
-//! Every process has three connections, the third for events of threads: see [`feed`]. One sits in `XREAD BLOCK` over the cancel stream and the streams of all pools
-//! it listens to; no consumer groups, because a half-open member would swallow hints that are meant for others. The
-//! second sends. All live and die together: a session connects, takes its positions in the streams, tells every
-//! listener to look, and ends with the first error of any of them.
+//! Every process has three connections. One reads with `XREAD BLOCK` from the cancel stream and the streams of all its
+//! pools, without consumer groups, because a half-open member would swallow hints for others. The second one sends. The
+//! third one is for events of threads, see [`thread_follower`]. A session of all three connects, takes its positions in
+//! the streams, tells every listener to check everything, and ends with the first error.
 //!
-//! A half-open connection shows no error by itself. So a read blocks for [`BLOCK`] at most and has to answer within
-//! [`DEADLINE`]; the sender has the same deadline and pings when it has nothing to send.
+//! A half-open connection shows no error. So a read blocks for [`BLOCK`] at most and must return within [`DEADLINE`];
+//! the sender has the same deadline and pings when idle.
 
-mod feed;
-mod outbox;
 mod publisher;
 mod reader;
+mod send_queue;
+mod thread_follower;
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,32 +37,30 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use towpath_domain::{Clock, ThreadId, WorkerId};
 
-use self::outbox::Outbox;
-use crate::board::Board;
+use self::send_queue::SendQueue;
+use crate::listener_registry::ListenerRegistry;
 use crate::{Health, State, metric};
 
-/// How long one read blocks.
 const BLOCK: Duration = Duration::from_secs(1);
-/// A connection that did not answer for so long is dead. Longer than [`BLOCK`], with room for a slow network.
+/// A connection without an answer for this long is dead. Longer than [`BLOCK`], with a margin for slow networks.
 const DEADLINE: Duration = Duration::from_secs(2);
 /// How long a start waits for the first attempt.
 const FIRST_ATTEMPT: Duration = Duration::from_millis(500);
-/// A session that held so long was a good one: the next loss begins with a short pause again. Without it a server
-/// that accepts and hangs up would be called as fast as it answers.
+/// After a session of this length, the pauses start from the beginning. Otherwise a server that accepts and disconnects
+/// would cause rapid reconnects.
 const GOOD_SESSION: Duration = Duration::from_secs(5);
-/// Pauses between attempts; jitter adds up to as much again, so that a fleet does not return in one moment.
+/// Pauses between attempts; jitter up to the same length keeps processes from reconnecting at the same moment.
 const PAUSES: ExponentialBuilder = ExponentialBuilder::new()
     .with_min_delay(Duration::from_millis(200))
     .with_max_delay(Duration::from_secs(1))
     .without_max_times()
     .with_jitter();
-/// Entries kept in a stream, about. A reader that is further behind has been told to look for itself.
+/// Approximate number of entries in a stream. Readers further behind have been told to check everything.
 const KEPT: usize = 1000;
 
-/// Settings of a queue over Redis.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Stands before the name of every key. Processes with the same prefix are one queue.
+    /// Prefix of all keys. Processes with the same prefix share the queue.
     pub prefix: String,
     /// Dates an outage in [`Health`].
     pub clock: Clock,
@@ -80,10 +78,10 @@ impl Default for Options {
     }
 }
 
-/// Why a queue over Redis cannot be set up. A Redis that is away is not among the reasons.
+/// Why a queue over Redis cannot be created. An unavailable Redis is not an error.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The URI is not one of Redis. The text carries no credentials.
+    /// The URI is invalid. The text contains no credentials.
     #[error("invalid redis uri: {0}")]
     Uri(String),
     /// The certificates in [`Options::tls_ca`] cannot be read.
@@ -91,24 +89,24 @@ pub enum Error {
     Certificate(String),
 }
 
-/// The Redis side of a queue: dropped with the last clone, it hangs up.
+/// The Redis side of a queue; disconnects when the last clone is dropped.
 pub struct Streams {
     shared: Arc<Shared>,
     /// Aborted on drop.
     _sessions: JoinSet<()>,
 }
 
-/// What sessions and callers share.
+/// State shared by sessions and callers.
 struct Shared {
     client: redis::Client,
     password: Option<String>,
     prefix: String,
     clock: Clock,
-    /// Names this queue in the entries it writes.
+    /// Id of this queue in its entries.
     origin: String,
-    board: Arc<Board>,
-    outbox: Outbox,
-    wishes: feed::Wishes,
+    listeners: Arc<ListenerRegistry>,
+    send_queue: SendQueue,
+    follow_requests: thread_follower::FollowRequests,
     status: Mutex<Status>,
 }
 
@@ -119,7 +117,7 @@ struct Status {
 }
 
 impl Streams {
-    /// Begins to connect. See [`crate::Queue::redis`].
+    /// Starts to connect. See [`crate::Queue::redis`].
     pub async fn start(uri: &str, options: Options) -> Result<Arc<Self>, Error> {
         let (client, password) = client(uri, options.tls_ca)?;
         let state = State::Down {
@@ -132,9 +130,9 @@ impl Streams {
             prefix: options.prefix,
             clock: options.clock,
             origin: WorkerId::new().to_string(),
-            board: Arc::default(),
-            outbox: Outbox::default(),
-            wishes: feed::Wishes::default(),
+            listeners: Arc::default(),
+            send_queue: SendQueue::default(),
+            follow_requests: thread_follower::FollowRequests::default(),
             status: Mutex::new(Status {
                 state,
                 connected_before: false,
@@ -145,7 +143,7 @@ impl Streams {
         let (first, outcome) = oneshot::channel();
         let mut sessions = JoinSet::new();
         sessions.spawn(shared.clone().keep_connected(first));
-        // Late is fine: the attempt goes on in the background.
+        // On a timeout the attempt continues in the background.
         let _ = tokio::time::timeout(FIRST_ATTEMPT, outcome).await;
         Ok(Arc::new(Self {
             shared,
@@ -153,43 +151,40 @@ impl Streams {
         }))
     }
 
-    /// Who listens in this process.
-    pub fn board(&self) -> &Arc<Board> {
-        &self.shared.board
+    pub fn listeners(&self) -> &Arc<ListenerRegistry> {
+        &self.shared.listeners
     }
 
-    /// Follows the events of a thread, and returns when it does; at once while Redis is away.
+    /// Follows the events of a thread, and returns when the subscription is active; at once while Redis is unavailable.
     pub async fn follow(&self, thread: ThreadId) {
-        if let Some(followed) = self.shared.wishes.follow(thread) {
-            // As long as the session may take to answer or to be given up: what is said to a thread that is not followed yet
-            // is lost to its readers, where no log is kept.
+        if let Some(followed) = self.shared.follow_requests.follow(thread) {
+            // As long as the session may take to answer or be given up: events published before the subscription are
+            // lost, unless there is a log.
             let _ = tokio::time::timeout(DEADLINE * 2, followed).await;
         }
     }
 
-    /// Nobody in this process reads the thread any more.
+    /// Called when the thread has no reader left.
     pub fn unfollow(&self, thread: ThreadId) {
-        self.shared.wishes.unfollow(thread);
+        self.shared.follow_requests.unfollow(thread);
     }
 
-    /// What waits to be sent.
-    pub fn outbox(&self) -> &Outbox {
-        &self.shared.outbox
+    pub fn send_queue(&self) -> &SendQueue {
+        &self.shared.send_queue
     }
 
-    /// How the connections do.
     pub fn health(&self) -> Health {
         let status = self.shared.status();
         Health {
             state: status.state.clone(),
             reconnects: status.reconnects,
-            dropped: self.shared.outbox.dropped(),
+            dropped: self.shared.send_queue.dropped(),
         }
     }
 }
 
 impl Shared {
-    /// One session after the other, for ever. `first` hears of the first one's outcome.
+    /// Runs sessions one after another. `first` receives the result of the first attempt.
     async fn keep_connected(self: Arc<Self>, first: oneshot::Sender<()>) {
         let mut first = Some(first);
         let mut pauses = PAUSES.build();
@@ -201,7 +196,7 @@ impl Shared {
                     first.take();
                 })
                 .await;
-            self.down(error);
+            self.set_down(error);
             first.take();
             if up_since.is_some_and(|start| start.elapsed() >= GOOD_SESSION) {
                 pauses = PAUSES.build();
@@ -210,13 +205,13 @@ impl Shared {
         }
     }
 
-    /// Connects, then reads and sends until one of both fails. Dropping the connections closes their sockets, also
-    /// under a read that still blocks.
+    /// Connects, then reads and sends until either fails. Dropping the connections closes their sockets, even during a
+    /// blocking read.
     async fn session(&self, connected: impl FnOnce()) -> redis::RedisResult<Infallible> {
         let mut reader = reader::Reader::start(self, self.connect().await?).await?;
         let mut publisher = publisher::Publisher::start(self, self.connect().await?).await?;
-        let mut feed = feed::Feed::start(self).await?;
-        self.up();
+        let mut feed = thread_follower::ThreadFollower::start(self).await?;
+        self.set_up();
         connected();
         tokio::select! {
             ended = reader.run() => ended,
@@ -226,16 +221,16 @@ impl Shared {
     }
 
     async fn connect(&self) -> redis::RedisResult<MultiplexedConnection> {
-        // Both limits are ours: the default of 500 ms for an answer would also end every blocking read.
+        // Own limits: the default response timeout of 500 ms would end every blocking read.
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(DEADLINE))
             .set_response_timeout(Some(DEADLINE));
         within_deadline(self.client.get_multiplexed_async_connection_with_config(&config)).await
     }
 
-    fn up(&self) {
-        // Before the state says so: whoever sees `Up` may rely on a wake being sent.
-        self.outbox.open();
+    fn set_up(&self) {
+        // Before the state changes, so that a caller who sees `Up` can rely on a wake being sent.
+        self.send_queue.open();
         let mut status = self.status();
         let was = std::mem::replace(&mut status.state, State::Up);
         if std::mem::replace(&mut status.connected_before, true) {
@@ -244,19 +239,18 @@ impl Shared {
         }
         drop(status);
         metrics::gauge!(metric::UP).set(1.0);
-        // After the reader took its positions: what came before them is found by this look, what comes after by
-        // reading on.
-        self.board.look();
+        // After the reader took its positions: this check finds earlier hints, and later ones are read.
+        self.listeners.rescan_all();
         if let State::Down { since, .. } = was {
             let down_ms = self.clock.now().since(since).as_millis();
-            tracing::info!(redis.down_ms = %down_ms, "redis is connected, hints reach other processes");
+            tracing::info!(redis.down_ms = %down_ms, "redis is connected; hints reach other processes");
         }
     }
 
-    fn down(&self, error: redis::RedisError) {
-        self.outbox.close();
+    fn set_down(&self, error: redis::RedisError) {
+        self.send_queue.close();
         metrics::gauge!(metric::UP).set(0.0);
-        let mut text = plain(error);
+        let mut text = without_password(error);
         if let Some(password) = self.password.as_deref().filter(|password| !password.is_empty()) {
             text = text.replace(password, "***");
         }
@@ -273,18 +267,16 @@ impl Shared {
             },
         );
         drop(status);
-        // Once per outage and per new reason, not once per attempt.
+        // Once per outage and reason, not for each attempt.
         if !matches!(before, State::Down { error, .. } if error == text) {
-            tracing::warn!(error = text, "redis is away, other processes find work by scanning");
+            tracing::warn!(error = text, "redis is unavailable; other processes poll instead");
         }
     }
 
-    /// The stream that carries the wakes of `pool`.
     fn wake_key(&self, pool: &str) -> String {
         format!("{}wake:{pool}", self.prefix)
     }
 
-    /// The stream that carries cancel signals.
     fn cancel_key(&self) -> String {
         format!("{}cancel", self.prefix)
     }
@@ -294,14 +286,14 @@ impl Shared {
     }
 }
 
-/// Our own limit around every exchange, whatever the client library's defaults become.
+/// An explicit limit for every exchange, independent of the client library's defaults.
 pub async fn within_deadline<T>(exchange: impl Future<Output = redis::RedisResult<T>>) -> redis::RedisResult<T> {
     let late = || redis::RedisError::from((redis::ErrorKind::Io, "no answer within the deadline"));
     tokio::time::timeout(DEADLINE, exchange).await.map_err(|_| late())?
 }
 
-/// What the server said where it said something (`READONLY You can't write …`), else what the client says.
-pub fn plain(error: redis::RedisError) -> String {
+/// The server's message if there is one (`READONLY You can't write …`), else the client's.
+pub fn without_password(error: redis::RedisError) -> String {
     let text = error.to_string();
     let said = error
         .into_server_errors()
@@ -311,7 +303,7 @@ pub fn plain(error: redis::RedisError) -> String {
     })
 }
 
-/// Reads the URI. No connection is made.
+/// Parses the URI without connecting.
 pub fn client(uri: &str, tls_ca: Option<Vec<u8>>) -> Result<(redis::Client, Option<String>), Error> {
     let keepalive = socket2::TcpKeepalive::new().with_time(Duration::from_secs(5));
     let info = uri
@@ -326,8 +318,8 @@ pub fn client(uri: &str, tls_ca: Option<Vec<u8>>) -> Result<(redis::Client, Opti
             ));
         }
         ConnectionAddr::TcpTls { .. } => {
-            // The binary installs a provider first thing; this is for whoever uses the crate without it. An error
-            // means that there is one already.
+            // The binary installs a provider first; this is for other users of the crate. An error means that there
+            // already is one.
             let _ = rustls::crypto::ring::default_provider().install_default();
             let certificates = redis::TlsCertificates {
                 client_tls: None,

@@ -2,48 +2,47 @@
 
 use std::sync::Arc;
 
-use crate::board::Slot;
+use crate::listener_registry::PendingWakes;
 use crate::{Queue, metric};
 
 /// A hint that there may be work.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wake {
-    /// In this pool.
     Pool(Arc<str>),
-    /// Anywhere: the listener is new, or Redis was away and hints may have been lost. Look at every pool.
+    /// In any pool: the listener is new, or hints may have been lost during an outage of Redis. Check every pool.
     All,
 }
 
-/// The wakes of some pools. However many come while the listener is busy, it finds one per pool, or one for all.
+/// Wakes of some pools. A busy listener finds at most one per pool, or one for all.
 ///
-/// A worker without a free permit does not ask for the next wake. Dropping it ends the listening.
+/// A worker without a free permit does not wait for a wake. Dropping this stops listening.
 pub struct Wakes {
-    slot: Arc<Slot>,
-    /// Also keeps the connections of the queue.
+    pending: Arc<PendingWakes>,
+    /// Also keeps the connections of the queue alive.
     queue: Queue,
 }
 
 impl Wakes {
     pub(crate) fn new(queue: Queue, pools: impl Iterator<Item = Arc<str>>) -> Self {
-        let slot = Arc::new(Slot::new(pools.collect()));
-        queue.board().enter(&slot);
-        Self { slot, queue }
+        let slot = Arc::new(PendingWakes::new(pools.collect()));
+        queue.listeners().add(&slot);
+        Self { pending: slot, queue }
     }
 
-    /// Waits for the next wake. It may be dropped while waiting (in a `select!`) without losing one.
+    /// Waits for the next wake. Cancel-safe, for example in a `select!`.
     pub async fn next(&mut self) -> Wake {
         loop {
-            if let Some(wake) = self.slot.take() {
+            if let Some(wake) = self.pending.take_next() {
                 metrics::counter!(metric::RECEIVED).increment(1);
                 return wake;
             }
-            self.slot.ready().await;
+            self.pending.ready().await;
         }
     }
 }
 
 impl Drop for Wakes {
     fn drop(&mut self) {
-        self.queue.board().leave(&self.slot);
+        self.queue.listeners().remove(&self.pending);
     }
 }

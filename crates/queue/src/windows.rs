@@ -1,9 +1,10 @@
-//! Sliding windows: from idle, at most so many pass in any span of a window's length, and nobody else is refused.
+//! Sliding windows: at most `limit` requests pass within any span of a window's length, and requests below that are
+//! never refused.
 //!
-//! A log of the moments of those who passed is kept for each window and identity. Whoever is refused leaves no trace in
-//! it. In one process the log is in memory; over Redis one script looks at every window of a request by the server's
-//! clock, so that all processes share them. While Redis is away or slow, each process counts by itself at the same
-//! rate: a limit is no reason for an outage.
+//! For each window and identity there is a log of the times of passed requests; refused ones are not recorded. In one
+//! process the log is in memory. With Redis, one script checks all windows of a request by the server's clock, so that
+//! all processes share them. While Redis is unavailable or slow, each process counts by itself with the same limits: a
+//! rate limit must not cause an outage.
 
 mod memory;
 mod remote;
@@ -18,32 +19,31 @@ use self::memory::Memory;
 use self::remote::Remote;
 use crate::{Error, Options, metric};
 
-/// A place in a window that is asked for.
+/// A request for a slot in a window.
 #[derive(Clone, Debug)]
-pub struct Ask<'a> {
-    /// The window's number in this process.
-    pub slot: u16,
-    /// Its name in every process: letters, digits, `_` and `-`.
+pub struct WindowRequest<'a> {
+    /// Number of the window in this process.
+    pub window: u16,
+    /// Name of the window in every process: letters, digits, `_` and `-`.
     pub name: &'a str,
-    /// Whose place it is, as a digest.
-    pub who: [u8; 16],
-    /// How many may stand in the window at once, at least one.
-    pub count: u32,
-    /// How long the window is.
+    /// Digest of the identity.
+    pub identity: [u8; 16],
+    /// Maximum number of requests in the window, at least one.
+    pub limit: u32,
     pub length: Duration,
 }
 
-/// What became of a request.
+/// Decision on a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Verdict {
-    /// How many stand in each window now, in the order in which they were asked for. With the request where it passed.
+pub struct WindowDecision {
+    /// Current count of each requested window, including the request if it passed.
     pub counts: Vec<u32>,
-    /// Which window refuses for the longest time, and how long. `None` where the request passed.
+    /// The window that refuses for the longest time, and that time. `None` if the request passed.
     pub refused: Option<(usize, Duration)>,
 }
 
-impl Verdict {
-    /// From how many stand in each window, and how many microseconds it refuses for.
+impl WindowDecision {
+    /// From the count of each window, and the microseconds for which it refuses.
     fn of(windows: impl IntoIterator<Item = (i64, i64)>) -> Self {
         let mut counts = Vec::new();
         let mut refused: Option<(usize, Duration)> = None;
@@ -58,43 +58,38 @@ impl Verdict {
     }
 }
 
-/// Where windows are counted now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Counted {
+pub enum CountingMode {
     /// In this process, which is the only one.
-    Here,
+    Local,
     /// In Redis, for all processes.
     Shared,
-    /// In this process, though they ought to be shared: Redis is away or slow.
-    Apart,
+    /// In this process although shared counters are configured: Redis is unavailable or slow.
+    Degraded,
 }
 
-/// The windows of one process, or of all that use the same Redis.
+/// The windows of one process, or of all processes that share a Redis.
 pub struct Windows {
     local: Memory,
     clock: Clock,
     remote: Option<Remote>,
-    /// Requests counted here that ought to have been shared.
-    apart: AtomicU64,
+    /// Requests counted here instead of in Redis.
+    degraded_requests: AtomicU64,
 }
 
 impl Windows {
-    /// Windows within this process.
     #[must_use]
     pub fn local(clock: Clock) -> Self {
         Self {
             local: Memory::default(),
             clock,
             remote: None,
-            apart: AtomicU64::new(0),
+            degraded_requests: AtomicU64::new(0),
         }
     }
 
-    /// Windows shared by every process that uses the same Redis and prefix. A Redis that is away is no error. This
-    /// waits for the outcome of the first attempt, half a second at most.
-    ///
-    /// # Errors
-    /// The URI or the certificate cannot be read.
+    /// Windows shared by all processes with the same Redis and prefix. An unavailable Redis is not an error. The call
+    /// waits for the first attempt, half a second at most.
     pub async fn redis(uri: &str, options: Options) -> Result<Self, Error> {
         metric::describe_windows();
         let clock = options.clock.clone();
@@ -102,42 +97,41 @@ impl Windows {
             local: Memory::default(),
             clock,
             remote: Some(Remote::start(uri, options).await?),
-            apart: AtomicU64::new(0),
+            degraded_requests: AtomicU64::new(0),
         })
     }
 
-    /// Takes a place in each window, or in none where one of them refuses.
-    pub async fn take(&self, asked: &[Ask<'_>]) -> Verdict {
+    /// Takes a slot in each window, or in none if one of them refuses.
+    pub async fn take(&self, asked: &[WindowRequest<'_>]) -> WindowDecision {
         if asked.is_empty() {
-            return Verdict::of([]);
+            return WindowDecision::of([]);
         }
         if let Some(remote) = &self.remote {
             if let Some(verdict) = remote.take(asked).await {
                 return verdict;
             }
             metrics::counter!(metric::COUNTED_APART).increment(1);
-            self.apart.fetch_add(1, Ordering::Relaxed);
+            self.degraded_requests.fetch_add(1, Ordering::Relaxed);
         }
         self.local.take(asked, self.clock.now().micros())
     }
 
-    /// Where they are counted now.
     #[must_use]
-    pub fn counted(&self) -> Counted {
+    pub fn counting_mode(&self) -> CountingMode {
         match &self.remote {
-            None => Counted::Here,
-            Some(remote) if remote.is_up() => Counted::Shared,
-            Some(_) => Counted::Apart,
+            None => CountingMode::Local,
+            Some(remote) if remote.is_up() => CountingMode::Shared,
+            Some(_) => CountingMode::Degraded,
         }
     }
 
-    /// How many requests were counted in this process though they ought to be shared.
+    /// Requests counted in this process although shared counters are configured.
     #[must_use]
-    pub fn counted_apart(&self) -> u64 {
-        self.apart.load(Ordering::Relaxed)
+    pub fn degraded_requests(&self) -> u64 {
+        self.degraded_requests.load(Ordering::Relaxed)
     }
 
-    /// How many identities have a log in this process.
+    /// Identities with a log in this process.
     #[must_use]
     pub fn identities(&self) -> usize {
         self.local.identities()
@@ -145,8 +139,8 @@ impl Windows {
 }
 
 impl fmt::Debug for Windows {
-    /// Not derived: what a connection was made from holds a password.
+    /// Not derived, because the connection settings contain a password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Windows({:?})", self.counted())
+        write!(f, "Windows({:?})", self.counting_mode())
     }
 }

@@ -8,8 +8,8 @@ use uuid::Uuid;
 
 use crate::{Shared, TypedPut, TypedWrites};
 
-/// Channel name to version. Versions are texts that sort: 32 digits, a point, a random fraction (so that two forks of
-/// one checkpoint never share the key of a stored value).
+/// Channel name to version. Versions are sortable texts: 32 digits, a point, and a random fraction (so that two forks
+/// of a checkpoint never share the key of a stored value).
 pub type Versions = BTreeMap<String, String>;
 
 /// State after a superstep. Serializes as the JSON langgraph 1.2 keeps (`v` 4).
@@ -17,7 +17,7 @@ pub type Versions = BTreeMap<String, String>;
 pub struct Checkpoint {
     /// Version of the format: 4.
     pub v: u32,
-    /// UUID of version 6. Ids of one namespace of a thread grow strictly, as texts too.
+    /// A version 6 UUID. Ids within a namespace of a thread strictly increase, also as texts.
     pub id: String,
     /// When it was made: RFC 3339 with microseconds and `+00:00`.
     pub ts: String,
@@ -27,7 +27,7 @@ pub struct Checkpoint {
     /// Version of each channel that was ever written.
     #[serde(default)]
     pub channel_versions: Versions,
-    /// Node to the versions it last ran on; `__interrupt__` holds those of the last stop.
+    /// Node to the versions it last ran on; `__interrupt__` holds those of the last interrupt.
     #[serde(default)]
     pub versions_seen: BTreeMap<String, Versions>,
     /// Channels the superstep changed.
@@ -35,9 +35,9 @@ pub struct Checkpoint {
     pub updated_channels: Option<Vec<String>>,
 }
 
-/// A checkpoint as it was saved, with what was saved on it since.
+/// A saved checkpoint with its pending writes.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Saved {
+pub struct SavedCheckpoint {
     /// Namespace: empty for the graph itself, `node:task_uuid|…` for subgraphs.
     pub ns: String,
     /// The checkpoint with all its channel values.
@@ -71,19 +71,18 @@ pub struct Write {
 pub struct Put {
     /// Namespace.
     pub ns: String,
-    /// The checkpoint with all its channel values; those outside `changed` are stored already.
+    /// The checkpoint with all its channel values; those outside `changed` are already stored.
     pub checkpoint: Checkpoint,
-    /// See [`Saved::metadata`].
+    /// See [`SavedCheckpoint::metadata`].
     pub metadata: Map<String, Value>,
     /// Id of the checkpoint before it.
     pub parent: Option<String>,
-    /// Channels whose version the store does not have yet; only these values are written. A channel that is listed
-    /// and absent from `channel_values` is empty at this version.
+    /// Channels whose version is not stored yet; only these values are written. A channel that is listed but absent
+    /// from `channel_values` is empty at this version.
     pub changed: Vec<String>,
 }
 
-/// Writes of one task to save. Marks (negative index) replace what stands at their index; other writes that are there
-/// already stay.
+/// Writes of one task. Marks (negative index) replace an existing write at their index; other existing writes stay.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PutWrites {
     /// Namespace.
@@ -101,7 +100,6 @@ pub struct PutWrites {
 /// Something to save.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Save {
-    /// A checkpoint.
     Checkpoint(Put),
     /// Writes on a checkpoint.
     Writes(PutWrites),
@@ -114,7 +112,6 @@ pub enum Save {
 /// Names one checkpoint, as the API writes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckpointRef {
-    /// The thread.
     pub thread_id: Uuid,
     /// Namespace; empty for the graph itself.
     #[serde(default)]

@@ -7,31 +7,30 @@ use std::sync::{Arc, PoisonError, RwLock};
 use serde_json::{Map, Value, json};
 
 use crate::hosted::Pool;
-use crate::{Graph, Outside, hosted, native};
+use crate::{Graph, GraphServices, hosted, native};
 
 /// All graphs a server offers.
 #[derive(Clone, Debug, Default)]
 pub struct Graphs {
     graphs: BTreeMap<String, Graph>,
-    /// Graphs that a child process has to load, by id, with the path the file gives.
-    code: BTreeMap<String, String>,
-    /// The children, where there are any.
+    /// Graphs that a child process loads, by id, with their paths from the file.
+    hosted_paths: BTreeMap<String, String>,
+    /// The children, if there are any.
     pool: Option<Arc<Pool>>,
 }
 
-/// A config file, or a graph of it, that cannot be used. The text names the graph.
+/// An invalid config file or graph. The message names the graph.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// Not JSON.
     #[error("the config file is not JSON: {0}")]
     Json(String),
     /// The `graphs` entry is missing or of the wrong shape.
-    #[error("`graphs` must be an object of at least one graph")]
+    #[error("`graphs` must be an object with at least one graph")]
     Graphs,
     /// One graph cannot be used.
     #[error("graph {id:?}: {message}")]
     Graph {
-        /// Which.
         id: String,
         /// Why.
         message: String,
@@ -39,7 +38,7 @@ pub enum ConfigError {
 }
 
 impl Graphs {
-    /// One graph, `agent`, of kind echo: what a server without a config file offers.
+    /// A single echo graph `agent`, the default without a config file.
     #[must_use]
     pub fn echo() -> Self {
         let graph = native::Graph::parse("agent", None, None, &json!("echo")).expect("the echo graph is well declared");
@@ -49,11 +48,8 @@ impl Graphs {
         }
     }
 
-    /// Reads a config file's text. Paths in it are relative to `folder`. Graphs of users' own code are named in
-    /// [`Graphs::code`]; they are there once their children are: see [`Graphs::with_hosts`].
-    ///
-    /// # Errors
-    /// The text is no config file, or a graph of it cannot be used.
+    /// Parses a config file. Paths in it are relative to `folder`. Graphs of users' code are listed in
+    /// [`Graphs::hosted_paths`]; they become available with [`Graphs::with_hosts`].
     pub fn from_config(text: &str, folder: &Path) -> Result<Self, ConfigError> {
         let config: Value = serde_json::from_str(text).map_err(|error| ConfigError::Json(error.to_string()))?;
         let entries = config.get("graphs").and_then(Value::as_object);
@@ -67,24 +63,24 @@ impl Graphs {
                 message,
             })?;
             match declared {
-                Declared::Native(graph) => {
+                DeclaredGraph::Native(graph) => {
                     all.graphs.insert(id.clone(), Graph::Native(*graph));
                 }
-                Declared::Code(path) => {
-                    all.code.insert(id.clone(), path);
+                DeclaredGraph::Code(path) => {
+                    all.hosted_paths.insert(id.clone(), path);
                 }
             }
         }
         Ok(all)
     }
 
-    /// Graphs of users' own code: id, and the path the config file gives.
+    /// Graphs of users' code: id and path from the config file.
     #[must_use]
-    pub fn code(&self) -> &BTreeMap<String, String> {
-        &self.code
+    pub fn hosted_paths(&self) -> &BTreeMap<String, String> {
+        &self.hosted_paths
     }
 
-    /// The same graphs, with those that the children of a pool have loaded.
+    /// Adds the graphs that the children of a pool have loaded.
     #[must_use]
     pub fn with_hosts(mut self, pool: Pool) -> Self {
         let pool = Arc::new(pool);
@@ -96,18 +92,18 @@ impl Graphs {
         self
     }
 
-    /// The child processes that run graphs of users' own code, where there are such graphs.
+    /// The child processes that run users' graphs, if there are such graphs.
     #[must_use]
-    pub fn hosts(&self) -> Option<&Arc<Pool>> {
+    pub fn host_pool(&self) -> Option<&Arc<Pool>> {
         self.pool.as_ref()
     }
 
     /// The same graphs with what they need of the process.
     #[must_use]
-    pub fn with(mut self, outside: &Outside) -> Self {
+    pub fn with_services(mut self, outside: &GraphServices) -> Self {
         for graph in self.graphs.values_mut() {
             match graph {
-                Graph::Native(graph) => graph.set_outside(outside.clone()),
+                Graph::Native(graph) => graph.set_services(outside.clone()),
                 // Its code reaches outside by itself.
                 Graph::Hosted(_) => {}
             }
@@ -132,8 +128,8 @@ impl Graphs {
     }
 }
 
-/// The graphs a server offers now. They can be replaced while it runs: who took some keeps them until it lets go, and
-/// the children of a set end when nobody holds it any more.
+/// The graphs that a server currently offers. They can be replaced at run time: callers keep the set they took, and the
+/// children of a set end when nothing holds it any more.
 #[derive(Clone, Debug, Default)]
 pub struct GraphSet(Arc<RwLock<Arc<Graphs>>>);
 
@@ -144,7 +140,7 @@ impl GraphSet {
         Self(Arc::new(RwLock::new(Arc::new(graphs))))
     }
 
-    /// What is offered now. Whoever runs a graph of it holds it until the run is over.
+    /// The current graphs. A caller holds them while it runs one of them.
     #[must_use]
     pub fn current(&self) -> Arc<Graphs> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
@@ -158,13 +154,12 @@ impl GraphSet {
 
     /// Whether a graph is offered now.
     #[must_use]
-    pub fn has(&self, id: &str) -> bool {
+    pub fn contains(&self, id: &str) -> bool {
         self.current().get(id).is_some()
     }
 
-    /// Offers these from now on: whatever starts later runs on them, whatever is under way ends on what it began with.
-    /// Answers what was offered before.
-    pub fn swap(&self, graphs: Graphs) -> Arc<Graphs> {
+    /// Replaces the graphs for future runs; active runs finish on the old ones, which are returned.
+    pub fn replace(&self, graphs: Graphs) -> Arc<Graphs> {
         let mut current = self.0.write().unwrap_or_else(PoisonError::into_inner);
         std::mem::replace(&mut current, Arc::new(graphs))
     }
@@ -176,16 +171,16 @@ impl From<Graphs> for GraphSet {
     }
 }
 
-enum Declared {
+enum DeclaredGraph {
     Native(Box<native::Graph>),
     Code(String),
 }
 
-fn read(id: &str, entry: &Value, folder: &Path) -> Result<Declared, String> {
+fn read(id: &str, entry: &Value, folder: &Path) -> Result<DeclaredGraph, String> {
     match entry {
         Value::String(path) => from_path(id, path, None, folder),
         Value::Object(entry) => match (entry.get("native"), entry.get("path").and_then(Value::as_str)) {
-            (Some(_), _) => declared(id, entry, None).map(|graph| Declared::Native(Box::new(graph))),
+            (Some(_), _) => declared(id, entry, None).map(|graph| DeclaredGraph::Native(Box::new(graph))),
             (None, Some(path)) => from_path(id, path, text(entry, "description")?, folder),
             (None, None) => Err(EXPECTED.to_owned()),
         },
@@ -197,15 +192,15 @@ const EXPECTED: &str =
     "expected \"./file.py:variable\", {\"path\": …}, {\"native\": …} or a path ending in .graph.json";
 
 /// A file holds `{"native": …, "name"?, "description"?}`.
-fn from_path(id: &str, path: &str, description: Option<&str>, folder: &Path) -> Result<Declared, String> {
+fn from_path(id: &str, path: &str, description: Option<&str>, folder: &Path) -> Result<DeclaredGraph, String> {
     if !path.ends_with(".graph.json") {
-        return code(path).map(Declared::Code);
+        return code(path).map(DeclaredGraph::Code);
     }
     let text = std::fs::read_to_string(folder.join(path)).map_err(|error| format!("cannot read {path:?}: {error}"))?;
     let file: Value = serde_json::from_str(&text).map_err(|error| format!("{path:?} is not JSON: {error}"))?;
     let file = file.as_object().filter(|file| file.contains_key("native"));
     let file = file.ok_or_else(|| format!("{path:?} must hold an object with `native`"))?;
-    declared(id, file, description).map(|graph| Declared::Native(Box::new(graph)))
+    declared(id, file, description).map(|graph| DeclaredGraph::Native(Box::new(graph)))
 }
 
 /// `./file.py:name` or `package.module:name`.
@@ -214,12 +209,12 @@ fn code(path: &str) -> Result<String, String> {
     let extension = Path::new(module).extension().and_then(|extension| extension.to_str());
     if matches!(extension, Some("js" | "mjs" | "cjs" | "ts" | "mts" | "tsx" | "jsx")) {
         return Err(format!(
-            "{path:?} is JavaScript; this build runs graphs written in Python, and native ones"
+            "{path:?} is JavaScript; this build runs only Python graphs and native graphs"
         ));
     }
     if module.is_empty() || name.is_empty() {
         return Err(format!(
-            "{path:?} must name a file and a variable of it, such as \"./agent.py:graph\""
+            "{path:?} must name a file and a variable in it, such as \"./agent.py:graph\""
         ));
     }
     Ok(path.to_owned())
@@ -240,6 +235,6 @@ fn text<'a>(entry: &'a Map<String, Value>, key: &str) -> Result<Option<&'a str>,
     match entry.get(key) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) => Ok(Some(text)),
-        Some(_) => Err(format!("`{key}` must be a text")),
+        Some(_) => Err(format!("`{key}` must be a string")),
     }
 }

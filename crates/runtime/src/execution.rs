@@ -1,4 +1,4 @@
-//! One run of a graph: what it is given, what it tells, how it ends.
+//! A run of a graph: input, output, and end.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,11 +10,11 @@ use uuid::Uuid;
 
 use crate::{CheckpointRef, HostError, Shared};
 
-/// What a run is given. A run that is tried again (the host was lost) gets the same values, with `repeated` and mostly a
-/// higher `attempt`: when the latest checkpoint's metadata names the same run, the graph goes on from there by itself.
+/// The input of a run. A retried run (its host was lost) gets the same values, with `is_retry` and usually a higher
+/// `attempt`: if the latest checkpoint's metadata names the run, the graph continues from there.
 #[derive(Clone, Debug)]
 pub struct Execution {
-    /// Input; `None` goes on from the state of the thread.
+    /// Input; `None` continues from the state of the thread.
     pub input: Option<Value>,
     /// Wins over `input`.
     pub command: Option<Command>,
@@ -35,29 +35,26 @@ pub struct Execution {
     pub interrupt_after: Nodes,
     /// When checkpoints are written.
     pub durability: Durability,
-    /// A resume that answers no waiting interrupt fails before anything is written.
+    /// A resume that matches no waiting interrupt fails before anything is written.
     pub strict_resume: bool,
-    /// Which attempt at this run, from 1. One that a leaving worker handed back, and one that another run's crash ended, do
-    /// not count.
+    /// The attempt, from 1. Attempts that a draining worker handed back or that another run's crash ended do not count.
     pub attempt: u32,
-    /// The run was at work before, in this attempt or in an earlier one.
-    pub repeated: bool,
-    /// What the command writes is saved already, on the checkpoint the run starts from: only its answer is given again.
+    /// The run was active before, in this attempt or an earlier one.
+    pub is_retry: bool,
+    /// The writes of the command are already saved on the start checkpoint: only its answer is given again.
     pub command_saved: bool,
-    /// How often a process ended in which this run was not alone. Each time it is run beside fewer others.
+    /// How many of its processes crashed while shared with other runs. Each time, fewer runs share its next process.
     pub shared_crashes: u32,
-    /// The run.
     pub run_id: Uuid,
-    /// The thread.
     pub thread_id: Uuid,
-    /// Nobody will look at the thread afterwards.
+    /// No one will look at the thread afterwards.
     pub temporary: bool,
     /// The thread has no checkpoints yet.
-    pub fresh: bool,
+    pub new_thread: bool,
 }
 
 impl Execution {
-    /// A run with nothing but an input and the `values` stream; for tests and for benchmarks.
+    /// A run with only an input and the `values` stream; for tests and benchmarks.
     #[must_use]
     pub fn new(thread_id: Uuid, run_id: Uuid, input: Option<Value>) -> Self {
         Self {
@@ -73,13 +70,13 @@ impl Execution {
             durability: Durability::Async,
             strict_resume: false,
             attempt: 1,
-            repeated: false,
+            is_retry: false,
             command_saved: false,
             shared_crashes: 0,
             run_id,
             thread_id,
             temporary: false,
-            fresh: false,
+            new_thread: false,
         }
     }
 
@@ -90,7 +87,7 @@ impl Execution {
     }
 }
 
-/// What a client says beside an input. `goto` is one target or a list of them; a resume of `null` is none.
+/// A command of a client, besides the input. `goto` is one target or a list; a resume of `null` is none.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Command {
     /// Writes to channels: an object, or a list of `[channel, value]` pairs.
@@ -117,9 +114,7 @@ pub enum Goto {
 /// A node with an input of its own.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Packet {
-    /// The node.
     pub node: String,
-    /// Its input.
     #[serde(default)]
     pub input: Value,
 }
@@ -144,7 +139,6 @@ fn one_or_many<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Goto>, D::Error
 /// A set of nodes to stop at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Nodes {
-    /// `"*"`.
     All,
     /// These.
     Some(Vec<String>),
@@ -153,7 +147,7 @@ pub enum Nodes {
 impl Nodes {
     /// Whether `node` is meant.
     #[must_use]
-    pub fn holds(&self, node: &str) -> bool {
+    pub fn contains(&self, node: &str) -> bool {
         match self {
             Self::All => true,
             Self::Some(names) => names.iter().any(|name| name == node),
@@ -222,13 +216,12 @@ pub enum StreamMode {
     Custom,
     /// Starts and results of tasks.
     Tasks,
-    /// Checkpoints.
     Checkpoints,
     /// Tasks and checkpoints with step and time.
     Debug,
-    /// Every event of the run, in the shape of langchain's event stream.
+    /// Events of the run in the format of langchain's event stream.
     Events,
-    /// Calls of tools: when each begins, what it says meanwhile, how it ends.
+    /// Tool calls: start, intermediate output and end.
     Tools,
 }
 
@@ -311,12 +304,12 @@ impl Chunk {
     }
 }
 
-/// How a run ended well: it reached its end, or stopped at an interrupt.
+/// A successful end: the graph finished or stopped at an interrupt.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finish {
     /// The state of the thread.
     pub values: Shared,
-    /// Nodes that would run next; not empty when it stopped at an interrupt.
+    /// Nodes that would run next; not empty after an interrupt.
     pub next: Vec<String>,
     /// Task id to its waiting interrupts `[{id, value}]`.
     pub interrupts: Map<String, Value>,
@@ -328,13 +321,13 @@ pub struct Finish {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{class}: {message}")]
 pub struct GraphError {
-    /// Name of the exception, as clients know it: `ValueError`, `GraphRecursionError`, …
+    /// Name of the exception for clients: `ValueError`, `GraphRecursionError`, …
     pub class: String,
     /// The text.
     pub message: String,
-    /// Not the graph's fault (the host was lost, the run was cancelled): the run may be tried again.
+    /// The graph is not to blame (its host was lost, the run was cancelled), so the run may be retried.
     pub retry: bool,
-    /// Where it came from, for the operator: a traceback of the user's code.
+    /// A traceback of the user's code, for the operator.
     pub traceback: Option<String>,
 }
 
@@ -364,7 +357,7 @@ impl GraphError {
         }
     }
 
-    /// What ran the graph is gone; the run may be tried again.
+    /// What ran the graph is gone; the run may be retried.
     #[must_use]
     pub fn lost(class: &str, message: impl Into<String>) -> Self {
         Self {
@@ -375,13 +368,13 @@ impl GraphError {
         }
     }
 
-    /// The process that ran the graph ended, and other runs were in it: any of them may have been the cause.
+    /// The process of the graph crashed while shared with other runs: any of them may be the cause.
     #[must_use]
     pub fn shared_crash(message: impl Into<String>) -> Self {
         Self::lost(SHARED_CRASH, message)
     }
 
-    /// Whether the process ended in which the run was not alone: see [`GraphError::shared_crash`].
+    /// See [`GraphError::shared_crash`].
     #[must_use]
     pub fn is_shared_crash(&self) -> bool {
         self.retry && self.class == SHARED_CRASH

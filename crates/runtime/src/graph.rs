@@ -1,4 +1,4 @@
-//! A graph as the server sees it, whoever runs it.
+//! The interface of graphs, native or hosted.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -7,10 +7,9 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use crate::{
-    At, CheckpointRef, Execution, Finish, GraphError, HistoryQuery, Host, StateSnapshot, Update, hosted, native,
+    CheckpointRef, Execution, Finish, GraphError, HistoryQuery, Host, StateRef, StateSnapshot, Update, hosted, native,
 };
 
-/// A graph.
 #[derive(Clone, Debug)]
 pub enum Graph {
     /// Declared as data, run here.
@@ -57,9 +56,6 @@ impl Graph {
     }
 
     /// Nodes and edges.
-    ///
-    /// # Errors
-    /// It cannot be drawn.
     pub async fn drawing(&self, xray: Xray) -> Result<Value, GraphError> {
         match self {
             Self::Native(graph) => serde_json::to_value(graph.drawing(xray))
@@ -68,10 +64,7 @@ impl Graph {
         }
     }
 
-    /// Schemas of its subgraphs (without `graph_id`) by namespace: the node's name, joined by `|` further down.
-    ///
-    /// # Errors
-    /// The graph's code failed to tell.
+    /// Schemas of its subgraphs (without `graph_id`) by namespace: node names, joined by `|`.
     pub async fn subgraphs(
         &self,
         namespace: Option<&str>,
@@ -92,7 +85,7 @@ impl Graph {
         }
     }
 
-    /// Names of the properties its context schema has, when it has one: others are dropped from a run's context.
+    /// The properties of its context schema, if any: others are dropped from a run's context.
     #[must_use]
     pub fn context_keys(&self) -> Option<Vec<String>> {
         let schema = self.schemas().context_schema?;
@@ -100,8 +93,8 @@ impl Graph {
         Some(properties.keys().cloned().collect())
     }
 
-    /// Runs it to its end, to an interrupt, or to an error. Drop the future to stop at once; cancel the host's token
-    /// to stop between tasks and inside of waits.
+    /// Runs until the end, an interrupt, or an error. Drop the future to stop immediately; cancel the host's token to
+    /// stop between tasks and inside waits.
     ///
     /// # Errors
     /// The graph failed, or the host did (`retry`).
@@ -113,23 +106,22 @@ impl Graph {
     }
 
     /// State of a thread; `None` when there is no such checkpoint.
-    ///
-    /// # Errors
-    /// The host could not read, or what it read is not this graph's.
-    pub async fn state(&self, at: &At, subgraphs: bool, host: &dyn Host) -> Result<Option<StateSnapshot>, GraphError> {
+    pub async fn state(
+        &self,
+        at: &StateRef,
+        subgraphs: bool,
+        host: &dyn Host,
+    ) -> Result<Option<StateSnapshot>, GraphError> {
         match self {
             Self::Native(graph) => graph.state(at, subgraphs, host).await,
             Self::Hosted(graph) => graph.state(at, subgraphs, host).await,
         }
     }
 
-    /// States of a thread, newest first. Of `at`, the namespace counts.
-    ///
-    /// # Errors
-    /// As [`Graph::state`].
+    /// States of a thread, newest first. `at` supplies the namespace.
     pub async fn history(
         &self,
-        at: &At,
+        at: &StateRef,
         query: &HistoryQuery,
         host: &dyn Host,
     ) -> Result<Vec<StateSnapshot>, GraphError> {
@@ -139,14 +131,11 @@ impl Graph {
         }
     }
 
-    /// Changes the state from outside: one checkpoint per superstep of updates. `metadata` is that of the caller;
-    /// its scalars reach the checkpoints.
-    ///
-    /// # Errors
-    /// An update that the graph refuses (`InvalidUpdateError`), or the host.
+    /// Updates the state from outside a run: one checkpoint per superstep of updates. `metadata` comes from the caller;
+    /// its scalars are stored with the checkpoints.
     pub async fn update_state(
         &self,
-        at: &At,
+        at: &StateRef,
         supersteps: &[Vec<Update>],
         metadata: &Map<String, Value>,
         host: &dyn Host,
@@ -168,11 +157,9 @@ pub struct Schemas {
     pub input_schema: Option<Value>,
     /// What a run gives.
     pub output_schema: Option<Value>,
-    /// The state.
     pub state_schema: Option<Value>,
     /// Keys of `config.configurable`.
     pub config_schema: Option<Value>,
-    /// The context.
     pub context_schema: Option<Value>,
 }
 
@@ -213,7 +200,6 @@ pub struct ParseXray;
 pub struct Drawing {
     /// In order of declaration, start first, end last.
     pub nodes: Vec<DrawnNode>,
-    /// Edges.
     pub edges: Vec<DrawnEdge>,
 }
 
@@ -238,14 +224,14 @@ pub enum NodeData {
 impl Serialize for DrawnNode {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
-        struct Shown<'a> {
+        struct SerializedNode<'a> {
             id: &'a str,
             #[serde(skip_serializing_if = "Option::is_none", rename = "type")]
             sort: Option<&'static str>,
             #[serde(skip_serializing_if = "Option::is_none")]
             data: Option<Value>,
         }
-        // The paths are those langgraph's own drawings carry: clients pick icons by them.
+        // The paths are those of langgraph's own drawings: clients choose icons by them.
         let data = self.data.as_ref().map(|data| match data {
             NodeData::Runnable(name) => {
                 serde_json::json!({"id": ["langgraph", "_internal", "_runnable", "RunnableCallable"], "name": name})
@@ -254,7 +240,7 @@ impl Serialize for DrawnNode {
                 serde_json::json!({"id": ["langgraph", "graph", "state", "CompiledStateGraph"], "name": name})
             }
         });
-        Shown {
+        SerializedNode {
             id: &self.id,
             sort: data.is_some().then_some("runnable"),
             data,
@@ -266,9 +252,7 @@ impl Serialize for DrawnNode {
 /// An edge of a drawing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DrawnEdge {
-    /// From.
     pub source: String,
-    /// To.
     pub target: String,
     /// Label of the condition.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,16 +1,18 @@
-//! Graphs of users' own code, run by child processes over the graph host protocol (`docs/graph-host-protocol.md`).
+//! Graphs of users' code, run by child processes over the graph host protocol
+//! (`docs/internals/graph-host-protocol.md`).
 //!
-//! The server keeps everything that has to last: runs, checkpoints, items, leases, retries. A child keeps the user's
-//! code and what is under way; it may die at any time, and whatever was under way is tried again on another.
+//! Everything durable stays with the server: runs, checkpoints, items, leases, retries. A child holds the user's code
+//! and active runs; it may die at any time, and its runs are retried on another child.
 
+mod abandonment;
 mod calls;
 mod child;
-mod choice;
 mod connection;
 pub mod environment;
-mod forks;
+mod fork_server;
 pub mod frame;
 mod logs;
+mod maintenance;
 pub mod message;
 mod options;
 pub mod package;
@@ -18,9 +20,8 @@ mod pool;
 mod process;
 mod question;
 mod run;
-mod spawner;
-mod stopping;
-mod upkeep;
+mod selection;
+mod spawn_thread;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -32,23 +33,23 @@ pub use child::{Launch, StartError};
 pub use message::{AuthHandlers, LoadError};
 pub use options::Options;
 pub use pool::Pool;
-pub use question::{Allowed, Caller, Denied, Request};
+pub use question::{AuthDenied, Authorization, Caller, Request};
 
 use crate::{
-    At, CheckpointRef, Execution, Finish, GraphError, HistoryQuery, Host, Schemas, StateSnapshot, Update, Xray,
+    CheckpointRef, Execution, Finish, GraphError, HistoryQuery, Host, Schemas, StateRef, StateSnapshot, Update, Xray,
 };
-use message::Described;
+use message::LoadedGraph;
 
 /// A graph of a user's own code.
 #[derive(Clone)]
 pub struct Graph {
-    described: Arc<Known>,
+    loaded: Arc<GraphDescription>,
     pool: Arc<Pool>,
 }
 
 /// What was known of a graph when it was loaded.
-struct Known {
-    described: Described,
+struct GraphDescription {
+    described: LoadedGraph,
     /// From the config file.
     description: Option<String>,
     schemas: Schemas,
@@ -66,10 +67,10 @@ impl Graph {
     /// The graphs that the children of a pool run.
     #[must_use]
     pub fn of_pool(pool: &Arc<Pool>) -> Vec<Self> {
-        let of = |described: &Described| {
+        let of = |described: &LoadedGraph| {
             let mut schemas: Schemas = read(described.schemas.as_ref()).unwrap_or_default();
             schemas.graph_id = Some(described.id.clone());
-            let known = Known {
+            let known = GraphDescription {
                 schemas,
                 drawing: read(described.drawing.as_ref()),
                 subgraphs: read(described.subgraphs.as_ref()),
@@ -77,7 +78,7 @@ impl Graph {
                 described: described.clone(),
             };
             Self {
-                described: Arc::new(known),
+                loaded: Arc::new(known),
                 pool: pool.clone(),
             }
         };
@@ -91,27 +92,27 @@ impl Graph {
     }
 
     pub(crate) fn id(&self) -> &str {
-        &self.described.described.id
+        &self.loaded.described.id
     }
 
     pub(crate) fn name(&self) -> Option<&str> {
-        self.described.described.name.as_deref()
+        self.loaded.described.name.as_deref()
     }
 
     pub(crate) fn description(&self) -> Option<&str> {
-        self.described.description.as_deref()
+        self.loaded.description.as_deref()
     }
 
     pub(crate) fn schemas(&self) -> Schemas {
-        self.described.schemas.clone()
+        self.loaded.schemas.clone()
     }
 
     pub(crate) fn node_names(&self) -> Vec<String> {
-        self.described.described.nodes.clone().unwrap_or_default()
+        self.loaded.described.nodes.clone().unwrap_or_default()
     }
 
     pub(crate) async fn drawing(&self, xray: Xray) -> Result<Value, GraphError> {
-        match (&self.described.drawing, xray) {
+        match (&self.loaded.drawing, xray) {
             (Some(drawing), Xray::No) => Ok(drawing.clone()),
             _ => question::drawing(&self.pool, self.id(), xray).await,
         }
@@ -122,7 +123,7 @@ impl Graph {
         namespace: Option<&str>,
         recurse: bool,
     ) -> Result<BTreeMap<String, Schemas>, GraphError> {
-        match (&self.described.subgraphs, namespace, recurse) {
+        match (&self.loaded.subgraphs, namespace, recurse) {
             (Some(all), None, true) => Ok(all.clone()),
             (Some(all), None, false) if all.is_empty() => Ok(BTreeMap::new()),
             _ => question::subgraphs(&self.pool, self.id(), namespace, recurse).await,
@@ -135,7 +136,7 @@ impl Graph {
 
     pub(crate) async fn state(
         &self,
-        at: &At,
+        at: &StateRef,
         subgraphs: bool,
         host: &dyn Host,
     ) -> Result<Option<StateSnapshot>, GraphError> {
@@ -144,7 +145,7 @@ impl Graph {
 
     pub(crate) async fn history(
         &self,
-        at: &At,
+        at: &StateRef,
         query: &HistoryQuery,
         host: &dyn Host,
     ) -> Result<Vec<StateSnapshot>, GraphError> {
@@ -153,7 +154,7 @@ impl Graph {
 
     pub(crate) async fn update_state(
         &self,
-        at: &At,
+        at: &StateRef,
         supersteps: &[Vec<Update>],
         metadata: &Map<String, Value>,
         host: &dyn Host,

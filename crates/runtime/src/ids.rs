@@ -1,4 +1,4 @@
-//! Ids that langgraph derives: checkpoints, tasks, interrupts, versions of channels.
+//! Ids in the format of langgraph: checkpoints, tasks, interrupts, versions of channels.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,15 +7,14 @@ use towpath_domain::Timestamp;
 use uuid::Uuid;
 use xxhash_rust::xxh3::Xxh3;
 
-/// Steps of 100 ns between the beginning of UUID time (1582-10-15) and of Unix time.
+/// Intervals of 100 ns between the epochs of UUIDs (1582-10-15) and Unix.
 const GREGORIAN: u64 = 0x01B2_1DD2_1381_4000;
 
-/// The last time part given out in this process: two checkpoints of one microsecond still differ.
+/// The last timestamp used in this process, so that two checkpoints of one microsecond differ.
 static LAST: AtomicU64 = AtomicU64::new(0);
 
-/// A new checkpoint id: a UUID of version 6 that sorts after every id made here before, and after `above` (an id of
-/// the same thread that another process with a faster clock may have made). The clock sequence carries the step, as
-/// langgraph has it.
+/// A new checkpoint id: a version 6 UUID that sorts after every earlier one of this process, and after `above` (an id
+/// of the same thread from a process whose clock may be ahead). The clock sequence carries the step, as in langgraph.
 pub(crate) fn checkpoint(now: Timestamp, step: i64, above: Option<&str>) -> String {
     let wall = u64::try_from(now.micros()).unwrap_or(0) * 10 + GREGORIAN;
     let floor = above.and_then(time_part).unwrap_or(0);
@@ -37,7 +36,7 @@ pub(crate) fn checkpoint(now: Timestamp, step: i64, above: Option<&str>) -> Stri
     Uuid::from_u128(bits).to_string()
 }
 
-/// What sorts before the id of every checkpoint made at `time` or later, and after those made before.
+/// A bound that sorts before all checkpoints created at `time` or later, and after earlier ones.
 #[must_use]
 pub fn first_checkpoint_at(time: Timestamp) -> String {
     let time = u64::try_from(time.micros()).unwrap_or(0) * 10 + GREGORIAN;
@@ -56,7 +55,7 @@ fn time_part(id: &str) -> Option<u64> {
     Some((high << 12) | (u64::try_from(bits >> 64).unwrap_or(0) & 0x0FFF))
 }
 
-/// A task's id, the same at every attempt on the same checkpoint.
+/// A task's id, stable across attempts on the same checkpoint.
 pub(crate) fn task(checkpoint_id: &str, parts: &[&str]) -> String {
     let mut hash = Xxh3::new();
     match checkpoint_id.parse::<Uuid>() {
@@ -74,7 +73,7 @@ pub(crate) fn interrupt(task_ns: &str) -> String {
     format!("{:032x}", xxhash_rust::xxh3::xxh3_128(task_ns.as_bytes()))
 }
 
-/// Whether a key of a resume map has the form of an interrupt id.
+/// Whether a key of a resume map is an interrupt id.
 pub(crate) fn is_interrupt(text: &str) -> bool {
     text.len() == 32
         && text
@@ -88,7 +87,7 @@ pub(crate) fn next_version(current: Option<&str>) -> String {
         .and_then(|version| version.split('.').next())
         .and_then(|digits| digits.parse::<u64>().ok())
         .unwrap_or(0);
-    // As langgraph prints it: an integer of 32 places, then a fraction below one of at least 16 characters.
+    // The format of langgraph: an integer of 32 digits, then a fraction of at least 16 characters.
     let fraction = rand::rng().random_range(0..10_000_000_000_000_000_u64);
     format!("{:032}.0.{fraction:016}", number + 1)
 }

@@ -1,4 +1,4 @@
-//! A host in memory: for tests, and for who wants to try a graph without a server.
+//! An in-memory host, for tests and for trying a graph without a server.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,41 +8,41 @@ use serde_json::{Map, Value, json};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    Chunk, HistoryQuery, Host, HostError, ItemCall, Put, PutWrites, Save, Saved, Shared, Typed, TypedBlob, TypedPut,
-    TypedSaved, TypedWrite, TypedWrites, Write, add_writes,
+    Chunk, HistoryQuery, Host, HostError, ItemCall, Put, PutWrites, Save, SavedCheckpoint, SavedTypedCheckpoint,
+    Shared, TypedBlob, TypedPut, TypedValue, TypedWrite, TypedWrites, Write, add_writes,
 };
 
 /// One thread's checkpoints, events and items in memory.
 #[derive(Debug, Default)]
 pub struct MemoryHost {
-    inner: Mutex<Inner>,
+    inner: Mutex<MemoryState>,
     token: CancellationToken,
 }
 
 #[derive(Debug, Default)]
-struct Inner {
+struct MemoryState {
     /// By namespace and checkpoint id.
-    checkpoints: BTreeMap<(String, String), Kept>,
-    /// By namespace, channel and version: what a checkpoint does not repeat.
+    checkpoints: BTreeMap<(String, String), StoredCheckpoint>,
+    /// Values that checkpoints do not repeat, by namespace, channel and version.
     values: BTreeMap<(String, String, String), Option<Shared>>,
     /// By namespace, checkpoint id and task: path, then index to channel and value.
-    writes: BTreeMap<(String, String, String), KeptWrites>,
+    writes: BTreeMap<(String, String, String), StoredWrites>,
     chunks: Vec<Chunk>,
     items: BTreeMap<(Vec<String>, String), Value>,
     /// By namespace and checkpoint id.
     typed: BTreeMap<(String, String), TypedPut>,
     /// By namespace, channel and version.
-    typed_values: BTreeMap<(String, String, String), Typed>,
+    typed_values: BTreeMap<(String, String, String), TypedValue>,
     /// By namespace and checkpoint id.
     typed_writes: BTreeMap<(String, String), Vec<TypedWrite>>,
     saved: Vec<Save>,
     saves_left: Option<usize>,
 }
 
-type KeptWrites = (String, BTreeMap<i32, (String, Shared)>);
+type StoredWrites = (String, BTreeMap<i32, (String, Shared)>);
 
 #[derive(Debug, Clone)]
-struct Kept {
+struct StoredCheckpoint {
     checkpoint: crate::Checkpoint,
     metadata: Map<String, Value>,
     parent: Option<String>,
@@ -67,8 +67,8 @@ impl MemoryHost {
         std::mem::take(&mut self.lock().saved)
     }
 
-    /// Lets `count` more things be saved and then fails as a lost host does, until it is called again: a crash after
-    /// exactly so many acknowledged saves.
+    /// Fails like a lost host after `count` more saves, until it is called again: simulates a crash after exactly that
+    /// many acknowledged saves.
     pub fn crash_after(&self, count: Option<usize>) {
         self.lock().saves_left = count;
     }
@@ -78,13 +78,13 @@ impl MemoryHost {
         self.token.cancel();
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    fn lock(&self) -> MutexGuard<'_, MemoryState> {
         // Nothing here leaves a half-made change behind.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Inner {
+impl MemoryState {
     fn allow(&mut self) -> Result<(), HostError> {
         match &mut self.saves_left {
             Some(0) => Err(HostError::Lost("the host is gone".to_owned())),
@@ -111,12 +111,12 @@ impl Inner {
             let value = checkpoint.channel_values.get(&channel).cloned();
             self.values.insert((ns.clone(), channel, version), value);
         }
-        // What was not announced as changed has to be there already, so it is not kept from here.
+        // Unchanged values must already be stored, so these are not kept.
         checkpoint.channel_values.clear();
         let key = (ns, checkpoint.id.clone());
         self.checkpoints.insert(
             key,
-            Kept {
+            StoredCheckpoint {
                 checkpoint,
                 metadata,
                 parent,
@@ -175,7 +175,7 @@ impl Inner {
         Ok(())
     }
 
-    fn typed_saved(&self, put: &TypedPut) -> TypedSaved {
+    fn typed_saved(&self, put: &TypedPut) -> SavedTypedCheckpoint {
         let checkpoint: Value = serde_json::from_str(&put.checkpoint).unwrap_or_default();
         let versions = checkpoint["channel_versions"].as_object().cloned().unwrap_or_default();
         let blobs = versions.into_iter().filter_map(|(channel, version)| {
@@ -190,7 +190,7 @@ impl Inner {
             })
         });
         let key = (put.ns.clone(), put.id.clone());
-        TypedSaved {
+        SavedTypedCheckpoint {
             ns: put.ns.clone(),
             id: put.id.clone(),
             parent: put.parent.clone(),
@@ -201,7 +201,7 @@ impl Inner {
         }
     }
 
-    fn saved(&self, ns: &str, kept: &Kept) -> Saved {
+    fn saved(&self, ns: &str, kept: &StoredCheckpoint) -> SavedCheckpoint {
         let mut checkpoint = kept.checkpoint.clone();
         for (channel, version) in &checkpoint.channel_versions {
             let key = (ns.to_owned(), channel.clone(), version.clone());
@@ -224,7 +224,7 @@ impl Inner {
             })
             .collect();
         writes.sort_by(|a, b| (&a.path, &a.task, a.idx).cmp(&(&b.path, &b.task, b.idx)));
-        Saved {
+        SavedCheckpoint {
             ns: ns.to_owned(),
             checkpoint,
             metadata: kept.metadata.clone(),
@@ -236,7 +236,7 @@ impl Inner {
 
 #[async_trait]
 impl Host for MemoryHost {
-    async fn load(&self, ns: &str, id: Option<&str>) -> Result<Option<Saved>, HostError> {
+    async fn load(&self, ns: &str, id: Option<&str>) -> Result<Option<SavedCheckpoint>, HostError> {
         let inner = self.lock();
         let found = inner
             .checkpoints
@@ -246,7 +246,7 @@ impl Host for MemoryHost {
         Ok(found.map(|(_, kept)| inner.saved(ns, kept)))
     }
 
-    async fn list(&self, ns: &str, query: &HistoryQuery) -> Result<Vec<Saved>, HostError> {
+    async fn list(&self, ns: &str, query: &HistoryQuery) -> Result<Vec<SavedCheckpoint>, HostError> {
         let inner = self.lock();
         Ok(inner
             .checkpoints
@@ -264,7 +264,7 @@ impl Host for MemoryHost {
             .collect())
     }
 
-    async fn load_typed(&self, ns: &str, id: Option<&str>) -> Result<Option<TypedSaved>, HostError> {
+    async fn load_typed(&self, ns: &str, id: Option<&str>) -> Result<Option<SavedTypedCheckpoint>, HostError> {
         let inner = self.lock();
         let found = inner
             .typed
@@ -274,7 +274,7 @@ impl Host for MemoryHost {
         Ok(found.map(|(_, put)| inner.typed_saved(put)))
     }
 
-    async fn list_typed(&self, ns: &str, query: &HistoryQuery) -> Result<Vec<TypedSaved>, HostError> {
+    async fn list_typed(&self, ns: &str, query: &HistoryQuery) -> Result<Vec<SavedTypedCheckpoint>, HostError> {
         let inner = self.lock();
         let holds = |put: &TypedPut| {
             let metadata: Value = serde_json::from_str(&put.metadata).unwrap_or_default();

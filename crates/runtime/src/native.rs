@@ -1,4 +1,4 @@
-//! Graphs declared as data, run here. How they are declared: `docs/native-graphs.md`.
+//! Native graphs, declared as data. For the format see `docs/native-graphs.md`.
 
 mod bench;
 mod branch;
@@ -9,6 +9,7 @@ mod describe;
 mod echo;
 mod engine;
 mod http;
+mod http_client;
 mod job;
 mod llm;
 mod messages;
@@ -23,7 +24,6 @@ mod superstep;
 mod template;
 mod tools;
 mod update;
-mod wire;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,8 +31,8 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use crate::{
-    At, CheckpointRef, Drawing, Execution, Finish, GraphError, HistoryQuery, Host, Outside, Schemas, StateSnapshot,
-    Update, Xray,
+    CheckpointRef, Drawing, Execution, Finish, GraphError, GraphServices, HistoryQuery, Host, Schemas, StateRef,
+    StateSnapshot, Update, Xray,
 };
 
 /// What langgraph calls a graph without a name.
@@ -45,26 +45,23 @@ pub struct Graph {
     name: Option<String>,
     description: Option<String>,
     plan: Arc<plan::Plan>,
-    outside: Outside,
+    services: GraphServices,
 }
 
 impl Graph {
     /// Reads a declaration: the name of a kind, or an object with `kind`.
-    ///
-    /// # Errors
-    /// What is wrong with it, and where.
     pub fn parse(id: &str, name: Option<&str>, description: Option<&str>, native: &Value) -> Result<Self, String> {
         Ok(Self {
             id: id.to_owned(),
             name: name.map(str::to_owned),
             description: description.map(str::to_owned),
             plan: Arc::new(declare::plan(native)?),
-            outside: Outside::default(),
+            services: GraphServices::default(),
         })
     }
 
-    pub(crate) fn set_outside(&mut self, outside: Outside) {
-        self.outside = outside;
+    pub(crate) fn set_services(&mut self, outside: GraphServices) {
+        self.services = outside;
     }
 
     pub(crate) fn id(&self) -> &str {
@@ -97,12 +94,12 @@ impl Graph {
 
     pub(crate) async fn run(&self, execution: &Execution, host: &dyn Host) -> Result<Finish, GraphError> {
         let name = self.name().unwrap_or(UNNAMED);
-        run::run(&self.plan, name, &self.outside, execution, host).await
+        run::run(&self.plan, name, &self.services, execution, host).await
     }
 
     pub(crate) async fn state(
         &self,
-        at: &At,
+        at: &StateRef,
         subgraphs: bool,
         host: &dyn Host,
     ) -> Result<Option<StateSnapshot>, GraphError> {
@@ -111,7 +108,7 @@ impl Graph {
 
     pub(crate) async fn history(
         &self,
-        at: &At,
+        at: &StateRef,
         query: &HistoryQuery,
         host: &dyn Host,
     ) -> Result<Vec<StateSnapshot>, GraphError> {
@@ -120,11 +117,11 @@ impl Graph {
 
     pub(crate) async fn update_state(
         &self,
-        at: &At,
+        at: &StateRef,
         supersteps: &[Vec<Update>],
         metadata: &Map<String, Value>,
         host: &dyn Host,
     ) -> Result<CheckpointRef, GraphError> {
-        update::update_state(&self.plan, &self.outside.clock, at, supersteps, metadata, host).await
+        update::update_state(&self.plan, &self.services.clock, at, supersteps, metadata, host).await
     }
 }

@@ -8,24 +8,23 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-/// A JSON value that is cheap to clone. Its text is made once: a channel's value goes into a checkpoint, into streams
-/// and into the thread's row, and a long conversation is costly to write three times.
+/// A JSON value that is cheap to clone. Its text is built once: a channel's value goes into a checkpoint, into streams
+/// and into the thread's row, and a long conversation is expensive to serialize three times.
 #[derive(Clone)]
-pub struct Shared(Arc<Inner>);
+pub struct Shared(Arc<SharedState>);
 
 /// One of the two is there from the start.
-struct Inner {
+struct SharedState {
     value: OnceLock<Value>,
     text: OnceLock<Box<RawValue>>,
 }
 
 impl Shared {
-    /// The value.
     #[must_use]
     pub fn value(&self) -> &Value {
         self.0.value.get_or_init(|| {
             let text = self.0.text.get().map_or("null", |text| text.get());
-            // It was seen to be JSON; nested too deep for a value, it stays a text.
+            // It is valid JSON; nested too deeply for a value, it stays a string.
             serde_json::from_str(text).unwrap_or_else(|_| Value::from(text))
         })
     }
@@ -44,30 +43,24 @@ impl Shared {
             .get_or_init(|| serde_json::value::to_raw_value(self.value()).expect("a value with text keys is JSON"))
     }
 
-    /// From JSON text, which becomes a value only where somebody asks for one.
-    ///
-    /// # Errors
-    /// The text is not JSON.
+    /// From JSON text, which is only parsed on demand.
     pub fn of_text(text: String) -> Result<Self, serde_json::Error> {
         let raw = RawValue::from_string(text)?;
-        Ok(Self(Arc::new(Inner {
+        Ok(Self(Arc::new(SharedState {
             value: OnceLock::new(),
             text: OnceLock::from(raw),
         })))
     }
 
     /// Reads JSON text.
-    ///
-    /// # Errors
-    /// The text is not JSON.
     pub fn parse(text: &str) -> Result<Self, serde_json::Error> {
         serde_json::from_str(text).map(|value: Value| value.into())
     }
 
-    /// The value for changing: without a copy when nobody else holds it.
+    /// The value for modification: without a copy if it is not shared.
     #[must_use]
     pub fn into_value(self) -> Value {
-        // Made before it is taken, where there is only a text.
+        // Made before it is taken, if there is only a text.
         let _ = self.value();
         Arc::try_unwrap(self.0).map_or_else(
             |shared| shared.value.get().cloned().unwrap_or_default(),
@@ -78,7 +71,7 @@ impl Shared {
 
 impl From<Value> for Shared {
     fn from(value: Value) -> Self {
-        Self(Arc::new(Inner {
+        Self(Arc::new(SharedState {
             value: OnceLock::from(value),
             text: OnceLock::new(),
         }))

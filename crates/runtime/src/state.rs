@@ -8,8 +8,7 @@ use crate::{CheckpointRef, Command};
 
 /// Which state is asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct At {
-    /// The thread.
+pub struct StateRef {
     pub thread_id: Uuid,
     /// Namespace; empty for the graph itself, `node:task_uuid|…` for a subgraph.
     pub ns: String,
@@ -17,7 +16,7 @@ pub struct At {
     pub id: Option<String>,
 }
 
-impl At {
+impl StateRef {
     /// The latest state of the graph itself.
     #[must_use]
     pub const fn latest(thread_id: Uuid) -> Self {
@@ -44,7 +43,6 @@ pub struct StateSnapshot {
     pub metadata: Option<Map<String, Value>>,
     /// When the checkpoint was made.
     pub created_at: Option<String>,
-    /// The checkpoint.
     pub checkpoint: CheckpointRef,
     /// The one before it.
     pub parent_checkpoint: Option<CheckpointRef>,
@@ -60,7 +58,6 @@ pub struct StateSnapshot {
 /// A task of a state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TaskSnapshot {
-    /// Its id.
     pub id: String,
     /// Its node.
     pub name: String,
@@ -69,7 +66,6 @@ pub struct TaskSnapshot {
     pub path: Vec<Value>,
     /// How it failed.
     pub error: Option<String>,
-    /// Its interrupts.
     #[serde(default)]
     pub interrupts: Vec<Value>,
     /// Where its subgraph keeps its state, when it has one.
@@ -83,11 +79,11 @@ pub struct TaskSnapshot {
 /// One update of the state from outside.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Update {
-    /// Values as a node would write them; null runs the node's writers on nothing.
+    /// Values as a node would write them; null runs the node's writers without a value.
     pub values: Value,
-    /// The node it counts as; the last one that ran when `None`. `__start__` counts as input, `__end__` clears the
-    /// tasks, `__copy__` makes a fork.
+    /// The node that the update counts as; the last one that ran if `None`. `__start__` counts as input, `__end__`
+    /// clears the tasks, `__copy__` creates a fork.
     pub as_node: Option<String>,
-    /// A command in place of values (its `update` and `goto`).
+    /// A command instead of values (its `update` and `goto`).
     pub command: Option<Command>,
 }

@@ -1,11 +1,11 @@
-//! Checkpoints whose values are encoded by the graph's own serializer: the server keeps them without looking inside, in
-//! the layout of langgraph's savers.
+//! Checkpoints whose values are encoded by the graph's own serializer: the server stores them opaquely, in the layout
+//! of langgraph's savers.
 
 use bytes::Bytes;
 
-/// A value as a serializer of langgraph writes it: a name of the encoding, and bytes.
+/// A value encoded by a serializer of langgraph: the name of the encoding, and bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Typed {
+pub struct TypedValue {
     /// `msgpack`, `json`, `bytes`, `null`, …; `empty` for a channel without a value.
     pub encoding: String,
     /// What it wrote.
@@ -15,12 +15,9 @@ pub struct Typed {
 /// The value of a channel at a version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TypedBlob {
-    /// Channel.
     pub channel: String,
-    /// Version.
     pub version: String,
-    /// Value.
-    pub value: Typed,
+    pub value: TypedValue,
 }
 
 /// A checkpoint to save.
@@ -28,7 +25,6 @@ pub struct TypedBlob {
 pub struct TypedPut {
     /// Namespace.
     pub ns: String,
-    /// Its id.
     pub id: String,
     /// Id of the checkpoint before it.
     pub parent: Option<String>,
@@ -36,7 +32,7 @@ pub struct TypedPut {
     pub checkpoint: String,
     /// JSON object.
     pub metadata: String,
-    /// Values of the channels that changed, where they are no scalars.
+    /// Values of changed channels, except scalars.
     pub blobs: Vec<TypedBlob>,
 }
 
@@ -52,7 +48,7 @@ pub struct TypedWrites {
     /// Sort key of the task.
     pub path: String,
     /// Index, channel, value.
-    pub writes: Vec<(i32, String, Typed)>,
+    pub writes: Vec<(i32, String, TypedValue)>,
 }
 
 /// A pending write of a task.
@@ -67,15 +63,14 @@ pub struct TypedWrite {
     /// Channel or mark.
     pub channel: String,
     /// What was written.
-    pub value: Typed,
+    pub value: TypedValue,
 }
 
-/// A checkpoint as it was saved, with what was saved on it since.
+/// A saved checkpoint with its pending writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TypedSaved {
+pub struct SavedTypedCheckpoint {
     /// Namespace.
     pub ns: String,
-    /// Its id.
     pub id: String,
     /// Id of the checkpoint before it.
     pub parent: Option<String>,
@@ -89,7 +84,7 @@ pub struct TypedSaved {
     pub writes: Vec<TypedWrite>,
 }
 
-/// Adds writes as the tables do: marks (negative index) replace, others stay as they were first. Keeps the order of
+/// Adds writes like the tables do: marks (negative index) replace, others keep the first value. Preserves the order of
 /// path, task and index.
 pub fn add_writes(writes: &mut Vec<TypedWrite>, new: impl IntoIterator<Item = TypedWrite>) {
     for write in new {

@@ -1,4 +1,4 @@
-//! Addresses that are told of tasks of the Agent2Agent protocol.
+//! Push notification configs of Agent2Agent tasks.
 
 use sqlx::FromRow;
 use towpath_domain::agent::a2a::Dialect;
@@ -8,10 +8,9 @@ use uuid::Uuid;
 use crate::error::{Error, Result};
 use crate::tx::Tx;
 
-/// The most addresses of one task.
-pub const MOST: i64 = 10;
+/// The maximum number of addresses of one task.
+pub const MAX_CONFIGS: i64 = 10;
 
-/// An address as it is stored.
 #[derive(Clone, FromRow)]
 pub struct PushConfig {
     /// Of the row.
@@ -20,26 +19,25 @@ pub struct PushConfig {
     pub task_id: RunId,
     /// The client's id for it.
     pub name: String,
-    /// Where it is called.
     pub url: String,
     token: Option<String>,
-    /// How the receiver is convinced, such as `Bearer`.
+    /// The authentication scheme, such as `Bearer`.
     pub scheme: Option<String>,
     credentials: Option<String>,
-    /// In which version it is told.
+    /// The protocol version of its notifications.
     pub dialect: Dialect,
     /// When it was first given.
     pub created_at: Timestamp,
 }
 
 impl PushConfig {
-    /// What the receiver knows its calls by.
+    /// The token by which the receiver recognises calls.
     #[must_use]
     pub fn token(&self) -> Option<Secret> {
         self.token.as_deref().map(Secret::new)
     }
 
-    /// What convinces the receiver.
+    /// The credentials for the receiver.
     #[must_use]
     pub fn credentials(&self) -> Option<Secret> {
         self.credentials.as_deref().map(Secret::new)
@@ -61,22 +59,19 @@ impl std::fmt::Debug for PushConfig {
 pub struct NewPushConfig {
     /// The client's id for it.
     pub name: String,
-    /// Where it is called.
     pub url: String,
-    /// What the receiver knows its calls by.
+    /// The token by which the receiver recognises calls.
     pub token: Option<Secret>,
-    /// How the receiver is convinced.
+    /// The authentication scheme.
     pub scheme: Option<String>,
-    /// What convinces it.
+    /// The credentials for the receiver.
     pub credentials: Option<Secret>,
-    /// In which version it is told.
+    /// The protocol version of its notifications.
     pub dialect: Dialect,
 }
 
-/// Records an address, or replaces the one of this name. False where the task has [`MOST`] others; nothing is written then.
-///
-/// # Errors
-/// [`Error::NotFound`] where there is no such task.
+/// Records an address or replaces the one of this name. Returns false and writes nothing if the task already has
+/// [`MAX_CONFIGS`] others.
 pub async fn put(tx: &mut Tx<'_>, tenant: TenantId, task: RunId, new: &NewPushConfig) -> Result<bool> {
     // Two that come at once are counted one after the other.
     let text = sql!(tx,
@@ -96,7 +91,7 @@ pub async fn put(tx: &mut Tx<'_>, tenant: TenantId, task: RunId, new: &NewPushCo
     .bind(&new.name)
     .fetch_one(conn)
     .await)?;
-    if others >= MOST {
+    if others >= MAX_CONFIGS {
         return Ok(false);
     }
     let now = tx.now();
@@ -125,9 +120,6 @@ pub async fn put(tx: &mut Tx<'_>, tenant: TenantId, task: RunId, new: &NewPushCo
 }
 
 /// Addresses of a task, in the order in which they were given.
-///
-/// # Errors
-/// As every statement.
 pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, task: RunId) -> Result<Vec<PushConfig>> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
@@ -141,18 +133,12 @@ pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, task: RunId) -> Result<Vec<
 }
 
 /// One address, by the client's id for it.
-///
-/// # Errors
-/// [`Error::NotFound`].
 pub async fn find(tx: &mut Tx<'_>, tenant: TenantId, task: RunId, name: &str) -> Result<PushConfig> {
     let all = list(tx, tenant, task).await?;
     all.into_iter().find(|one| one.name == name).ok_or(Error::NotFound)
 }
 
 /// One address, by the id of its row.
-///
-/// # Errors
-/// [`Error::NotFound`].
 pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: Uuid) -> Result<PushConfig> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
@@ -165,10 +151,7 @@ pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: Uuid) -> Result<PushConf
     .await)?)
 }
 
-/// Forgets an address. True when it was there.
-///
-/// # Errors
-/// As every statement.
+/// Deletes an address. True when it was there.
 pub async fn delete(tx: &mut Tx<'_>, tenant: TenantId, task: RunId, name: &str) -> Result<bool> {
     let gone = on!(tx, |conn| sqlx::query(
         "DELETE FROM a2a_push_config WHERE tenant_id = $1 AND task_id = $2 AND name = $3"

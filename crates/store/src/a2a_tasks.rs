@@ -1,4 +1,4 @@
-//! Tasks of the Agent2Agent protocol: which runs belong together, where they stand, and what they left.
+//! Agent2Agent tasks: which runs belong together, their states, and their outcomes.
 
 mod listing;
 
@@ -8,12 +8,11 @@ use towpath_domain::{AssistantId, RunId, TenantId, ThreadId, Timestamp};
 
 use crate::error::{Error, Result};
 use crate::query::{Arg, Query};
-use crate::runs::Open;
+use crate::runs::OpenRun;
 use crate::tx::Tx;
 
-pub use listing::{Filter, MOST_COUNTED, count, list};
+pub use listing::{MAX_COUNTED, TaskFilter, count, list};
 
-/// A task as it is stored.
 #[derive(Clone, Debug, FromRow)]
 pub struct TaskRow {
     /// The run that began it.
@@ -24,15 +23,14 @@ pub struct TaskRow {
     pub assistant_id: AssistantId,
     /// Its last run.
     pub run_id: RunId,
-    /// Where it stands.
     pub state: TaskState,
-    /// JSON: [`Outcome`], where [`Detail`] has it read.
+    /// JSON: [`Outcome`], where [`TaskDetail`] has it read.
     pub outcome: Option<String>,
-    /// Since when it stands there.
+    /// When it reached its state.
     pub updated_at: Timestamp,
-    /// No later run is on the thread. False where [`Detail`] leaves the state of the thread out.
+    /// No later run is on the thread. False where [`TaskDetail`] leaves the state of the thread out.
     pub is_latest: bool,
-    /// JSON: the state of the thread, where [`Detail`] has it read.
+    /// JSON: the state of the thread, where [`TaskDetail`] has it read.
     pub current_values: Option<String>,
 }
 
@@ -47,46 +45,44 @@ impl TaskRow {
     }
 
     /// The task with what its last run left.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`] where the outcome cannot be read.
     pub fn task(&self) -> Result<Task> {
         let outcome = self.outcome.as_deref().map(serde_json::from_str::<Outcome>).transpose();
         Ok(Task {
             outcome: outcome.map_err(|_| Error::corrupt("a2a_task", "outcome", self.id))?,
-            ..self.bare()
+            ..self.without_outcome()
         })
     }
 
     /// The task without what its last run left.
     #[must_use]
-    pub const fn bare(&self) -> Task {
+    pub const fn without_outcome(&self) -> Task {
         Task {
             id: self.task_id(),
             run: self.run_id,
             state: self.state,
-            at: self.updated_at,
+            updated_at: self.updated_at,
             outcome: None,
         }
     }
 }
 
-/// What is read of a task beside its state. The outcome of a task that asks or failed is always read: its status says it.
+/// What is read with a task besides its state. The outcome of a failed or waiting task is always read, since its status
+/// contains it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Detail {
-    /// What a completed task brought.
+pub struct TaskDetail {
+    /// The artifact of a completed task.
     pub artifact: bool,
     /// The state of the thread, unless it has more than 8 MiB.
     pub values: bool,
 }
 
-impl Detail {
+impl TaskDetail {
     /// Neither.
     pub const STATE: Self = Self {
         artifact: false,
         values: false,
     };
-    /// What a completed task brought.
+    /// The artifact of a completed task.
     pub const ARTIFACT: Self = Self {
         artifact: true,
         values: false,
@@ -113,7 +109,7 @@ impl Detail {
     }
 }
 
-fn select(tx: &Tx<'_>, detail: Detail) -> Query {
+fn select(tx: &Tx<'_>, detail: TaskDetail) -> Query {
     let mut query = Query::new(
         tx,
         "SELECT task.id, task.thread_id, task.assistant_id, task.run_id, task.updated_at,
@@ -128,9 +124,6 @@ fn select(tx: &Tx<'_>, detail: Detail) -> Query {
 }
 
 /// Records a task that a run begins.
-///
-/// # Errors
-/// As every statement.
 pub async fn begin(tx: &mut Tx<'_>, tenant: TenantId, assistant: AssistantId, task: TaskId) -> Result<()> {
     let now = tx.now();
     on!(tx, |conn| sqlx::query(
@@ -148,11 +141,11 @@ pub async fn begin(tx: &mut Tx<'_>, tenant: TenantId, assistant: AssistantId, ta
     add_run(tx, tenant, task.run, task.run).await
 }
 
-/// Another run continues a task.
+/// Continues a task with another run.
 ///
 /// # Errors
-/// [`Error::Stale`] where the task is not as `before` says: its last run is another one, or it stands elsewhere.
-pub async fn go_on(tx: &mut Tx<'_>, tenant: TenantId, before: &TaskRow, run: RunId) -> Result<()> {
+/// [`Error::Stale`] if the task no longer is as `before` describes.
+pub async fn continue_task(tx: &mut Tx<'_>, tenant: TenantId, before: &TaskRow, run: RunId) -> Result<()> {
     let now = tx.now();
     let changed = on!(tx, |conn| sqlx::query(
         "UPDATE a2a_task SET run_id = $5, state = 'submitted', outcome = NULL, updated_at = $6
@@ -161,7 +154,7 @@ pub async fn go_on(tx: &mut Tx<'_>, tenant: TenantId, before: &TaskRow, run: Run
     .bind(tenant)
     .bind(before.id)
     .bind(before.run_id)
-    .bind(before.state.stored())
+    .bind(before.state.as_stored())
     .bind(run)
     .bind(now)
     .execute(conn)
@@ -186,7 +179,7 @@ async fn add_run(tx: &mut Tx<'_>, tenant: TenantId, task: RunId, run: RunId) -> 
     Ok(())
 }
 
-/// Takes a run that ends from the open runs of its task. Answers the task.
+/// Takes a run that ends from the open runs of its task. Returns the task.
 async fn remove_run(tx: &mut Tx<'_>, tenant: TenantId, run: RunId) -> Result<Option<RunId>> {
     Ok(on!(tx, |conn| sqlx::query_scalar(
         "DELETE FROM a2a_task_run WHERE tenant_id = $1 AND run_id = $2 RETURNING task_id"
@@ -198,10 +191,7 @@ async fn remove_run(tx: &mut Tx<'_>, tenant: TenantId, run: RunId) -> Result<Opt
 }
 
 /// Runs of a task that are not over, oldest first.
-///
-/// # Errors
-/// As every statement.
-pub async fn open_runs(tx: &mut Tx<'_>, tenant: TenantId, task: RunId) -> Result<Vec<Open>> {
+pub async fn open_runs(tx: &mut Tx<'_>, tenant: TenantId, task: RunId) -> Result<Vec<OpenRun>> {
     Ok(on!(tx, |conn| sqlx::query_as(
         "SELECT run.id, run.thread_id, run.job_id FROM a2a_task_run own JOIN run ON run.id = own.run_id
          WHERE own.tenant_id = $1 AND own.task_id = $2 AND run.status = 'pending' ORDER BY run.created_at, run.id"
@@ -212,11 +202,8 @@ pub async fn open_runs(tx: &mut Tx<'_>, tenant: TenantId, task: RunId) -> Result
     .await)?)
 }
 
-/// A run ended. Where it is the last one of a task, the task stands where `state` says, and is answered.
-///
-/// # Errors
-/// As every statement.
-pub async fn settle(
+/// Records the end of a run. If it is the last one of a task, the task moves to `state` and is returned.
+pub async fn finish_run(
     tx: &mut Tx<'_>,
     tenant: TenantId,
     run: RunId,
@@ -240,12 +227,9 @@ pub async fn settle(
     .await)?)
 }
 
-/// A run is taken back with what it did. Its task stands where the run before it does, if that one is not over; otherwise it is
-/// canceled, and is answered.
-///
-/// # Errors
-/// As every statement.
-pub async fn take_back(tx: &mut Tx<'_>, tenant: TenantId, run: RunId) -> Result<Option<RunId>> {
+/// Rolls a run back. Its task takes the state of the previous run if that one is not over; otherwise it is canceled and
+/// returned.
+pub async fn roll_back_run(tx: &mut Tx<'_>, tenant: TenantId, run: RunId) -> Result<Option<RunId>> {
     let Some(task) = remove_run(tx, tenant, run).await? else {
         return Ok(None);
     };
@@ -281,10 +265,7 @@ pub async fn take_back(tx: &mut Tx<'_>, tenant: TenantId, run: RunId) -> Result<
     Ok(changed)
 }
 
-/// Cancels the tasks of a thread that wait for an answer. Answers each with its last run.
-///
-/// # Errors
-/// As every statement.
+/// Cancels the tasks of a thread that wait for an answer. Returns each with its last run.
 pub async fn cancel_waiting(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId) -> Result<Vec<(RunId, RunId)>> {
     let now = tx.now();
     Ok(on!(tx, |conn| sqlx::query_as(
@@ -298,16 +279,14 @@ pub async fn cancel_waiting(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId)
     .await)?)
 }
 
-/// One task of an assistant.
-///
 /// # Errors
-/// [`Error::NotFound`] also for another assistant's, another workspace's, and where the thread is another one.
+/// [`Error::NotFound`] also if the task belongs to another assistant, workspace or thread.
 pub async fn get(
     tx: &mut Tx<'_>,
     tenant: TenantId,
     assistant: AssistantId,
     id: TaskId,
-    detail: Detail,
+    detail: TaskDetail,
 ) -> Result<TaskRow> {
     let mut query = select(tx, detail);
     query.push("task.tenant_id = ").bind(Arg::Uuid(tenant.0));
@@ -319,10 +298,7 @@ pub async fn get(
 }
 
 /// One task of a workspace, by the run that began it.
-///
-/// # Errors
-/// [`Error::NotFound`] also for another workspace's.
-pub async fn find(tx: &mut Tx<'_>, tenant: TenantId, task: RunId, detail: Detail) -> Result<TaskRow> {
+pub async fn find(tx: &mut Tx<'_>, tenant: TenantId, task: RunId, detail: TaskDetail) -> Result<TaskRow> {
     let mut query = select(tx, detail);
     query.push("task.tenant_id = ").bind(Arg::Uuid(tenant.0));
     query.push(" AND task.id = ").bind(Arg::Uuid(task.0));

@@ -1,8 +1,8 @@
-//! Who may call: organisations, their workspaces, their API keys.
+//! Access: organisations, their workspaces, and their API keys.
 //!
-//! A key's secret is 256 bits of randomness, handed out once. Only its SHA-256 is stored, so a stolen database opens
-//! nothing; a plain hash is enough because the secret cannot be guessed. (The first key may come from the operator's
-//! environment; it must have [`SHORTEST_SECRET`] characters.)
+//! A key's secret has 256 random bits and is shown once. Only its SHA-256 is stored, so a stolen database grants no
+//! access; a plain hash is enough because the secret cannot be guessed. (The first key may come from the operator's
+//! environment; it must have at least [`SHORTEST_SECRET`] characters.)
 
 mod change;
 mod secret;
@@ -25,7 +25,7 @@ pub const SHORTEST_SECRET: usize = 32;
 /// 9999-12-31, about the last moment that every database takes.
 const LAST_MICROS: i64 = 253_402_214_400_000_000;
 
-/// The SHA-256 of a key's secret: what is stored, looked up and cached in place of the secret.
+/// The SHA-256 of a key's secret: what is stored, looked up and cached instead of the secret.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KeyHash([u8; 32]);
 
@@ -36,7 +36,6 @@ impl KeyHash {
         Self(Sha256::digest(secret).into())
     }
 
-    /// The hash itself.
     #[must_use]
     pub const fn bytes(&self) -> [u8; 32] {
         self.0
@@ -50,10 +49,8 @@ pub struct Principal {
     pub key: KeyId,
     /// The organisation the key belongs to.
     pub organization: OrganizationId,
-    /// The workspaces it opens, in the order of their ids: one where the key is bound to it, else all of the
-    /// organisation.
+    /// The workspaces it grants access to, ordered by id: one if the key is bound to it, else all of the organisation.
     pub workspaces: Vec<TenantId>,
-    /// What it may do there.
     pub scopes: Scopes,
     /// Whether it is bound to one workspace.
     pub is_bound: bool,
@@ -66,32 +63,24 @@ pub struct Principal {
 /// A workspace: the tenant that owns everything else.
 #[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
 pub struct Workspace {
-    /// The tenant's id.
     pub id: TenantId,
-    /// Its owner.
     pub organization_id: OrganizationId,
-    /// What people call it.
     pub name: String,
-    /// When it was made.
     pub created_at: Timestamp,
 }
 
 /// An API key without its secret.
 #[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
 pub struct ApiKey {
-    /// The key's id.
     pub id: KeyId,
-    /// Its owner.
     pub organization_id: OrganizationId,
     /// The one workspace it opens; `None` opens all of the organisation.
     pub workspace_id: Option<TenantId>,
-    /// What people call it.
     pub name: String,
     /// The first characters of the secret, to tell keys apart.
     pub prefix: String,
     /// Whether it opens the operators' routes.
     pub operator: bool,
-    /// When it was made.
     pub created_at: Timestamp,
     /// Since when it opens nothing.
     pub revoked_at: Option<Timestamp>,
@@ -104,7 +93,6 @@ pub struct ApiKey {
 }
 
 impl ApiKey {
-    /// What it may do.
     #[must_use]
     pub fn allowed(&self) -> Scopes {
         allowed(self.scopes.as_deref(), self.operator)
@@ -114,27 +102,26 @@ impl ApiKey {
 /// What limits a key beside its workspace.
 #[derive(Clone, Debug, Default)]
 pub struct KeyLimits {
-    /// What it may do; `None` is every scope, and those of operators only where [`NewKey::operator`] says so.
+    /// `None` means every scope; those of operators only if [`NewKey::operator`] is set.
     pub scopes: Option<Scopes>,
     /// When it ends by itself.
     pub expires_at: Option<Timestamp>,
 }
 
-/// A key to be made.
+/// A new key.
 #[derive(Clone, Debug)]
 pub struct NewKey<'a> {
     /// Its owner.
     pub organization: OrganizationId,
     /// The one workspace it shall open; `None` for all of the organisation.
     pub workspace: Option<TenantId>,
-    /// What people call it.
     pub name: &'a str,
     /// Whether it shall open the operators' routes.
     pub operator: bool,
 }
 
 #[derive(sqlx::FromRow)]
-struct Found {
+struct KeyRow {
     id: KeyId,
     organization_id: OrganizationId,
     workspace_id: Option<TenantId>,
@@ -145,7 +132,7 @@ struct Found {
     expires_at: Option<Timestamp>,
 }
 
-impl Found {
+impl KeyRow {
     fn opens_at(&self, now: Timestamp) -> bool {
         self.revoked_at.is_none() && self.expires_at.is_none_or(|expires_at| now < expires_at)
     }
@@ -153,23 +140,23 @@ impl Found {
 
 /// A secret that a rotation replaced.
 #[derive(sqlx::FromRow)]
-struct Former {
+struct ReplacedSecret {
     key_id: KeyId,
     hash: Vec<u8>,
     valid_until: Timestamp,
 }
 
-/// Makes sure that `secret` opens the workspace `tenant`: what the first start does with the operator's pair. Any
-/// number of processes may call it at every start. The key belongs to an organisation, made with the workspace where
-/// neither exists, and opens all of its workspaces.
+/// Ensures that `secret` grants access to the workspace `tenant`, for the operator's key at the first start. Any number
+/// of processes may call it at every start. The key belongs to an organisation, created with the workspace if neither
+/// exists, and grants access to all of its workspaces.
 ///
 /// # Errors
-/// `Rejected` when the secret is shorter than [`SHORTEST_SECRET`], was revoked, or belongs to another organisation
-/// than the workspace.
+/// `Rejected` if the secret is shorter than [`SHORTEST_SECRET`], was revoked, or belongs to another organisation than
+/// the workspace.
 pub async fn ensure_first(tx: &mut Tx<'_>, secret: &Secret, tenant: TenantId) -> Result<Principal> {
     let secret = secret.reveal();
     if secret.chars().count() < SHORTEST_SECRET {
-        let text = format!("the API key must have at least {SHORTEST_SECRET} characters");
+        let text = format!("must have at least {SHORTEST_SECRET} characters");
         return Err(Rejection::invalid("TOWPATH_API_KEY", text).into());
     }
     let hash = KeyHash::of(secret.as_bytes());
@@ -181,7 +168,7 @@ pub async fn ensure_first(tx: &mut Tx<'_>, secret: &Secret, tenant: TenantId) ->
         (Some(key), _) => key.organization_id,
         (None, Some(workspace)) => workspace.organization_id,
         // The first organisation takes its id from the first workspace: processes that start together on an empty
-        // database all come to the same rows, without a lock.
+        // database create the same rows without a lock.
         (None, None) => OrganizationId(tenant.0),
     };
     on!(tx, |conn| sqlx::query(
@@ -212,23 +199,20 @@ pub async fn ensure_first(tx: &mut Tx<'_>, secret: &Secret, tenant: TenantId) ->
         insert_key(tx, new, KeyLimits::default(), secret, &hash).await?;
     }
 
-    // Read back rather than assumed: whoever else was first may have decided otherwise.
+    // Read back rather than assumed: another process may have decided otherwise.
     let principal = authenticate(tx, &hash).await?.ok_or_else(|| {
-        let text = "this API key was revoked or replaced, or has expired; give another one";
+        let text = "the key was revoked or replaced, or has expired; use another key";
         Rejection::rule("TOWPATH_API_KEY", text)
     })?;
     if !principal.workspaces.contains(&tenant) {
-        let text = "this workspace belongs to another organization than the API key";
+        let text = "the workspace and the API key belong to different organizations";
         return Err(Rejection::rule("TOWPATH_TENANT_ID", text).into());
     }
     Ok(principal)
 }
 
-/// Makes sure that a workspace is there, in an organisation of its own where it is not. Any number of processes may
-/// call it at every start.
-///
-/// # Errors
-/// Only the database's.
+/// Ensures that a workspace exists; a new one gets its own organisation. Any number of processes may call it at every
+/// start.
 pub async fn ensure_workspace(tx: &mut Tx<'_>, tenant: TenantId) -> Result<()> {
     if workspace(tx, tenant).await?.is_some() {
         return Ok(());
@@ -256,10 +240,7 @@ pub async fn ensure_workspace(tx: &mut Tx<'_>, tenant: TenantId) -> Result<()> {
     Ok(())
 }
 
-/// Makes an organisation.
-///
-/// # Errors
-/// Only the database's.
+/// Creates an organisation.
 pub async fn create_organization(tx: &mut Tx<'_>, name: &str) -> Result<OrganizationId> {
     let id = OrganizationId::new();
     let now = tx.now();
@@ -275,10 +256,7 @@ pub async fn create_organization(tx: &mut Tx<'_>, name: &str) -> Result<Organiza
     Ok(id)
 }
 
-/// Makes a workspace of an organisation.
-///
-/// # Errors
-/// `NotFound` when there is no such organisation.
+/// Creates a workspace of an organisation.
 pub async fn create_workspace(tx: &mut Tx<'_>, organization: OrganizationId, name: &str) -> Result<Workspace> {
     let now = tx.now();
     on!(tx, |conn| sqlx::query_as(
@@ -296,9 +274,6 @@ pub async fn create_workspace(tx: &mut Tx<'_>, organization: OrganizationId, nam
 }
 
 /// All workspaces, oldest first; those of one organisation where it is given.
-///
-/// # Errors
-/// Only the database's.
 pub async fn list_workspaces(tx: &mut Tx<'_>, organization: Option<OrganizationId>) -> Result<Vec<Workspace>> {
     let rows = match organization {
         Some(organization) => on!(tx, |conn| sqlx::query_as(
@@ -317,10 +292,6 @@ pub async fn list_workspaces(tx: &mut Tx<'_>, organization: Option<OrganizationI
     Ok(rows)
 }
 
-/// One workspace.
-///
-/// # Errors
-/// Only the database's.
 pub async fn workspace(tx: &mut Tx<'_>, tenant: TenantId) -> Result<Option<Workspace>> {
     let row = on!(tx, |conn| sqlx::query_as(
         "SELECT id, organization_id, name, created_at FROM workspace WHERE id = $1"
@@ -331,11 +302,8 @@ pub async fn workspace(tx: &mut Tx<'_>, tenant: TenantId) -> Result<Option<Works
     Ok(row)
 }
 
-/// Keys, newest first, revoked ones too: of one organisation where it is given, and only what follows `after` in that
-/// order; at most `limit`.
-///
-/// # Errors
-/// Only the database's.
+/// Keys, newest first, including revoked ones: optionally of one organisation, and only after `after` in that order; at
+/// most `limit`.
 pub async fn list_keys(
     tx: &mut Tx<'_>,
     organization: Option<OrganizationId>,
@@ -371,9 +339,6 @@ pub async fn list_keys(
 }
 
 /// As [`list_keys`], of keys that are bound to one of these workspaces.
-///
-/// # Errors
-/// Only the database's.
 pub async fn list_keys_of_workspaces(
     tx: &mut Tx<'_>,
     workspaces: &[TenantId],
@@ -398,9 +363,6 @@ pub async fn list_keys_of_workspaces(
 }
 
 /// One key, revoked or not.
-///
-/// # Errors
-/// Only the database's.
 pub async fn key(tx: &mut Tx<'_>, id: KeyId) -> Result<Option<ApiKey>> {
     let row = on!(tx, |conn| sqlx::query_as(
         "SELECT id, organization_id, workspace_id, name, prefix, operator, created_at, revoked_at,
@@ -414,9 +376,6 @@ pub async fn key(tx: &mut Tx<'_>, id: KeyId) -> Result<Option<ApiKey>> {
 }
 
 /// Whether any key that opens something exists.
-///
-/// # Errors
-/// Only the database's.
 pub async fn has_keys(tx: &mut Tx<'_>) -> Result<bool> {
     let now = tx.now();
     let found: Option<(KeyId,)> = on!(tx, |conn| sqlx::query_as(
@@ -429,9 +388,6 @@ pub async fn has_keys(tx: &mut Tx<'_>) -> Result<bool> {
 }
 
 /// Whether an operator's key exists that is neither revoked nor expired.
-///
-/// # Errors
-/// Only the database's.
 pub async fn has_operator(tx: &mut Tx<'_>) -> Result<bool> {
     let now = tx.now();
     Ok(on!(tx, |conn| sqlx::query_scalar(
@@ -443,10 +399,7 @@ pub async fn has_operator(tx: &mut Tx<'_>) -> Result<bool> {
     .await)?)
 }
 
-/// What the key with this hash opens; `None` for an unknown or a revoked one, which must look the same.
-///
-/// # Errors
-/// Only the database's.
+/// Resolves the hash of a key; `None` for an unknown or revoked one, which must be indistinguishable.
 pub async fn authenticate(tx: &mut Tx<'_>, hash: &KeyHash) -> Result<Option<Principal>> {
     let now = tx.now();
     match find(tx, hash).await?.filter(|key| key.opens_at(now)) {
@@ -455,19 +408,16 @@ pub async fn authenticate(tx: &mut Tx<'_>, hash: &KeyHash) -> Result<Option<Prin
     }
 }
 
-/// What the key with this id opens; `None` for an unknown or a revoked one. For those who have seen its secret before.
-///
-/// # Errors
-/// Only the database's.
+/// Resolves the id of a key; `None` for an unknown or revoked one. For callers that have verified its secret before.
 pub async fn principal(tx: &mut Tx<'_>, key: KeyId) -> Result<Option<Principal>> {
     let now = tx.now();
-    match by_id(tx, key).await?.filter(|key| key.opens_at(now)) {
+    match key_by_id(tx, key).await?.filter(|key| key.opens_at(now)) {
         Some(found) => opened(tx, found).await.map(Some),
         None => Ok(None),
     }
 }
 
-async fn opened(tx: &mut Tx<'_>, found: Found) -> Result<Principal> {
+async fn opened(tx: &mut Tx<'_>, found: KeyRow) -> Result<Principal> {
     let workspaces = match found.workspace_id {
         Some(tenant) => vec![tenant],
         None => {
@@ -493,13 +443,13 @@ async fn opened(tx: &mut Tx<'_>, found: Found) -> Result<Principal> {
 
 fn allowed(scopes: Option<&str>, operator: bool) -> Scopes {
     match (scopes, operator) {
-        (Some(text), _) => Scopes::read(text),
-        (None, true) => Scopes::every(),
+        (Some(text), _) => Scopes::parse(text),
+        (None, true) => Scopes::all(),
         (None, false) => Scopes::of_workspaces(),
     }
 }
 
-async fn by_id(tx: &mut Tx<'_>, id: KeyId) -> Result<Option<Found>> {
+async fn key_by_id(tx: &mut Tx<'_>, id: KeyId) -> Result<Option<KeyRow>> {
     let found = on!(tx, |conn| sqlx::query_as(
         "SELECT id, organization_id, workspace_id, hash, operator, revoked_at, scopes, expires_at FROM api_key
          WHERE id = $1"
@@ -510,10 +460,10 @@ async fn by_id(tx: &mut Tx<'_>, id: KeyId) -> Result<Option<Found>> {
     Ok(found)
 }
 
-/// The index walks over hashes, not secrets: what its timing tells is of no use to somebody who would need a secret
-/// with a chosen SHA-256. The comparison that decides is constant-time all the same.
-async fn find(tx: &mut Tx<'_>, hash: &KeyHash) -> Result<Option<Found>> {
-    let found: Option<Found> = on!(tx, |conn| sqlx::query_as(
+/// The index compares hashes, not secrets: its timing does not help a caller, who would need a secret with a chosen
+/// SHA-256. The final comparison is constant-time all the same.
+async fn find(tx: &mut Tx<'_>, hash: &KeyHash) -> Result<Option<KeyRow>> {
+    let found: Option<KeyRow> = on!(tx, |conn| sqlx::query_as(
         "SELECT id, organization_id, workspace_id, hash, operator, revoked_at, scopes, expires_at FROM api_key
          WHERE hash = $1"
     )
@@ -522,13 +472,14 @@ async fn find(tx: &mut Tx<'_>, hash: &KeyHash) -> Result<Option<Found>> {
     .await)?;
     match found.filter(|key| bool::from(key.hash.as_slice().ct_eq(&hash.0))) {
         Some(found) => Ok(Some(found)),
-        None => find_former(tx, hash).await,
+        None => find_replaced(tx, hash).await,
     }
 }
 
-/// The key that this secret opened before a rotation. It expires with the overlap, where the key does not before.
-async fn find_former(tx: &mut Tx<'_>, hash: &KeyHash) -> Result<Option<Found>> {
-    let former: Option<Former> = on!(tx, |conn| sqlx::query_as(
+/// The key to which this secret belonged before a rotation. It expires with the overlap or with the key, whichever is
+/// first.
+async fn find_replaced(tx: &mut Tx<'_>, hash: &KeyHash) -> Result<Option<KeyRow>> {
+    let former: Option<ReplacedSecret> = on!(tx, |conn| sqlx::query_as(
         "SELECT key_id, hash, valid_until FROM api_key_former_secret WHERE hash = $1"
     )
     .bind(&hash.0[..])
@@ -537,7 +488,7 @@ async fn find_former(tx: &mut Tx<'_>, hash: &KeyHash) -> Result<Option<Found>> {
     let Some(former) = former.filter(|former| bool::from(former.hash.as_slice().ct_eq(&hash.0))) else {
         return Ok(None);
     };
-    let found = by_id(tx, former.key_id).await?;
+    let found = key_by_id(tx, former.key_id).await?;
     Ok(found.map(|mut found| {
         let ends_at = found
             .expires_at

@@ -8,25 +8,21 @@ use crate::{Result, Tx};
 /// Waiting runs looked at for the times they wait.
 const SAMPLE: i64 = 10_000;
 
-/// Runs that are not over.
+/// Unfinished runs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OpenRuns {
     /// Wait, for a worker or for their turn on their thread. Delayed ones are not counted.
     pub pending: i64,
     /// A worker is at it.
     pub running: i64,
-    /// The longest wait, in seconds.
     pub longest_wait_seconds: f64,
     /// Half of the waiting runs wait longer, in seconds.
     pub median_wait_seconds: f64,
-    /// The longest wait of a run that nothing stands before, in seconds.
+    /// The longest wait of a run that nothing is before, in seconds.
     pub longest_unblocked_wait_seconds: f64,
 }
 
 /// Counts the runs of a workspace that are not over.
-///
-/// # Errors
-/// As every statement.
 pub async fn open_runs(tx: &mut Tx<'_>, tenant: TenantId) -> Result<OpenRuns> {
     let now = tx.now();
     let counts: Vec<(JobState, i64)> = on!(tx, |conn| sqlx::query_as(

@@ -1,4 +1,4 @@
-//! What revisions were built into.
+//! Artifacts of revisions.
 
 use std::collections::HashSet;
 
@@ -23,10 +23,7 @@ macro_rules! kept {
     };
 }
 
-/// Records what a revision was built into. Doing it again changes nothing.
-///
-/// # Errors
-/// Those of the database.
+/// Records what a revision was built into. Repeating it changes nothing.
 pub async fn record(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -50,11 +47,8 @@ pub async fn record(
     Ok(())
 }
 
-/// What a revision was built into, where it was.
-///
-/// # Errors
-/// Those of the database.
-pub async fn of(tx: &mut Tx<'_>, tenant: TenantId, revision: RevisionId) -> Result<Option<String>> {
+/// The artifact of a revision, if it was built.
+pub async fn for_revision(tx: &mut Tx<'_>, tenant: TenantId, revision: RevisionId) -> Result<Option<String>> {
     let found: Option<(String,)> = on!(tx, |conn| sqlx::query_as(
         "SELECT artifact FROM revision_artifact WHERE tenant_id = $1 AND revision_id = $2"
     )
@@ -66,9 +60,6 @@ pub async fn of(tx: &mut Tx<'_>, tenant: TenantId, revision: RevisionId) -> Resu
 }
 
 /// Says what pulls the image again that a revision was recorded with.
-///
-/// # Errors
-/// Those of the database.
 pub async fn pin_image(tx: &mut Tx<'_>, tenant: TenantId, revision: RevisionId, image: &str) -> Result<()> {
     on!(tx, |conn| sqlx::query(
         "UPDATE revision_artifact SET image = $3 WHERE tenant_id = $1 AND revision_id = $2"
@@ -82,10 +73,7 @@ pub async fn pin_image(tx: &mut Tx<'_>, tenant: TenantId, revision: RevisionId, 
     Ok(())
 }
 
-/// What pulls the image of a revision again, where that is known.
-///
-/// # Errors
-/// Those of the database.
+/// The reference that pulls the image of a revision again, if known.
 pub async fn image_of(tx: &mut Tx<'_>, tenant: TenantId, revision: RevisionId) -> Result<Option<String>> {
     let found: Option<(Option<String>,)> = on!(tx, |conn| sqlx::query_as(
         "SELECT image FROM revision_artifact WHERE tenant_id = $1 AND revision_id = $2"
@@ -97,20 +85,14 @@ pub async fn image_of(tx: &mut Tx<'_>, tenant: TenantId, revision: RevisionId) -
     Ok(found.and_then(|(image,)| image))
 }
 
-/// The artifacts to keep: those that serve, and of every deployment the `each` that a revision used last. Revisions that
-/// share an artifact count once.
-///
-/// # Errors
-/// Those of the database.
-pub async fn kept(tx: &mut Tx<'_>, each: i64) -> Result<Vec<String>> {
+/// The artifacts to keep: those in use, and per deployment the `each` that revisions used last. Revisions that share an
+/// artifact count once.
+pub async fn retained(tx: &mut Tx<'_>, each: i64) -> Result<Vec<String>> {
     let rows: Vec<(String,)> = on!(tx, |conn| sqlx::query_as(kept!()).bind(each).fetch_all(conn).await)?;
     Ok(rows.into_iter().map(|(artifact,)| artifact).collect())
 }
 
-/// Paths of the source archives that are needed: of revisions that are not over, and of those whose artifact is kept.
-///
-/// # Errors
-/// Those of the database; [`crate::Error::Corrupt`].
+/// Paths of the source archives that are still needed: by unfinished revisions, and by those whose artifact is kept.
 pub async fn archives(tx: &mut Tx<'_>, each: i64) -> Result<HashSet<String>> {
     let rows: Vec<(RevisionId, String)> = on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT r.id, r.config FROM revision r LEFT JOIN revision_artifact a ON a.revision_id = r.id
@@ -131,10 +113,7 @@ pub async fn archives(tx: &mut Tx<'_>, each: i64) -> Result<HashSet<String>> {
 }
 
 /// The artifacts that only this deployment's revisions were built into.
-///
-/// # Errors
-/// Those of the database.
-pub async fn only_of(tx: &mut Tx<'_>, tenant: TenantId, deployment: DeploymentId) -> Result<Vec<String>> {
+pub async fn exclusive_to(tx: &mut Tx<'_>, tenant: TenantId, deployment: DeploymentId) -> Result<Vec<String>> {
     let rows: Vec<(String,)> = on!(tx, |conn| sqlx::query_as(
         "SELECT DISTINCT artifact FROM revision_artifact AS own WHERE tenant_id = $1 AND deployment_id = $2
          AND NOT EXISTS (SELECT 1 FROM revision_artifact AS other

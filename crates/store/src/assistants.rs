@@ -1,5 +1,7 @@
 //! Assistants: graphs with their settings, each change a version.
 
+mod names;
+
 use serde_json::{Map, Value};
 use sqlx::FromRow;
 use towpath_domain::{AssistantId, TenantId, Timestamp};
@@ -7,18 +9,16 @@ use towpath_domain::{AssistantId, TenantId, Timestamp};
 use crate::query::{Arg, Query};
 use crate::{Error, Result, Tx};
 
-/// An assistant as its current version says.
+pub use names::{AssistantName, names};
+
+/// An assistant in its current version.
 #[derive(Clone, Debug, PartialEq, Eq, FromRow)]
 pub struct Assistant {
-    /// Its id.
     pub id: AssistantId,
-    /// Whose it is.
     pub tenant_id: TenantId,
     /// The graph it runs.
     pub graph_id: String,
-    /// What people call it.
     pub name: String,
-    /// What it is for.
     pub description: Option<String>,
     /// JSON object: tags, `recursion_limit`, `configurable`.
     pub config: String,
@@ -28,20 +28,16 @@ pub struct Assistant {
     pub metadata: String,
     /// The version in use.
     pub version: i64,
-    /// When it was made.
     pub created_at: Timestamp,
-    /// When it was changed last.
     pub updated_at: Timestamp,
 }
 
-/// What an assistant says, apart from its id and its dates.
+/// The versioned content of an assistant.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Content {
+pub struct AssistantContent {
     /// The graph it runs.
     pub graph_id: String,
-    /// What people call it.
     pub name: String,
-    /// What it is for.
     pub description: Option<String>,
     /// JSON object.
     pub config: String,
@@ -51,10 +47,8 @@ pub struct Content {
     pub metadata: String,
 }
 
-/// Which assistants.
 #[derive(Clone, Debug, Default)]
-pub struct Which {
-    /// Of this graph.
+pub struct Filter {
     pub graph_id: Option<String>,
     /// Of one of these graphs; empty means any.
     pub graphs: Vec<String>,
@@ -64,19 +58,15 @@ pub struct Which {
     pub metadata: Map<String, Value>,
 }
 
-/// What a list is sorted by; equal rows by id.
+/// The sort order of a list; ties are sorted by id.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Order {
-    /// Id.
     Id,
-    /// When it was made.
     #[default]
     Created,
     /// When it was changed.
     Updated,
-    /// Name.
     Name,
-    /// Graph.
     Graph,
 }
 
@@ -97,11 +87,13 @@ impl Order {
     }
 }
 
-/// Makes an assistant, version 1. `None` when its id is taken.
-///
-/// # Errors
-/// As every statement.
-pub async fn create(tx: &mut Tx<'_>, tenant: TenantId, id: AssistantId, new: &Content) -> Result<Option<Assistant>> {
+/// Creates an assistant, version 1. `None` if its id is taken.
+pub async fn create(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    id: AssistantId,
+    new: &AssistantContent,
+) -> Result<Option<Assistant>> {
     let now = tx.now();
     let made: Option<Assistant> = on!(tx, |conn| sqlx::query_as(concat!(
         "INSERT INTO assistant (id, tenant_id, graph_id, name, description, config, context, metadata, version,
@@ -126,12 +118,9 @@ pub async fn create(tx: &mut Tx<'_>, tenant: TenantId, id: AssistantId, new: &Co
     Ok(made)
 }
 
-/// Makes sure that a graph has the assistant that comes with it. One that nobody has changed takes over the name and
-/// the description of today's configuration.
-///
-/// # Errors
-/// As every statement.
-pub async fn ensure_system(tx: &mut Tx<'_>, tenant: TenantId, new: &Content) -> Result<()> {
+/// Ensures that a graph has its default assistant. If no client has changed it, it gets the name and description of the
+/// current configuration.
+pub async fn ensure_system(tx: &mut Tx<'_>, tenant: TenantId, new: &AssistantContent) -> Result<()> {
     let id = AssistantId::of_graph(&new.graph_id);
     if create(tx, tenant, id, new).await?.is_some() {
         return Ok(());
@@ -165,10 +154,6 @@ pub async fn ensure_system(tx: &mut Tx<'_>, tenant: TenantId, new: &Content) -> 
     Ok(())
 }
 
-/// One assistant.
-///
-/// # Errors
-/// [`Error::NotFound`].
 pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: AssistantId) -> Result<Assistant> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
@@ -181,10 +166,7 @@ pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: AssistantId) -> Result<A
     .await)?)
 }
 
-/// Those of these assistants that are there, in any order.
-///
-/// # Errors
-/// As every statement.
+/// The existing ones of these assistants, in any order.
 pub async fn get_each(tx: &mut Tx<'_>, tenant: TenantId, ids: &[AssistantId]) -> Result<Vec<Assistant>> {
     let mut query = Query::new(
         tx,
@@ -197,9 +179,9 @@ pub async fn get_each(tx: &mut Tx<'_>, tenant: TenantId, ids: &[AssistantId]) ->
     query.fetch_all(tx).await
 }
 
-/// One assistant, kept from changing until the transaction is over.
+/// One assistant, locked until the transaction ends.
 async fn lock(tx: &mut Tx<'_>, tenant: TenantId, id: AssistantId) -> Result<Assistant> {
-    // SQLite has one writer, so nobody else can change it.
+    // SQLite has one writer, so no other caller can change it.
     let text = sql!(tx,
         sqlite: concat!("SELECT ", columns!(assistant), " FROM assistant WHERE tenant_id = $1 AND id = $2"),
         postgres: concat!("SELECT ", columns!(assistant), " FROM assistant WHERE tenant_id = $1 AND id = $2 FOR UPDATE"));
@@ -211,13 +193,10 @@ async fn lock(tx: &mut Tx<'_>, tenant: TenantId, id: AssistantId) -> Result<Assi
 }
 
 /// A part of those that match.
-///
-/// # Errors
-/// As every statement.
 pub async fn search(
     tx: &mut Tx<'_>,
     tenant: TenantId,
-    which: &Which,
+    which: &Filter,
     order: Order,
     ascending: bool,
     limit: i64,
@@ -234,18 +213,14 @@ pub async fn search(
     query.fetch_all(tx).await
 }
 
-/// How many match.
-///
-/// # Errors
-/// As every statement.
-pub async fn count(tx: &mut Tx<'_>, tenant: TenantId, which: &Which) -> Result<i64> {
+pub async fn count(tx: &mut Tx<'_>, tenant: TenantId, which: &Filter) -> Result<i64> {
     let mut query = Query::new(tx, "SELECT count(*) FROM assistant WHERE tenant_id = ");
     query.bind(Arg::Uuid(tenant.0));
     narrow(&mut query, which)?;
     query.count(tx).await
 }
 
-fn narrow(query: &mut Query, which: &Which) -> Result<()> {
+fn narrow(query: &mut Query, which: &Filter) -> Result<()> {
     if let Some(graph) = &which.graph_id {
         query.push(" AND graph_id = ").bind(Arg::Text(graph.clone()));
     }
@@ -278,20 +253,17 @@ fn like(part: &str) -> String {
     pattern
 }
 
-/// Changes an assistant: `change` is given the current content and answers the next version's.
-///
-/// # Errors
-/// [`Error::NotFound`].
+/// Changes an assistant: `change` is given the current content and returns the next version's.
 pub async fn update(
     tx: &mut Tx<'_>,
     tenant: TenantId,
     id: AssistantId,
-    change: impl FnOnce(&Assistant) -> Result<Content>,
+    change: impl FnOnce(&Assistant) -> Result<AssistantContent>,
 ) -> Result<Assistant> {
     let current = lock(tx, tenant, id).await?;
     let next = change(&current)?;
     let now = tx.now();
-    // Numbers are never used again: the pointer may stand at an older version.
+    // Numbers are never used again: the pointer may be at an older version.
     let assistant: Assistant = on!(tx, |conn| sqlx::query_as(concat!(
         "UPDATE assistant SET graph_id = $3, name = $4, description = $5, config = $6, context = $7, metadata = $8,
                 updated_at = $9,
@@ -338,9 +310,6 @@ async fn keep_version(tx: &mut Tx<'_>, assistant: &Assistant) -> Result<()> {
 }
 
 /// Versions of an assistant, newest first, each as the assistant was then.
-///
-/// # Errors
-/// As every statement.
 pub async fn versions(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -374,7 +343,7 @@ pub async fn versions(
 /// Makes a version the current one. Later versions stay.
 ///
 /// # Errors
-/// [`Error::NotFound`] when there is no such assistant or no such version of it.
+/// [`Error::NotFound`] if there is no such assistant or version.
 pub async fn set_latest(tx: &mut Tx<'_>, tenant: TenantId, id: AssistantId, version: i64) -> Result<Assistant> {
     lock(tx, tenant, id).await?;
     let now = tx.now();
@@ -402,9 +371,6 @@ pub async fn set_latest(tx: &mut Tx<'_>, tenant: TenantId, id: AssistantId, vers
 }
 
 /// Removes an assistant with its versions and crons.
-///
-/// # Errors
-/// [`Error::NotFound`].
 pub async fn delete(tx: &mut Tx<'_>, tenant: TenantId, id: AssistantId) -> Result<()> {
     let gone = on!(tx, |conn| sqlx::query(
         "DELETE FROM assistant WHERE tenant_id = $1 AND id = $2"

@@ -19,14 +19,10 @@ pub struct Attempt {
     pub error: String,
     /// Who held it.
     pub worker_id: Option<WorkerId>,
-    /// When it ended.
     pub at: Timestamp,
 }
 
 /// Records how an attempt ended. An attempt has one end: a second record of it is ignored.
-///
-/// # Errors
-/// As every statement.
 pub async fn record(tx: &mut Tx<'_>, job: JobId, attempt: &Attempt) -> Result<()> {
     on!(tx, |conn| {
         sqlx::query(
@@ -48,9 +44,6 @@ pub async fn record(tx: &mut Tx<'_>, job: JobId, attempt: &Attempt) -> Result<()
 }
 
 /// The attempts of a job that did not end well, oldest first.
-///
-/// # Errors
-/// As every statement.
 pub async fn list(tx: &mut Tx<'_>, job: JobId) -> Result<Vec<Attempt>> {
     Ok(on!(tx, |conn| {
         sqlx::query_as(

@@ -9,14 +9,14 @@ use sqlx::{ConnectOptions as _, Connection as _};
 use towpath_domain::DeploymentId;
 
 use crate::error::{Error, Result};
-use crate::tx::{Conn, Shared, Tx};
+use crate::tx::{Conn, StoreContext, Tx};
 use crate::{migrations, sealed};
 
-/// Copies a SQLite database as it is at one moment into a new file, also while another process writes to it. The copy
-/// is compact and needs no file beside it.
+/// Copies a SQLite database as of one moment into a new file, even while another process writes to it. The copy is
+/// compact and needs no further files.
 ///
 /// # Errors
-/// [`Error::Open`] when there is no such database, the new file exists, or there is no room.
+/// [`Error::Open`] if there is no such database, the new file exists, or the disk is full.
 pub async fn copy_sqlite(from: &Path, to: &Path) -> Result<()> {
     let mut conn = connect_sqlite(from).await?;
     let target = to
@@ -29,8 +29,8 @@ pub async fn copy_sqlite(from: &Path, to: &Path) -> Result<()> {
     file.map_err(|error| Error::Open(format!("cannot write {}: {error}", to.display())))
 }
 
-/// The objects a database cannot do without, by the table that names them: units that wait to be folded, what is in
-/// quarantine, segments and their index files that somebody may read, attachments, source archives.
+/// The objects that a database refers to and needs, by the table that names them: unflushed WAL segments, quarantined
+/// data, segments and their index files that may be read, attachments, source archives.
 const NEEDED: [(&str, &str); 6] = [
     ("wal_unit", "SELECT DISTINCT path FROM wal_unit WHERE state <> 'folded'"),
     ("quarantine", "SELECT path FROM quarantine WHERE kind <> 'missing'"),
@@ -49,7 +49,7 @@ const NEEDED: [(&str, &str); 6] = [
     ),
 ];
 
-/// What a database says of the rest of its installation.
+/// References of a database to the rest of its installation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Contents {
     /// The objects that it names and cannot do without.
@@ -60,10 +60,7 @@ pub struct Contents {
     pub deployments: Vec<DeploymentId>,
 }
 
-/// What a database says of the rest of its installation. It may be of an earlier schema.
-///
-/// # Errors
-/// Only the database's.
+/// Reads the references of a database, which may have an earlier schema.
 pub async fn contents(tx: &mut Tx<'_>) -> Result<Contents> {
     let mut contents = Contents::default();
     for (table, statement) in NEEDED {
@@ -96,24 +93,18 @@ async fn has(tx: &mut Tx<'_>, table: &str) -> Result<bool> {
 }
 
 /// The same of a SQLite file, which another process may be using.
-///
-/// # Errors
-/// [`Error::Open`] when there is no such database.
 pub async fn contents_of_sqlite(file: &Path) -> Result<Contents> {
     let mut conn = connect_sqlite(file).await?;
-    let shared = Shared::default();
+    let shared = StoreContext::default();
     let contents = contents(&mut Tx::new(Conn::Sqlite(&mut conn), &shared)).await;
     let _ = conn.close().await;
     contents
 }
 
 /// The same of a PostgreSQL database.
-///
-/// # Errors
-/// [`Error::Open`] when the address is wrong, else the database's.
 pub async fn contents_of_postgres(uri: &str) -> Result<Contents> {
     let (mut conn, _) = connect_postgres(uri).await?;
-    let shared = Shared::default();
+    let shared = StoreContext::default();
     let contents = contents(&mut Tx::new(Conn::Postgres(&mut conn), &shared)).await;
     let _ = conn.close().await;
     contents
@@ -121,26 +112,26 @@ pub async fn contents_of_postgres(uri: &str) -> Result<Contents> {
 
 /// A moment of a PostgreSQL database, which others can look at as long as this is open.
 #[derive(Debug)]
-pub struct Moment {
+pub struct DatabaseSnapshot {
     conn: PgConnection,
     /// Its name, for `SET TRANSACTION SNAPSHOT` and `pg_dump --snapshot`.
     pub snapshot: String,
-    /// What the database says at this moment.
+    /// The references at this moment.
     pub contents: Contents,
 }
 
-impl Moment {
-    /// Lets go of it.
+impl DatabaseSnapshot {
+    /// Releases the snapshot.
     pub async fn close(self) {
         let _ = self.conn.close().await;
     }
 }
 
-/// Holds on to the present moment of a PostgreSQL database.
+/// Opens a snapshot of a PostgreSQL database.
 ///
 /// # Errors
-/// [`Error::Open`] when the address is wrong, else what the database says.
-pub async fn postgres_moment(uri: &str) -> Result<Moment> {
+/// [`Error::Open`] if the address is wrong, else the database's error.
+pub async fn postgres_snapshot(uri: &str) -> Result<DatabaseSnapshot> {
     let (mut conn, _) = connect_postgres(uri).await?;
     sqlx::query("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         .execute(&mut conn)
@@ -148,9 +139,9 @@ pub async fn postgres_moment(uri: &str) -> Result<Moment> {
     let snapshot = sqlx::query_scalar("SELECT pg_export_snapshot()")
         .fetch_one(&mut conn)
         .await?;
-    let shared = Shared::default();
+    let shared = StoreContext::default();
     let contents = contents(&mut Tx::new(Conn::Postgres(&mut conn), &shared)).await?;
-    Ok(Moment {
+    Ok(DatabaseSnapshot {
         conn,
         snapshot,
         contents,

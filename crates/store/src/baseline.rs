@@ -1,8 +1,8 @@
-//! What the engine is measured against: the same work by hand, with nothing around it.
+//! Baselines for benchmarks of the engine: the same work, hand-written.
 //!
-//! `towpath bench engine` runs these on the same machine in the same run. Plain commits are one INSERT each. The
+//! `towpath bench engine` runs them in the same run on the same machine. Plain commits are one INSERT each. The
 //! hand-written queue is a table, a `SKIP LOCKED` claim that raises a fence, and an acknowledgement that compares it:
-//! no tenants, lanes, leases, steps or ends. `towpath bench ingest` runs [`Copies`], and `towpath bench soak` asks a
+//! no tenants, lanes, leases, steps or ends. `towpath bench ingest` uses [`CopyWriters`], and `towpath bench soak` a
 //! [`Probe`].
 
 mod calendar;
@@ -19,23 +19,20 @@ use towpath_domain::TenantId;
 use crate::error::{Error, Result};
 use crate::tx::{Conn, Tx};
 pub use calendar::{Calendar, calendar, move_clock};
-pub use copy::{Copied, Copies};
+pub use copy::{CopyResult, CopyWriters};
 pub use probe::{Outcomes, Pages, Probe, Processes, Rows, Size};
 pub use statements::{Cost, Costs};
 
 /// A connection of its own with the tables of the comparison.
-pub struct Baseline(Own);
+pub struct Baseline(BaselineConnection);
 
-enum Own {
+enum BaselineConnection {
     Sqlite(Box<SqliteConnection>),
     Postgres(Box<PgConnection>),
 }
 
 impl Baseline {
-    /// Opens a second file beside an SQLite database, or a connection to a PostgreSQL database, and makes the tables.
-    ///
-    /// # Errors
-    /// As every statement.
+    /// Opens a second file next to a SQLite database, or a connection to a PostgreSQL database, and creates the tables.
     pub async fn open(uri: &str) -> Result<Self> {
         let own = if let Some(path) = uri.strip_prefix("sqlite://") {
             let options = SqliteConnectOptions::new()
@@ -43,9 +40,9 @@ impl Baseline {
                 .create_if_missing(true)
                 .journal_mode(SqliteJournalMode::Wal)
                 .synchronous(SqliteSynchronous::Full);
-            Own::Sqlite(Box::new(SqliteConnection::connect_with(&options).await?))
+            BaselineConnection::Sqlite(Box::new(SqliteConnection::connect_with(&options).await?))
         } else {
-            Own::Postgres(Box::new(PgConnection::connect(uri).await?))
+            BaselineConnection::Postgres(Box::new(PgConnection::connect(uri).await?))
         };
         let mut baseline = Self(own);
         baseline.execute("DROP TABLE IF EXISTS baseline_commit").await?;
@@ -67,29 +64,26 @@ impl Baseline {
 
     async fn execute(&mut self, text: &'static str) -> Result<()> {
         match &mut self.0 {
-            Own::Sqlite(conn) => conn.execute(text).await.map(drop)?,
-            Own::Postgres(conn) => conn.execute(text).await.map(drop)?,
+            BaselineConnection::Sqlite(conn) => conn.execute(text).await.map(drop)?,
+            BaselineConnection::Postgres(conn) => conn.execute(text).await.map(drop)?,
         }
         Ok(())
     }
 
-    /// Commits `n` single rows one after another and says how long it took.
-    ///
-    /// # Errors
-    /// As every statement.
+    /// Commits `n` single rows one after another and returns how long it took.
     pub async fn commits(&mut self, n: i64) -> Result<Duration> {
         self.execute("DELETE FROM baseline_commit").await?;
         let text = "INSERT INTO baseline_commit (id, payload) VALUES ($1, $2)";
         let started = Instant::now();
         for id in 0..n {
             match &mut self.0 {
-                Own::Sqlite(conn) => sqlx::query(text)
+                BaselineConnection::Sqlite(conn) => sqlx::query(text)
                     .bind(id)
                     .bind("{}")
                     .execute(&mut **conn)
                     .await
                     .map(drop)?,
-                Own::Postgres(conn) => sqlx::query(text)
+                BaselineConnection::Postgres(conn) => sqlx::query(text)
                     .bind(id)
                     .bind("{}")
                     .execute(&mut **conn)
@@ -100,17 +94,14 @@ impl Baseline {
         Ok(started.elapsed())
     }
 
-    /// Drains a backlog of `jobs` with `slots` in hand at a time, and says how long it took.
-    ///
-    /// # Errors
-    /// As every statement.
+    /// Drains a backlog of `jobs` with `slots` in hand at a time, and returns how long it took.
     pub async fn drain(&mut self, jobs: i64, slots: i64) -> Result<Duration> {
         self.execute("DELETE FROM baseline_job").await?;
         let fill = "WITH RECURSIVE n(id) AS (SELECT 1 UNION ALL SELECT id + 1 FROM n WHERE id < $1)
                     INSERT INTO baseline_job (id, state, payload) SELECT id, 'ready', '{\"n\": 1}' FROM n";
         match &mut self.0 {
-            Own::Sqlite(conn) => sqlx::query(fill).bind(jobs).execute(&mut **conn).await.map(drop)?,
-            Own::Postgres(conn) => {
+            BaselineConnection::Sqlite(conn) => sqlx::query(fill).bind(jobs).execute(&mut **conn).await.map(drop)?,
+            BaselineConnection::Postgres(conn) => {
                 sqlx::query(fill).bind(jobs).execute(&mut **conn).await?;
                 conn.execute("ANALYZE baseline_job").await?;
             }
@@ -129,7 +120,7 @@ impl Baseline {
 
     async fn claim(&mut self, n: i64) -> Result<Vec<(i64, i64)>> {
         Ok(match &mut self.0 {
-            Own::Sqlite(conn) => {
+            BaselineConnection::Sqlite(conn) => {
                 sqlx::query_as(
                     "UPDATE baseline_job SET state = 'running', fence = fence + 1
                      WHERE id IN (SELECT id FROM baseline_job WHERE state = 'ready' ORDER BY id LIMIT $1)
@@ -139,7 +130,7 @@ impl Baseline {
                 .fetch_all(&mut **conn)
                 .await?
             }
-            Own::Postgres(conn) => {
+            BaselineConnection::Postgres(conn) => {
                 sqlx::query_as(
                     "UPDATE baseline_job SET state = 'running', fence = fence + 1
                      WHERE id IN (SELECT id FROM baseline_job WHERE state = 'ready' ORDER BY id LIMIT $1
@@ -155,7 +146,7 @@ impl Baseline {
 
     async fn acknowledge(&mut self, claimed: &[(i64, i64)]) -> Result<i64> {
         let hit = match &mut self.0 {
-            Own::Sqlite(conn) => {
+            BaselineConnection::Sqlite(conn) => {
                 let pairs: Vec<String> = claimed.iter().map(|(id, fence)| format!("[{id},{fence}]")).collect();
                 sqlx::query(
                     "UPDATE baseline_job SET state = 'done'
@@ -167,7 +158,7 @@ impl Baseline {
                 .await?
                 .rows_affected()
             }
-            Own::Postgres(conn) => {
+            BaselineConnection::Postgres(conn) => {
                 let (ids, fences): (Vec<i64>, Vec<i64>) = claimed.iter().copied().unzip();
                 sqlx::query(
                     "UPDATE baseline_job SET state = 'done' FROM unnest($1::bigint[], $2::bigint[]) AS held(id, fence)
@@ -184,11 +175,8 @@ impl Baseline {
     }
 }
 
-/// Records `n` ready jobs of a kind in one statement a tenant, spread over `tenants`, for measuring against a long
-/// backlog. Their ids grow as those of real jobs do, which lie side by side in table and index.
-///
-/// # Errors
-/// As every statement.
+/// Records `n` ready jobs of a kind, one statement per tenant, spread over `tenants`, to measure against a long
+/// backlog. Their ids grow like those of real jobs, which are adjacent in table and index.
 pub async fn backlog(tx: &mut Tx<'_>, kind: &str, pool: &str, n: i64, tenants: &[TenantId]) -> Result<()> {
     take_time(tx).await?;
     let now = tx.now();
@@ -220,7 +208,7 @@ pub async fn backlog(tx: &mut Tx<'_>, kind: &str, pool: &str, n: i64, tenants: &
     Ok(())
 }
 
-/// Lets the statements of this transaction take longer than those of a server may: these are about all rows of a table.
+/// Raises the statement timeout for this transaction: its statements touch all rows of a table.
 async fn take_time(tx: &mut Tx<'_>) -> Result<()> {
     if let Conn::Postgres(conn) = tx.conn() {
         sqlx::query("SET LOCAL statement_timeout = 0").execute(conn).await?;
@@ -229,9 +217,6 @@ async fn take_time(tx: &mut Tx<'_>) -> Result<()> {
 }
 
 /// Empties the engine's tables, and lets the database tidy up before the next measurement.
-///
-/// # Errors
-/// As every statement.
 pub async fn clear(tx: &mut Tx<'_>) -> Result<()> {
     take_time(tx).await?;
     on!(tx, |conn| {
@@ -243,10 +228,7 @@ pub async fn clear(tx: &mut Tx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Jobs that are not over.
-///
-/// # Errors
-/// As every statement.
+/// Unfinished jobs.
 pub async fn open_jobs(tx: &mut Tx<'_>) -> Result<i64> {
     Ok(on!(tx, |conn| {
         sqlx::query_scalar("SELECT count(*) FROM job WHERE finished_at IS NULL")
@@ -256,9 +238,6 @@ pub async fn open_jobs(tx: &mut Tx<'_>) -> Result<i64> {
 }
 
 /// Vacuums and analyses the engine's tables, as a running server does now and then.
-///
-/// # Errors
-/// As every statement.
 pub async fn tidy(uri: &str) -> Result<()> {
     if uri.starts_with("postgres") {
         let mut conn = PgConnection::connect(uri).await?;
@@ -269,10 +248,7 @@ pub async fn tidy(uri: &str) -> Result<()> {
     Ok(())
 }
 
-/// Makes a database on a PostgreSQL server and answers its address.
-///
-/// # Errors
-/// When the server does not answer, or its user may not make databases.
+/// Creates a database on a PostgreSQL server and returns its address.
 pub async fn make_database(server: &str, name: &str) -> Result<String> {
     let mut conn = PgConnection::connect(server).await?;
     conn.execute(sqlx::AssertSqlSafe(format!("CREATE DATABASE {name}")))
@@ -280,10 +256,7 @@ pub async fn make_database(server: &str, name: &str) -> Result<String> {
     Ok(address(server, name))
 }
 
-/// Finds a database that an earlier `towpath bench soak` kept, or makes it. Answers its address.
-///
-/// # Errors
-/// As [`make_database`], and when the database is somebody else's: the benchmark moves its clock and forgets its history.
+/// Finds a database that an earlier `towpath bench soak` kept, or makes it. Returns its address.
 pub async fn find_or_make_database(server: &str, name: &str) -> Result<String> {
     let mut conn = PgConnection::connect(server).await?;
     let there: bool = sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM pg_database WHERE datname = $1)")
@@ -305,7 +278,7 @@ pub async fn find_or_make_database(server: &str, name: &str) -> Result<String> {
         Ok(uri)
     } else {
         Err(Error::Open(format!(
-            "the database {name} has tables and was not made by this benchmark, which would move its clock and delete its \
+            "the database {name} has tables that this benchmark did not create; it would move the clock and delete the \
              old jobs; name another one"
         )))
     }
@@ -328,9 +301,6 @@ fn address(server: &str, name: &str) -> String {
 }
 
 /// Drops a database that [`make_database`] made.
-///
-/// # Errors
-/// As every statement.
 pub async fn drop_database(server: &str, name: &str) -> Result<()> {
     let mut conn = PgConnection::connect(server).await?;
     conn.execute(sqlx::AssertSqlSafe(format!(

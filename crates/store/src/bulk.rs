@@ -1,8 +1,7 @@
-//! Lists of rows as both databases take them in one statement: JSON in a text, read back by `json_each` on SQLite and
-//! `json_to_recordset` on PostgreSQL.
+//! Lists of rows as one parameter: JSON text, read with `json_each` on SQLite and `json_to_recordset` on PostgreSQL.
 //!
-//! On PostgreSQL a list that names rows of a table meets them by a LATERAL subquery with a LIMIT, never by a plain
-//! join: a plan for a join that was cached while the table was small reads all of a large one.
+//! On PostgreSQL such a list is joined to a table by a LATERAL subquery with a LIMIT, never by a plain join: a join
+//! plan that was cached while the table was small reads all of a large one.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -15,8 +14,8 @@ const ROWS: usize = 1000;
 /// Once a list has so many bytes, the next row begins another.
 const BYTES: usize = 4 * 1024 * 1024;
 
-/// Rows with larger texts are bound as values in statements of their own: as JSON they would be copied several times,
-/// and a list could exceed what a database takes as one value.
+/// Rows with larger texts are bound as values in separate statements: as JSON they would be copied several times, and a
+/// list could exceed the size limit of a value.
 pub(crate) const LARGE: usize = 1024 * 1024;
 
 /// Lists of `rows`, each for one statement. A list is made when it is asked for.
@@ -38,8 +37,8 @@ pub(crate) fn lists<T: Serialize>(rows: Vec<T>) -> impl Iterator<Item = String> 
     })
 }
 
-/// Of the rows of each key the one that was accepted last, in the order of the keys: one statement must not meet a row
-/// twice, and two that lock rows in the same order never wait for each other in a circle.
+/// The row accepted last for each key, in the order of the keys: a statement must not meet a row twice, and statements
+/// that lock rows in the same order do not deadlock.
 pub(crate) fn latest<'r, T, K: Ord>(rows: &'r [T], key: impl Fn(&'r T) -> K, seq: impl Fn(&T) -> i64) -> Vec<&'r T> {
     let mut kept: BTreeMap<K, &'r T> = BTreeMap::new();
     for row in rows {

@@ -1,8 +1,8 @@
-//! Texts that have another one in them, in upper or lower case, with one answer from both databases.
+//! Case-insensitive substring search with the same result on both databases.
 //!
-//! `lower()` knows the letters of ASCII on SQLite, and those of the database's locale on PostgreSQL. So the pattern itself
-//! names each letter in both cases: `[eE]`, `[éÉ]`. That needs no column beside the text, which old processes would not
-//! fill, and no locale. What it costs is what `LIKE '%…%'` costs: neither uses an index.
+//! `lower()` only knows ASCII on SQLite, and the database's locale on PostgreSQL. So the pattern names both cases of
+//! each letter: `[eE]`, `[éÉ]`. That needs no additional column and no locale. It costs as much as `LIKE '%…%'`;
+//! neither uses an index.
 
 use crate::tx::Dialect;
 

@@ -1,8 +1,8 @@
-//! Checkpoints of threads, in the layout of the PostgreSQL saver that graph libraries bring along.
+//! Checkpoints of threads, in the layout of the PostgreSQL saver of the graph libraries.
 //!
-//! These tables know no workspace: callers look the thread up by its workspace first. JSON of checkpoint and metadata
-//! is `jsonb` on PostgreSQL. Scalars of a checkpoint's channels stand in the checkpoint itself, larger values in
-//! `checkpoint_blobs`, once for each version of a channel.
+//! These tables have no workspace: callers look the thread up by its workspace first. Checkpoint and metadata are
+//! `jsonb` on PostgreSQL. Scalar channel values are part of the checkpoint; larger values are in `checkpoint_blobs`,
+//! once per version of a channel.
 
 mod command;
 mod read;
@@ -18,10 +18,11 @@ use crate::query::{Arg, Query};
 use crate::tx::Tx;
 
 pub use command::has_saved_command;
-pub use read::{BlobSizes, Blobs, Place, blob_sizes, blobs, get, has_written, latest, list, write_sizes, writes};
-pub use retain::{Cut, Storage, apply, copy, delete_all, delete_run, keep_latest, overgrown, storage};
+pub use read::{
+    BlobSizes, Blobs, ThreadNamespace, blob_sizes, blobs, get, has_written, latest, list, write_sizes, writes,
+};
+pub use retain::{Retention, Storage, apply, copy, delete_all, delete_run, keep_latest, storage, threads_over_limit};
 
-/// A checkpoint as it is stored.
 #[derive(Clone, Debug, FromRow)]
 pub struct Checkpoint {
     /// Namespace: empty for the graph itself, `node:task` for subgraphs, joined by `|`.
@@ -39,9 +40,7 @@ pub struct Checkpoint {
 /// The value of a channel at a version, encoded.
 #[derive(Clone, Debug, FromRow)]
 pub struct Blob {
-    /// Channel.
     pub channel: String,
-    /// Version.
     pub version: String,
     /// Encoding: `json`, `msgpack`, `empty`, …
     pub r#type: String,
@@ -54,17 +53,14 @@ pub struct Blob {
 pub struct Write {
     /// The checkpoint it belongs to.
     pub checkpoint_id: String,
-    /// Task.
     pub task_id: String,
-    /// Where the task stands in its graph.
+    /// Where the task is in its graph.
     pub task_path: String,
     /// Which of its writes; negative for the special channels.
     pub idx: i32,
-    /// Channel.
     pub channel: String,
     /// Encoding.
     pub r#type: Option<String>,
-    /// The bytes.
     pub blob: Vec<u8>,
 }
 
@@ -73,7 +69,6 @@ pub struct Write {
 pub struct Batch {
     /// The run that saves them, if it is one.
     pub run: Option<RunId>,
-    /// Checkpoints.
     pub checkpoints: Vec<Checkpoint>,
     /// Blobs that are new with them, each with its namespace.
     pub blobs: Vec<(String, Blob)>,
@@ -84,12 +79,9 @@ pub struct Batch {
 /// Rows of one statement. Each number of rows is a text of its own, and texts are cached.
 const ROWS: usize = 16;
 
-/// Saves checkpoints, blobs and writes, in few statements. Doing it again changes nothing. Of writes, those of the
-/// special channels (negative `idx`) replace earlier ones, which are kept until the checkpoint goes if another run had
-/// written them; others stay as they were first.
-///
-/// # Errors
-/// As every statement.
+/// Saves checkpoints, blobs and writes in few statements; idempotent. Writes to the special channels (negative `idx`)
+/// replace earlier ones; if another run had written those, they are kept until the checkpoint is deleted. Other writes
+/// are never replaced.
 pub async fn save(tx: &mut Tx<'_>, thread: ThreadId, batch: &Batch) -> Result<()> {
     let (thread, run) = (thread.to_string(), batch.run.map(|run| run.to_string()));
     for rows in batch.blobs.chunks(ROWS) {
@@ -142,7 +134,7 @@ pub async fn save(tx: &mut Tx<'_>, thread: ThreadId, batch: &Batch) -> Result<()
     if let Some(run) = &run {
         let marks: Vec<_> = writes.iter().copied().filter(|(_, row)| row.idx < 0).collect();
         for rows in marks.chunks(ROWS) {
-            replaced::keep(tx, &thread, run, rows).await?;
+            replaced::save_replaced(tx, &thread, run, rows).await?;
         }
     }
     for rows in writes.chunks(ROWS) {
@@ -178,7 +170,7 @@ pub async fn save(tx: &mut Tx<'_>, thread: ThreadId, batch: &Batch) -> Result<()
     Ok(())
 }
 
-/// The last row of each key, in the order of their first: one statement must not meet a row twice.
+/// The last row of each key, in the order of first occurrence: a statement must not meet a row twice.
 fn last_of_each<'r, T, K: Eq + std::hash::Hash>(rows: &'r [T], key: impl Fn(&'r T) -> K) -> Vec<&'r T> {
     let mut places = std::collections::HashMap::with_capacity(rows.len());
     let mut kept: Vec<&T> = Vec::with_capacity(rows.len());

@@ -1,7 +1,7 @@
-//! The columns of tables, as statements name them that read whole rows.
+//! Column lists for statements that read whole rows.
 //!
-//! A statement that says `*` returns other columns once a newer build has added one. PostgreSQL then refuses it where it is cached, and old
-//! processes are still running. So a new column is added here, too, and read from then on.
+//! `SELECT *` returns other columns once a newer build has added one. PostgreSQL then rejects cached statements, and
+//! old processes are still running. So new columns are also added here.
 
 /// The columns of a table; with `alias, table` those of the table under that name.
 macro_rules! columns {
@@ -27,6 +27,22 @@ macro_rules! columns {
     };
     (a, attachment) => {
         "a.tenant_id, a.run_id, a.name, a.content_type, a.path, a.bytes, a.seq, a.created_at"
+    };
+    (annotation_queue) => {
+        "id, tenant_id, name, description, rubric_instructions, rubric_items, created_at, updated_at"
+    };
+    (comparative_experiment) => {
+        "tenant_id, id, dataset_id, name, description, extra, experiment_ids, created_at, modified_at"
+    };
+    (dataset) => {
+        "id, tenant_id, name, description, data_type, inputs_schema, outputs_schema, metadata, created_at, modified_at, \
+         version_at, example_count"
+    };
+    (example) => {
+        "dataset_id, example_id, valid_from, created_at, inputs, outputs, metadata, source_run_id, files"
+    };
+    (feedback_config) => {
+        "tenant_id, feedback_key, id, config, is_lower_score_better, modified_at"
     };
     (cron) => {
         "id, tenant_id, assistant_id, thread_id, schedule_id, user_id, schedule, timezone, end_time, payload, \
@@ -103,6 +119,31 @@ macro_rules! columns {
     };
     (run_index) => {
         "id, tenant_id, path, state, job, entries, bytes, first_run, last_run, created_at, changed_at"
+    };
+    (sandbox_box) => {
+        "id, tenant_id, name, status, status_message, generation, host_id, isolation, root, config, template_name, \
+         template_id, snapshot_id, pool_id, idle_ttl_seconds, ttl_seconds, delete_after_stop_seconds, active_at, due_at, \
+         stopped_at, created_by, updated_by, created_at, updated_at"
+    };
+    (sandbox_pool) => {
+        "id, tenant_id, name, template_id, replicas, created_at, updated_at"
+    };
+    (sandbox_registry) => {
+        "id, tenant_id, name, url, auth_type, credentials, created_at, updated_at"
+    };
+    (sandbox_snapshot) => {
+        "id, tenant_id, name, status, status_message, docker_image, fs_capacity_bytes, fs_used_bytes, source_box_id, \
+         parent_id, root, run_config, labels, description, included, created_by, created_at, updated_at"
+    };
+    (sandbox_template) => {
+        "id, tenant_id, name, image, resources, created_at, updated_at"
+    };
+    (sandbox_token) => {
+        "tenant_id, box_id, kind, port, path, content_type, content_disposition, created_at, expires_at"
+    };
+    (sandbox_volume) => {
+        "id, tenant_id, name, status, status_message, size_bytes, storage_class, description, labels, source_volume_id, \
+         created_at, updated_at"
     };
     (schedule) => {
         "id, tenant_id, kind, pool, input, next_at, paused, spawn_job, created_at, ended_at"

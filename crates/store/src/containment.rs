@@ -1,7 +1,7 @@
-//! Whether stored JSON contains a filter, as PostgreSQL's `@>` means it: objects contain objects key by key, lists
-//! contain each element of a list in any order, scalars are equal.
+//! JSON containment as of PostgreSQL's `@>`: objects contain objects key by key, lists contain each element of a list
+//! in any order, scalars are equal.
 //!
-//! PostgreSQL does that itself. For SQLite the filter is taken apart into one condition for each of its leaves.
+//! PostgreSQL evaluates it natively. For SQLite the filter becomes one condition per leaf.
 
 use serde_json::Value;
 use towpath_domain::Rejection;
@@ -12,8 +12,8 @@ use crate::tx::Dialect;
 
 /// Conditions of a filter: keys of its objects, elements of its lists.
 pub(crate) const MOST_CONDITIONS: usize = 1000;
-/// Levels of a filter, multiplied by the number of lists inside one another and one. Each list is a subquery, and SQLite adds
-/// the depth of subqueries to that of what is around them.
+/// Nesting limit of a filter, multiplied by the number of nested lists plus one. Each list is a subquery, and SQLite
+/// adds up the depth of nested subqueries.
 const MOST_LEVELS: usize = 64;
 
 /// Adds the condition to a statement.
@@ -26,7 +26,7 @@ pub(crate) fn push(query: &mut Query, column: &str, field: &str, filter: &Value)
             query.bind(Arg::Text(filter.to_string())).push("::jsonb");
         }
         Dialect::Sqlite => {
-            let root = Place::Path {
+            let root = JsonLocation::Path {
                 json: column.to_owned(),
                 path: "$".to_owned(),
             };
@@ -38,8 +38,11 @@ pub(crate) fn push(query: &mut Query, column: &str, field: &str, filter: &Value)
     Ok(())
 }
 
-/// Refuses a filter that is too large.
+/// Refuses a filter that is too large, or that PostgreSQL cannot take.
 pub(crate) fn check(field: &str, filter: &Value) -> Result<(), Rejection> {
+    if has_nul(filter) {
+        return Err(Rejection::invalid(field, "expected keys and texts without NUL"));
+    }
     let Size {
         conditions,
         levels,
@@ -50,10 +53,20 @@ pub(crate) fn check(field: &str, filter: &Value) -> Result<(), Rejection> {
         return Err(Rejection::invalid(field, message));
     }
     if levels * (lists + 1) > MOST_LEVELS {
-        let message = format!("expected a filter of at most {MOST_LEVELS} levels, and of fewer where lists are nested");
+        let message = format!("expected a filter of at most {MOST_LEVELS} levels, or fewer with nested lists");
         return Err(Rejection::invalid(field, message));
     }
     Ok(())
+}
+
+/// Whether a key or a text has a NUL, which PostgreSQL's `jsonb` does not take.
+fn has_nul(filter: &Value) -> bool {
+    match filter {
+        Value::String(text) => text.contains('\0'),
+        Value::Array(elements) => elements.iter().any(has_nul),
+        Value::Object(members) => members.iter().any(|(key, value)| key.contains('\0') || has_nul(value)),
+        _ => false,
+    }
 }
 
 /// How large a filter is.
@@ -97,14 +110,14 @@ fn in_path(key: &str) -> bool {
 }
 
 /// Where a part of the stored JSON is found.
-enum Place {
+enum JsonLocation {
     /// Below a path of a JSON text.
     Path { json: String, path: String },
     /// A row of `json_each` with this alias.
     Element(String),
 }
 
-impl Place {
+impl JsonLocation {
     fn push_type(&self, query: &mut Query) {
         match self {
             Self::Path { json, path } => {
@@ -182,7 +195,7 @@ impl Place {
                 query.push(" = ").bind(arg);
             }
             Value::Object(members) => {
-                // Read from JSON text only where there is one: `json_each` of a scalar is an error.
+                // Read from JSON text only if there is one: `json_each` of a scalar is an error.
                 is(query, " = 'object'");
                 for ((opening, closing), (key, value)) in brackets(members.len()).into_iter().zip(members) {
                     query.push(" AND ").push(&"(".repeat(opening));

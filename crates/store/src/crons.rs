@@ -1,5 +1,4 @@
-//! Crons: runs that recur. When one fires, the engine's schedule named by `schedule_id` knows; `next_run_date` is what
-//! people are told.
+//! Crons: recurring runs. The engine's schedule `schedule_id` decides when one fires; `next_run_date` is informational.
 
 use serde_json::{Map, Value};
 use sqlx::FromRow;
@@ -8,14 +7,10 @@ use towpath_domain::{AssistantId, CronId, ScheduleId, TenantId, ThreadId, Timest
 use crate::query::{Arg, Query};
 use crate::{Error, Result, Tx};
 
-/// A cron.
 #[derive(Clone, Debug, PartialEq, Eq, FromRow)]
 pub struct Cron {
-    /// Its id.
     pub id: CronId,
-    /// Whose it is.
     pub tenant_id: TenantId,
-    /// What it runs.
     pub assistant_id: AssistantId,
     /// The thread it runs on; without one each run gets its own.
     pub thread_id: Option<ThreadId>,
@@ -39,21 +34,16 @@ pub struct Cron {
     pub on_run_completed: Option<String>,
     /// Whether it fires.
     pub enabled: bool,
-    /// When it was made.
     pub created_at: Timestamp,
-    /// When it was changed last.
     pub updated_at: Timestamp,
-    /// JSON object: who made it, as the auth of the graphs' author gave it. Absent where callers have no names, and in crons
-    /// of versions that did not keep it.
+    /// JSON object: the identity of its creator, from custom auth. Absent without custom auth, and in crons of earlier
+    /// versions.
     pub caller: Option<String>,
 }
 
-/// Which crons.
 #[derive(Clone, Debug, Default)]
-pub struct Which {
-    /// Of this assistant.
+pub struct Filter {
     pub assistant_id: Option<AssistantId>,
-    /// On this thread.
     pub thread_id: Option<ThreadId>,
     /// That fire, or do not.
     pub enabled: Option<bool>,
@@ -61,9 +51,8 @@ pub struct Which {
     pub metadata: Map<String, Value>,
 }
 
-/// What a list is sorted by; equal rows by id.
+/// The sort order of a list; ties are sorted by id.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[expect(missing_docs, reason = "they are the fields of a cron")]
 pub enum Order {
     Id,
     Assistant,
@@ -90,9 +79,6 @@ impl Order {
 }
 
 /// Records a cron.
-///
-/// # Errors
-/// As every statement.
 pub async fn insert(tx: &mut Tx<'_>, cron: &Cron) -> Result<()> {
     on!(tx, |conn| sqlx::query(
         "INSERT INTO cron (id, tenant_id, assistant_id, thread_id, schedule_id, user_id, schedule, timezone, end_time,
@@ -123,9 +109,6 @@ pub async fn insert(tx: &mut Tx<'_>, cron: &Cron) -> Result<()> {
 }
 
 /// Writes everything of a cron that may change. Its caller stays.
-///
-/// # Errors
-/// [`Error::NotFound`].
 pub async fn replace(tx: &mut Tx<'_>, cron: &Cron) -> Result<()> {
     let changed = on!(tx, |conn| {
         sqlx::query(
@@ -152,10 +135,6 @@ pub async fn replace(tx: &mut Tx<'_>, cron: &Cron) -> Result<()> {
     if changed == 0 { Err(Error::NotFound) } else { Ok(()) }
 }
 
-/// One cron.
-///
-/// # Errors
-/// [`Error::NotFound`].
 pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: CronId) -> Result<Cron> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
@@ -168,12 +147,9 @@ pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: CronId) -> Result<Cron> 
     .await)?)
 }
 
-/// One cron, kept from changing until the transaction is over.
-///
-/// # Errors
-/// [`Error::NotFound`].
+/// One cron, locked until the transaction ends.
 pub async fn lock(tx: &mut Tx<'_>, tenant: TenantId, id: CronId) -> Result<Cron> {
-    // SQLite has one writer, so nobody else can change it.
+    // SQLite has one writer, so no other caller can change it.
     let text = sql!(tx,
         sqlite: concat!("SELECT ", columns!(cron), " FROM cron WHERE tenant_id = $1 AND id = $2"),
         postgres: concat!("SELECT ", columns!(cron), " FROM cron WHERE tenant_id = $1 AND id = $2 FOR UPDATE"));
@@ -185,13 +161,10 @@ pub async fn lock(tx: &mut Tx<'_>, tenant: TenantId, id: CronId) -> Result<Cron>
 }
 
 /// A part of those that match. Those without the field that sorts come last.
-///
-/// # Errors
-/// As every statement.
 pub async fn search(
     tx: &mut Tx<'_>,
     tenant: TenantId,
-    which: &Which,
+    which: &Filter,
     order: Order,
     ascending: bool,
     limit: i64,
@@ -207,18 +180,14 @@ pub async fn search(
     query.fetch_all(tx).await
 }
 
-/// How many match.
-///
-/// # Errors
-/// As every statement.
-pub async fn count(tx: &mut Tx<'_>, tenant: TenantId, which: &Which) -> Result<i64> {
+pub async fn count(tx: &mut Tx<'_>, tenant: TenantId, which: &Filter) -> Result<i64> {
     let mut query = Query::new(tx, "SELECT count(*) FROM cron WHERE tenant_id = ");
     query.bind(Arg::Uuid(tenant.0));
     narrow(&mut query, which)?;
     query.count(tx).await
 }
 
-fn narrow(query: &mut Query, which: &Which) -> Result<()> {
+fn narrow(query: &mut Query, which: &Filter) -> Result<()> {
     if let Some(assistant) = which.assistant_id {
         query.push(" AND assistant_id = ").bind(Arg::Uuid(assistant.0));
     }
@@ -237,9 +206,6 @@ fn narrow(query: &mut Query, which: &Which) -> Result<()> {
 }
 
 /// Removes a cron.
-///
-/// # Errors
-/// [`Error::NotFound`].
 pub async fn delete(tx: &mut Tx<'_>, tenant: TenantId, id: CronId) -> Result<()> {
     let gone = on!(tx, |conn| sqlx::query(
         "DELETE FROM cron WHERE tenant_id = $1 AND id = $2"
@@ -253,9 +219,6 @@ pub async fn delete(tx: &mut Tx<'_>, tenant: TenantId, id: CronId) -> Result<()>
 }
 
 /// Writes when a cron fires next, and by which schedule; both absent when it does no more.
-///
-/// # Errors
-/// As every statement.
 pub async fn set_next(
     tx: &mut Tx<'_>,
     tenant: TenantId,

@@ -1,4 +1,4 @@
-//! Deployments and their states. Their revisions stand in [`crate::revisions`].
+//! Deployments and their states. Revisions are in [`crate::revisions`].
 
 pub mod overview;
 
@@ -9,23 +9,18 @@ use uuid::Uuid;
 use crate::query::{Arg, Query};
 use crate::{Conn, Error, Result, Tx};
 
-/// Held by whoever looks whether another workspace has deployments, until its own is recorded.
+/// Held while a caller checks whether another workspace has deployments, until its own is recorded.
 const FIRST_WORKSPACE: i64 = 0x746f_7770_6174_6801;
 
-/// A deployment as it is stored.
 #[derive(Clone, Debug, sqlx::FromRow)]
 pub struct Deployment {
-    /// Id.
     pub id: DeploymentId,
-    /// Owner.
     pub tenant_id: TenantId,
     /// Unique in the workspace.
     pub name: String,
-    /// Where it comes from.
     pub source: Source,
     /// JSON; read it with [`Deployment::config`].
     pub source_config: String,
-    /// Where it stands.
     pub status: DeploymentStatus,
     /// The newest revision.
     pub latest_revision_id: Option<RevisionId>,
@@ -35,19 +30,12 @@ pub struct Deployment {
     pub project_id: ProjectId,
     /// Whether the tracing project goes with it.
     pub delete_tracing_project: bool,
-    /// Version of its image.
     pub image_version: Option<String>,
-    /// When it was made.
     pub created_at: Timestamp,
-    /// When it last changed.
     pub updated_at: Timestamp,
 }
 
 impl Deployment {
-    /// The configuration.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`].
     pub fn config(&self) -> Result<SourceConfig> {
         serde_json::from_str(&self.source_config).map_err(|_| Error::corrupt("deployment", "source_config", self.id))
     }
@@ -56,16 +44,12 @@ impl Deployment {
 const COLUMNS: &str = "id, tenant_id, name, source, source_config, status, latest_revision_id, active_revision_id,
     project_id, delete_tracing_project, image_version, created_at, updated_at";
 
-/// What is recorded of a deployment.
+/// The fields of a new deployment.
 #[derive(Clone, Debug)]
 pub struct NewDeployment<'a> {
-    /// Id.
     pub id: DeploymentId,
-    /// Name.
     pub name: &'a str,
-    /// Where it comes from.
     pub source: Source,
-    /// Configuration.
     pub config: &'a SourceConfig,
     /// Its tracing project.
     pub project: ProjectId,
@@ -74,10 +58,10 @@ pub struct NewDeployment<'a> {
 /// Records a deployment as `AWAITING_DATABASE`, without a revision.
 ///
 /// # Errors
-/// [`Error::Conflict`] naming `deployment.name` where the workspace has one of that name.
+/// [`Error::Conflict`] naming `deployment.name` if the name is taken in the workspace.
 pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: &NewDeployment<'_>) -> Result<()> {
     let now = tx.now();
-    let config = written(new.id, new.config)?;
+    let config = encode_config(new.id, new.config)?;
     on!(tx, |conn| sqlx::query(
         "INSERT INTO deployment (id, tenant_id, name, source, source_config, deployment_type, status, project_id,
                                  repo_key, created_at, updated_at)
@@ -98,14 +82,10 @@ pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: &NewDeployment<'_>) 
     Ok(())
 }
 
-fn written(id: DeploymentId, config: &SourceConfig) -> Result<String> {
+fn encode_config(id: DeploymentId, config: &SourceConfig) -> Result<String> {
     serde_json::to_string(config).map_err(|_| Error::corrupt("deployment", "source_config", id))
 }
 
-/// One deployment.
-///
-/// # Errors
-/// [`Error::NotFound`] also for another tenant's.
 pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: DeploymentId) -> Result<Deployment> {
     Ok(on!(tx, |conn| sqlx::query_as(
         "SELECT id, tenant_id, name, source, source_config, status, latest_revision_id, active_revision_id, project_id,
@@ -118,10 +98,7 @@ pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: DeploymentId) -> Result<
     .await)?)
 }
 
-/// One deployment, held until the transaction ends: nobody else changes it or adds a revision meanwhile.
-///
-/// # Errors
-/// [`Error::NotFound`] also for another tenant's.
+/// Locks a deployment until the transaction ends, against changes and new revisions.
 pub async fn lock(tx: &mut Tx<'_>, tenant: TenantId, id: DeploymentId) -> Result<Deployment> {
     let text = sql!(tx,
         // SQLite has one writer.
@@ -145,20 +122,13 @@ pub struct Filter {
     pub name: Option<String>,
     /// With this in the name, in any case.
     pub name_contains: Option<String>,
-    /// With this status.
     pub status: Option<DeploymentStatus>,
-    /// Of this type.
     pub deployment_type: Option<DeploymentType>,
-    /// With this image version.
     pub image_version: Option<String>,
-    /// Of these ids.
     pub ids: Option<Vec<DeploymentId>>,
 }
 
 /// Deployments, newest first.
-///
-/// # Errors
-/// Those of the database.
 pub async fn list(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -210,9 +180,6 @@ pub async fn list(
 }
 
 /// Deployments of a repository that want a revision for a push to `branch`.
-///
-/// # Errors
-/// Those of the database.
 pub async fn of_repo(tx: &mut Tx<'_>, tenant: TenantId, keys: &[String]) -> Result<Vec<Deployment>> {
     let mut query = Query::new(tx, "SELECT ");
     query.push(COLUMNS).push(" FROM deployment WHERE tenant_id = ");
@@ -231,26 +198,21 @@ pub async fn of_repo(tx: &mut Tx<'_>, tenant: TenantId, keys: &[String]) -> Resu
 
 /// A deployment as the gateway meets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, sqlx::FromRow)]
-pub struct Found {
-    /// Id.
+pub struct GatewayDeployment {
     pub id: DeploymentId,
-    /// Its workspace.
     pub tenant_id: TenantId,
     /// The organisation that owns the workspace.
     pub organization_id: OrganizationId,
 }
 
-/// The deployment of that id, or of that name where exactly one is called so: in the caller's workspaces first, then
-/// in all. With an organisation, only its own count.
-///
-/// # Errors
-/// [`Error::NotFound`].
+/// The deployment of that id, or of that name if it is unique: first in the caller's workspaces, then in all,
+/// optionally within one organisation.
 pub async fn find(
     tx: &mut Tx<'_>,
     id_or_name: &str,
     organization: Option<OrganizationId>,
     workspaces: &[TenantId],
-) -> Result<Found> {
+) -> Result<GatewayDeployment> {
     if id_or_name.contains('\0') {
         return Err(Error::NotFound); // PostgreSQL refuses the parameter itself.
     }
@@ -268,22 +230,19 @@ pub async fn find(
             .push(" AND workspace.organization_id = ")
             .bind(Arg::Uuid(organization.0));
     }
-    let found: Vec<Found> = query.fetch_all(tx).await?;
+    let found: Vec<GatewayDeployment> = query.fetch_all(tx).await?;
     let mut own = found.iter().filter(|found| workspaces.contains(&found.tenant_id));
     if let (Some(one), None) = (own.next(), own.next()) {
         return Ok(*one);
     }
     match found[..] {
         [one] => Ok(one),
-        // Of two with one name nobody knows which is meant; their ids say it.
+        // Of two with one name no one knows which is meant; their ids say it.
         _ => Err(Error::NotFound),
     }
 }
 
-/// Whether a deployment's code judges its callers; not where there is no such deployment.
-///
-/// # Errors
-/// Those of the database.
+/// Whether a deployment's code judges its callers; not if there is no such deployment.
 pub async fn has_own_auth(tx: &mut Tx<'_>, id: DeploymentId) -> Result<bool> {
     let text: Option<String> = on!(tx, |conn| sqlx::query_scalar(
         "SELECT source_config FROM deployment WHERE id = $1"
@@ -297,13 +256,10 @@ pub async fn has_own_auth(tx: &mut Tx<'_>, id: DeploymentId) -> Result<bool> {
     Ok(config.own_auth == Some(true))
 }
 
-/// Writes the configuration anew.
-///
-/// # Errors
-/// [`Error::NotFound`] also for another tenant's.
+/// Writes the configuration again.
 pub async fn configure(tx: &mut Tx<'_>, tenant: TenantId, id: DeploymentId, config: &SourceConfig) -> Result<()> {
     let now = tx.now();
-    let text = written(id, config)?;
+    let text = encode_config(id, config)?;
     changed(on!(tx, |conn| sqlx::query(
         "UPDATE deployment SET source_config = $3, updated_at = $4 WHERE tenant_id = $1 AND id = $2"
     )
@@ -317,9 +273,6 @@ pub async fn configure(tx: &mut Tx<'_>, tenant: TenantId, id: DeploymentId, conf
 }
 
 /// Keeps what the client says it has packed.
-///
-/// # Errors
-/// [`Error::NotFound`] also for another tenant's.
 pub async fn track(tx: &mut Tx<'_>, tenant: TenantId, id: DeploymentId, packages: &[String]) -> Result<()> {
     let text = serde_json::to_string(packages).map_err(|_| Error::corrupt("deployment", "tracked_packages", id))?;
     changed(on!(tx, |conn| sqlx::query(
@@ -334,9 +287,6 @@ pub async fn track(tx: &mut Tx<'_>, tenant: TenantId, id: DeploymentId, packages
 }
 
 /// Says which revision is the newest.
-///
-/// # Errors
-/// [`Error::NotFound`] also for another tenant's.
 pub async fn latest(tx: &mut Tx<'_>, tenant: TenantId, id: DeploymentId, revision: RevisionId) -> Result<()> {
     let now = tx.now();
     changed(on!(tx, |conn| sqlx::query(
@@ -351,10 +301,7 @@ pub async fn latest(tx: &mut Tx<'_>, tenant: TenantId, id: DeploymentId, revisio
     .map(|done| done.rows_affected()))?)
 }
 
-/// `AWAITING_DATABASE` → `READY`. True when this call did it.
-///
-/// # Errors
-/// Those of the database.
+/// `AWAITING_DATABASE` → `READY`. True if this call made the change.
 pub async fn ready(tx: &mut Tx<'_>, tenant: TenantId, id: DeploymentId) -> Result<bool> {
     let now = tx.now();
     let changed = on!(tx, |conn| sqlx::query(
@@ -371,9 +318,6 @@ pub async fn ready(tx: &mut Tx<'_>, tenant: TenantId, id: DeploymentId) -> Resul
 }
 
 /// Gives the traffic to a revision. False when the deployment is being deleted.
-///
-/// # Errors
-/// Those of the database.
 pub async fn activate(tx: &mut Tx<'_>, tenant: TenantId, id: DeploymentId, revision: RevisionId) -> Result<bool> {
     let now = tx.now();
     let changed = on!(tx, |conn| sqlx::query(
@@ -391,9 +335,6 @@ pub async fn activate(tx: &mut Tx<'_>, tenant: TenantId, id: DeploymentId, revis
 }
 
 /// → `AWAITING_DELETE`. False when it is there already.
-///
-/// # Errors
-/// Those of the database.
 pub async fn deleting(tx: &mut Tx<'_>, tenant: TenantId, id: DeploymentId, delete_project: bool) -> Result<bool> {
     let now = tx.now();
     let changed = on!(tx, |conn| sqlx::query(
@@ -410,10 +351,7 @@ pub async fn deleting(tx: &mut Tx<'_>, tenant: TenantId, id: DeploymentId, delet
     Ok(changed == 1)
 }
 
-/// Forgets a deployment that is torn down, with its revisions, logs and uploads. False when it is gone already.
-///
-/// # Errors
-/// Those of the database.
+/// Deletes a deployment that is torn down, with its revisions, logs and uploads. False if it is gone already.
 pub async fn forget(tx: &mut Tx<'_>, tenant: TenantId, id: DeploymentId) -> Result<bool> {
     let gone = on!(tx, |conn| sqlx::query(
         "DELETE FROM deployment WHERE tenant_id = $1 AND id = $2 AND status = 'AWAITING_DELETE'"
@@ -426,11 +364,8 @@ pub async fn forget(tx: &mut Tx<'_>, tenant: TenantId, id: DeploymentId) -> Resu
     Ok(gone == 1)
 }
 
-/// Whether another workspace has a deployment. Transactions that ask do so one after the other: what one of them records
-/// is seen by the next.
-///
-/// # Errors
-/// Those of the database.
+/// Whether another workspace has a deployment. Transactions that ask are serialized, so each sees what the previous one
+/// recorded.
 pub async fn others_have(tx: &mut Tx<'_>, tenant: TenantId) -> Result<bool> {
     // SQLite has one writer.
     if let Conn::Postgres(conn) = tx.conn() {
@@ -450,9 +385,6 @@ pub async fn others_have(tx: &mut Tx<'_>, tenant: TenantId) -> Result<bool> {
 }
 
 /// Names of deployments with their ids, of every workspace but the one that had the first.
-///
-/// # Errors
-/// Those of the database.
 pub async fn of_later_workspaces(tx: &mut Tx<'_>, most: i64) -> Result<Vec<(DeploymentId, String)>> {
     Ok(on!(tx, |conn| sqlx::query_as(
         "SELECT id, name FROM deployment

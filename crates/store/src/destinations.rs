@@ -3,19 +3,14 @@
 use towpath_domain::export::{Credentials, DestinationConfig, DestinationKind};
 use towpath_domain::{DestinationId, TenantId, Timestamp};
 
-use crate::sealing::{OpenError, Place, Sealer};
+use crate::sealing::{OpenError, SealContext, Sealer};
 use crate::{Error, Result, Tx};
 
-/// A destination as it is stored.
 #[derive(Clone, Debug, sqlx::FromRow)]
 pub struct Destination {
-    /// Id.
     pub id: DestinationId,
-    /// Owner.
     pub tenant_id: TenantId,
-    /// Kind.
     pub destination_type: DestinationKind,
-    /// Name for people.
     pub display_name: String,
     /// JSON; read it with [`Destination::config`].
     pub config: String,
@@ -23,39 +18,27 @@ pub struct Destination {
     pub credentials: Option<Vec<u8>>,
     /// JSON array: which credentials are set.
     pub credentials_keys: String,
-    /// When it was made.
     pub created_at: Timestamp,
-    /// When it last changed.
     pub updated_at: Timestamp,
 }
 
 impl Destination {
-    /// The configuration.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`].
     pub fn config(&self) -> Result<DestinationConfig> {
         serde_json::from_str(&self.config).map_err(|_| Error::corrupt("destination", "config", self.id))
     }
 
     /// The names of the credentials that are set.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`].
     pub fn credentials_keys(&self) -> Result<Vec<String>> {
         serde_json::from_str(&self.credentials_keys)
             .map_err(|_| Error::corrupt("destination", "credentials_keys", self.id))
     }
 
     /// The credentials, opened; `None` where those of the environment are to be used.
-    ///
-    /// # Errors
-    /// The record does not open: another key, or somebody moved it.
     pub fn credentials(&self, sealer: &Sealer) -> Result<Option<Credentials>, OpenError> {
         let Some(sealed) = &self.credentials else {
             return Ok(None);
         };
-        let text = sealer.open(place(self.tenant_id, self.id), sealed)?;
+        let text = sealer.open(seal_context(self.tenant_id, self.id), sealed)?;
         serde_json::from_slice(&text)
             .map(Some)
             .map_err(|_| OpenError::Malformed)
@@ -67,11 +50,11 @@ impl Destination {
 #[expect(clippy::missing_panics_doc, reason = "the expectation cannot fail")]
 pub fn seal(sealer: &Sealer, tenant: TenantId, id: DestinationId, credentials: &Credentials) -> Vec<u8> {
     let text = zeroize::Zeroizing::new(serde_json::to_vec(credentials).expect("three texts are JSON"));
-    sealer.seal(place(tenant, id), &text)
+    sealer.seal(seal_context(tenant, id), &text)
 }
 
-fn place(tenant: TenantId, id: DestinationId) -> Place<'static> {
-    Place {
+fn seal_context(tenant: TenantId, id: DestinationId) -> SealContext<'static> {
+    SealContext {
         tenant,
         table: "destination",
         column: "credentials",
@@ -79,25 +62,19 @@ fn place(tenant: TenantId, id: DestinationId) -> Place<'static> {
     }
 }
 
-/// What is recorded of a destination.
+/// The fields of a new destination.
 #[derive(Clone, Debug)]
 pub struct NewDestination<'a> {
     /// Id; the credentials are sealed for it.
     pub id: DestinationId,
-    /// Kind.
     pub kind: DestinationKind,
-    /// Name for people.
     pub display_name: &'a str,
-    /// Configuration.
     pub config: &'a DestinationConfig,
     /// Sealed credentials and the names of what is in them.
     pub credentials: Option<(Vec<u8>, Vec<&'static str>)>,
 }
 
 /// Records a destination.
-///
-/// # Errors
-/// Those of the database.
 pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: NewDestination<'_>) -> Result<Destination> {
     let now = tx.now();
     let config = serde_json::to_string(new.config).map_err(|_| Error::corrupt("destination", "config", new.id))?;
@@ -122,10 +99,6 @@ pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: NewDestination<'_>) 
     .await)?)
 }
 
-/// One destination.
-///
-/// # Errors
-/// [`Error::NotFound`] also for another tenant's.
 pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: DestinationId) -> Result<Destination> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
@@ -139,9 +112,6 @@ pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: DestinationId) -> Result
 }
 
 /// Destinations, newest first.
-///
-/// # Errors
-/// Those of the database.
 pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, limit: i64, offset: i64) -> Result<Vec<Destination>> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
@@ -156,9 +126,6 @@ pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, limit: i64, offset: i64) ->
 }
 
 /// Gives a destination another name or other credentials; `None` leaves what is there.
-///
-/// # Errors
-/// [`Error::NotFound`] also for another tenant's.
 pub async fn update(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -188,10 +155,7 @@ pub async fn update(
     .await)?)
 }
 
-/// Keeps a destination from being deleted until the transaction ends.
-///
-/// # Errors
-/// [`Error::NotFound`] also for another tenant's.
+/// Prevents a destination from being deleted until the transaction ends.
 pub async fn hold(tx: &mut Tx<'_>, tenant: TenantId, id: DestinationId) -> Result<()> {
     let text = sql!(tx,
         // SQLite has one writer.
@@ -206,9 +170,6 @@ pub async fn hold(tx: &mut Tx<'_>, tenant: TenantId, id: DestinationId) -> Resul
 }
 
 /// Removes a destination with its credentials. Exports to it keep its id.
-///
-/// # Errors
-/// [`Error::NotFound`] also for another tenant's.
 pub async fn remove(tx: &mut Tx<'_>, tenant: TenantId, id: DestinationId) -> Result<()> {
     let gone = on!(tx, |conn| sqlx::query(
         "DELETE FROM destination WHERE tenant_id = $1 AND id = $2"
@@ -221,18 +182,13 @@ pub async fn remove(tx: &mut Tx<'_>, tenant: TenantId, id: DestinationId) -> Res
     if gone == 1 { Ok(()) } else { Err(Error::NotFound) }
 }
 
-/// A destination as operators see it.
+/// A destination in the view of operators.
 #[derive(Clone, Debug, sqlx::FromRow)]
 pub struct Overview {
-    /// Id.
     pub id: DestinationId,
-    /// Owner.
     pub tenant_id: TenantId,
-    /// Kind.
     pub destination_type: DestinationKind,
-    /// Name for people.
     pub display_name: String,
-    /// When it was made.
     pub created_at: Timestamp,
     /// Exports to it that are not over.
     pub exports: i64,
@@ -240,10 +196,7 @@ pub struct Overview {
     pub schedules: i64,
 }
 
-/// Destinations of all workspaces that are older than `before` (ids are in the order of time), the latest first.
-///
-/// # Errors
-/// Those of the database.
+/// Destinations of all workspaces older than `before` (ids are ordered by time), newest first.
 pub async fn overview(tx: &mut Tx<'_>, before: Option<DestinationId>, limit: i64) -> Result<Vec<Overview>> {
     Ok(on!(tx, |conn| sqlx::query_as(
         "SELECT d.id, d.tenant_id, d.destination_type, d.display_name, d.created_at,
@@ -258,10 +211,7 @@ pub async fn overview(tx: &mut Tx<'_>, before: Option<DestinationId>, limit: i64
     .await)?)
 }
 
-/// Whose a destination is.
-///
-/// # Errors
-/// Those of the database.
+/// The owner of a destination.
 pub async fn owner(tx: &mut Tx<'_>, id: DestinationId) -> Result<Option<TenantId>> {
     Ok(on!(tx, |conn| sqlx::query_scalar(
         "SELECT tenant_id FROM destination WHERE id = $1"

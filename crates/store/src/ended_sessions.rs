@@ -1,15 +1,11 @@
-//! Sessions that people ended before their time. A session is a sealed token that is kept nowhere, so only its end is.
+//! Sessions that were ended early. A session is a sealed token that is not stored, so only its end is.
 
 use towpath_domain::Timestamp;
 
 use crate::access::KeyHash;
 use crate::{Result, Tx};
 
-/// Remembers until `expires_at` that a session was ended, and forgets those that would be over by now. Doing it again
-/// changes nothing.
-///
-/// # Errors
-/// Only the database's.
+/// Records until `expires_at` that a session was ended, and deletes expired records. Idempotent.
 pub async fn insert(tx: &mut Tx<'_>, token: &KeyHash, expires_at: Timestamp) -> Result<()> {
     let now = tx.now();
     on!(tx, |conn| sqlx::query(
@@ -31,9 +27,6 @@ pub async fn insert(tx: &mut Tx<'_>, token: &KeyHash, expires_at: Timestamp) -> 
 }
 
 /// Whether a session was ended.
-///
-/// # Errors
-/// Only the database's.
 pub async fn contains(tx: &mut Tx<'_>, token: &KeyHash) -> Result<bool> {
     Ok(on!(tx, |conn| sqlx::query_scalar(
         "SELECT EXISTS (SELECT 1 FROM ended_session WHERE token = $1)"

@@ -1,46 +1,44 @@
-//! What can go wrong with the database, in the words the rooms above decide by.
+//! Errors of the database, by what a caller has to decide.
 
 use towpath_domain::Rejection;
 
 /// Result of a store call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A store call that did not succeed. Nothing of its transaction was written, unless the caller of
-/// [`Store::write_one`](crate::Store::write_one) made the error up after its statement.
+/// A failed store call. Nothing of its transaction was written, unless a closure of
+/// [`Store::write_one`](crate::Store::write_one) returned an error after its statement.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// No such row for this tenant.
     #[error("not found")]
     NotFound,
     /// A unique value is taken.
-    #[error("{column} exists already")]
+    #[error("{column} already exists")]
     Conflict {
         /// `table.column` of the value that is taken; several are joined by a comma.
         column: String,
     },
-    /// The row moved on since the caller looked: its fence or state is not what was expected.
-    #[error("the row has moved on")]
+    /// The row was changed concurrently: its fence or state is not what was expected.
+    #[error("the row was changed concurrently")]
     Stale,
-    /// A rule of the domain said no.
+    /// A domain rule was violated.
     #[error(transparent)]
     Rejected(#[from] Rejection),
-    /// A stored value cannot be read. Somebody should look.
+    /// A stored value cannot be read. This needs an operator.
     #[error("{table}.{column} of row {row} cannot be read")]
     Corrupt {
-        /// Table.
         table: &'static str,
-        /// Column.
         column: &'static str,
         /// The row's key.
         row: String,
     },
-    /// The database did not answer, was busy too long, or broke off; trying again may help.
-    #[error("the database is not available")]
+    /// The database did not answer, was busy too long, or the connection was lost; retrying may help.
+    #[error("the database is unavailable")]
     Unavailable(#[source] std::sync::Arc<sqlx::Error>),
-    /// The database has no room left.
+    /// The database has no disk space left.
     #[error("the database has no disk space left")]
     Full,
-    /// The database refused the statement: a defect of ours.
+    /// The database refused the statement: a bug.
     #[error("the database refused a statement")]
     Driver(#[source] sqlx::Error),
     /// The database could not be opened or migrated; the text says why and what to do.
@@ -70,27 +68,26 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the same call may succeed later without anybody changing anything.
+    /// Whether the same call may succeed later without any intervention.
     #[must_use]
     pub const fn is_transient(&self) -> bool {
         matches!(self, Self::Unavailable(_) | Self::Full)
     }
 
-    /// Whether the database gave up waiting for a lock that others hold. Another row may be free.
+    /// Whether a lock was not available in time. Another row may be free.
     #[must_use]
     pub fn is_locked(&self) -> bool {
         // Not free in time; a deadlock.
         matches!(self.refusal().as_deref(), Some("55P03" | "40P01"))
     }
 
-    /// Whether the database gave up on this statement because of what others do to its rows: a lock, or too much time. Another row
-    /// may be free.
+    /// Whether the statement failed because of contention on its rows: a lock, or a timeout. Another row may be free.
     #[must_use]
     pub fn is_contended(&self) -> bool {
         self.is_locked() || self.refusal().as_deref() == Some("57014")
     }
 
-    /// The code of the database for why it is not available for this.
+    /// The database's error code for an `Unavailable`.
     fn refusal(&self) -> Option<std::borrow::Cow<'_, str>> {
         let Self::Unavailable(source) = self else {
             return None;
@@ -98,34 +95,33 @@ impl Error {
         source.as_database_error()?.code()
     }
 
-    /// What is wrong, in words that say nothing of addresses, users or statements: for whoever asks how the process
-    /// is.
+    /// The cause without addresses, users or statements, for readiness checks.
     #[must_use]
-    pub fn told(&self) -> &'static str {
+    pub fn user_message(&self) -> &'static str {
         use std::io::ErrorKind;
         match self {
             Self::Full => "no disk space left",
             Self::Unavailable(source) => match source.as_ref() {
                 sqlx::Error::Io(error) => match error.kind() {
-                    ErrorKind::ConnectionRefused => "the connection is refused",
+                    ErrorKind::ConnectionRefused => "the connection was refused",
                     ErrorKind::TimedOut => "no answer in time",
-                    _ => "the connection breaks off",
+                    _ => "the connection was lost",
                 },
-                sqlx::Error::Protocol(_) => "the connection breaks off",
-                sqlx::Error::PoolTimedOut => "no connection is free",
+                sqlx::Error::Protocol(_) => "the connection was lost",
+                sqlx::Error::PoolTimedOut => "no connection is available",
                 sqlx::Error::PoolClosed => "closed",
                 sqlx::Error::Database(refusal) => match refusal.code().as_deref() {
-                    Some("57P01" | "57P02") => "it is being shut down",
+                    Some("57P01" | "57P02") => "it is shutting down",
                     Some("57P03") => "it is starting",
                     Some("57014") => "no answer in time",
-                    Some("55P03") => "a lock is not free in time",
+                    Some("55P03") => "it timed out waiting for a lock",
                     Some("53300") => "it has too many connections",
-                    Some("25006") => "it takes no writes",
-                    _ => "it refuses",
+                    Some("25006") => "it is read-only",
+                    _ => "it refused the request",
                 },
-                _ => "it does not do its part",
+                _ => "an unexpected error",
             },
-            _ => "it refuses",
+            _ => "it refused the request",
         }
     }
 
@@ -153,21 +149,20 @@ impl From<sqlx::Error> for Error {
             }
             E::Database(refusal) => match refusal.kind() {
                 sqlx::error::ErrorKind::UniqueViolation => Self::Conflict {
-                    column: taken(refusal.as_ref()),
+                    column: conflict_of(refusal.as_ref()),
                 },
                 _ => match refusal.code().as_deref() {
                     // SQLite: SQLITE_FULL. PostgreSQL: disk_full.
                     Some("13" | "53100") => Self::Full,
                     // SQLite: busy, locked, busy_snapshot, cannot open. PostgreSQL: deadlock, serialization failure,
-                    // connection and operator-intervention classes, too many connections, read-only standby; a statement, a
-                    // lock or a silent transaction that took too long.
+                    // connection and operator-intervention classes, too many connections, read-only standby; a timeout
+                    // of a statement, a lock or an idle transaction.
                     Some(
                         "5" | "6" | "14" | "261" | "517" | "40P01" | "40001" | "53300" | "25006" | "57014" | "55P03"
                         | "25P03",
                     ) => Self::Unavailable(error.into()),
                     Some("0A000") if is_outdated(refusal.as_ref()) => Self::Unavailable(error.into()),
-                    // SQLite's I/O errors: 10 and whatever has it in its lowest byte. A disk that refuses now may
-                    // take it later.
+                    // SQLite's I/O errors: 10 in the lowest byte. A disk error may be temporary.
                     Some(code)
                         if code
                             .parse::<u32>()
@@ -184,8 +179,8 @@ impl From<sqlx::Error> for Error {
     }
 }
 
-/// Whether PostgreSQL refused a statement that this connection has cached, because a migration changed what it returns. A new
-/// connection has it prepared anew.
+/// Whether PostgreSQL rejected a cached statement because a migration changed its result columns. A new connection
+/// prepares it again.
 fn is_outdated(refusal: &(dyn sqlx::error::DatabaseError + 'static)) -> bool {
     let routine = refusal
         .try_downcast_ref::<sqlx::postgres::PgDatabaseError>()
@@ -195,8 +190,8 @@ fn is_outdated(refusal: &(dyn sqlx::error::DatabaseError + 'static)) -> bool {
         && (routine == Some("RevalidateCachedQuery") || refusal.message().contains("cached plan"))
 }
 
-/// Which column was taken. SQLite names the columns in its text, PostgreSQL the constraint (`table_column_key`).
-fn taken(refusal: &dyn sqlx::error::DatabaseError) -> String {
+/// The conflicting columns. SQLite names the columns in its message, PostgreSQL the constraint (`table_column_key`).
+fn conflict_of(refusal: &dyn sqlx::error::DatabaseError) -> String {
     if let Some(constraint) = refusal.constraint() {
         let table = refusal.table().unwrap_or_default();
         let column = constraint

@@ -1,5 +1,5 @@
-//! Bulk exports and their states. Their day partitions stand in [`runs`], what those wrote in [`files`], and what spawns
-//! exports again and again in [`scheduled`].
+//! Bulk exports and their states. Their day partitions are in [`runs`], the files of those in [`files`], and recurring
+//! exports in [`scheduled`].
 
 pub mod files;
 pub mod listing;
@@ -7,28 +7,22 @@ pub mod overview;
 pub mod runs;
 pub mod scheduled;
 
-use towpath_domain::export::{Compression, Content, ExportStatus, Field, FormatVersion};
+use towpath_domain::export::{Compression, ExportSpec, ExportStatus, Field, FormatVersion};
 use towpath_domain::{DestinationId, ExportId, JobId, ProjectId, TenantId, Timestamp};
 
 use crate::segments::id_list;
 use crate::{Error, Result, Tx};
 
-/// A bulk export as it is stored.
 #[derive(Clone, Debug, sqlx::FromRow)]
 pub struct Export {
-    /// Id.
     pub id: ExportId,
-    /// Owner.
     pub tenant_id: TenantId,
-    /// Where to.
     pub destination_id: DestinationId,
-    /// Which tracing project.
     pub project_id: ProjectId,
-    /// Where it stands.
     pub status: ExportStatus,
-    /// First moment it covers.
+    /// Inclusive.
     pub start_time: Timestamp,
-    /// First moment it does not cover.
+    /// Exclusive.
     pub end_time: Timestamp,
     /// Compression of its files.
     pub compression: Compression,
@@ -38,29 +32,21 @@ pub struct Export {
     pub export_fields: Option<String>,
     /// The scheduled export it was spawned from.
     pub source_bulk_export_id: Option<ExportId>,
-    /// The job that does it.
+    /// The job that performs it.
     pub job_id: JobId,
     /// Why it failed, if not for one of its runs.
     pub error: Option<String>,
     /// Whether its export runs are recorded.
     pub planned: bool,
-    /// Operations that were in quarantine when it began to run or was planned, and may be missing from it.
+    /// Operations in quarantine when the export was planned or began to run, which may be missing from it.
     pub missing_operations: i64,
-    /// When it was asked for.
     pub created_at: Timestamp,
-    /// When it last changed.
     pub updated_at: Timestamp,
-    /// When it got its place.
     pub started_at: Option<Timestamp>,
-    /// When it came to a final state.
     pub finished_at: Option<Timestamp>,
 }
 
 impl Export {
-    /// The fields that were asked for, `None` for all.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`].
     pub fn fields(&self) -> Result<Option<Vec<Field>>> {
         fields(self.id, self.export_fields.as_deref())
     }
@@ -82,27 +68,25 @@ fn stored(id: ExportId, fields: Option<&[Field]>) -> Result<Option<String>> {
         .map_err(|_| Error::corrupt("export", "export_fields", id))
 }
 
-/// What is recorded of an export.
+/// The fields of an new export.
 #[derive(Clone, Debug)]
 pub struct NewExport<'a> {
-    /// Id.
     pub id: ExportId,
-    /// What is exported and where to.
-    pub content: &'a Content,
-    /// First moment it covers.
+    pub content: &'a ExportSpec,
+    /// Inclusive.
     pub start_time: Timestamp,
-    /// First moment it does not cover.
+    /// Exclusive.
     pub end_time: Timestamp,
     /// The scheduled export that spawns it.
     pub source: Option<ExportId>,
-    /// The job that does it.
+    /// The job that performs it.
     pub job: JobId,
 }
 
 /// Records an export as `CREATED`.
 ///
 /// # Errors
-/// [`Error::Conflict`] when its source has spawned one of that start before; those of the database.
+/// [`Error::Conflict`] if its source has already spawned an export with this start.
 pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: NewExport<'_>) -> Result<Export> {
     let now = tx.now();
     let fields = stored(new.id, new.content.fields.as_deref())?;
@@ -145,9 +129,6 @@ async fn keep_filter(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId, filter: Op
 }
 
 /// The filter of an export, or of a schedule.
-///
-/// # Errors
-/// Those of the database.
 pub async fn filter(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> Result<Option<String>> {
     Ok(on!(tx, |conn| sqlx::query_scalar(
         "SELECT filter FROM export_filter WHERE tenant_id = $1 AND id = $2"
@@ -158,10 +139,6 @@ pub async fn filter(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> Result<O
     .await)?)
 }
 
-/// One export.
-///
-/// # Errors
-/// [`Error::NotFound`] also for another tenant's.
 pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> Result<Export> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
@@ -174,10 +151,7 @@ pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> Result<Expo
     .await)?)
 }
 
-/// `CREATED` → `RUNNING`, with how many operations may be missing from it. True when this call did it.
-///
-/// # Errors
-/// Those of the database.
+/// `CREATED` → `RUNNING`, with the number of operations that may be missing from it. True if this call made the change.
 pub async fn running(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId, missing_operations: i64) -> Result<bool> {
     let now = tx.now();
     let changed = on!(tx, |conn| sqlx::query(
@@ -194,11 +168,8 @@ pub async fn running(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId, missing_op
     Ok(changed == 1)
 }
 
-/// Says that the export runs of a running export are recorded, and how many operations may be missing from them: now,
-/// or when it began to run, whichever is more. True when this call did it.
-///
-/// # Errors
-/// Those of the database.
+/// Marks the export runs of a running export as recorded and stores how many operations may be missing from them: now
+/// or when it began to run, whichever is more. True if this call made the change.
 pub async fn planned(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId, missing_operations: i64) -> Result<bool> {
     let now = tx.now();
     let changed = on!(tx, |conn| sqlx::query(
@@ -217,9 +188,6 @@ pub async fn planned(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId, missing_op
 }
 
 /// The jobs of exports to a destination that are not over.
-///
-/// # Errors
-/// Those of the database.
 pub async fn open_jobs_to(tx: &mut Tx<'_>, tenant: TenantId, destination: DestinationId) -> Result<Vec<JobId>> {
     Ok(on!(tx, |conn| sqlx::query_scalar(
         "SELECT job_id FROM export WHERE tenant_id = $1 AND destination_id = $2 AND finished_at IS NULL ORDER BY id"
@@ -231,9 +199,6 @@ pub async fn open_jobs_to(tx: &mut Tx<'_>, tenant: TenantId, destination: Destin
 }
 
 /// Fails all exports to a destination that are not over.
-///
-/// # Errors
-/// Those of the database.
 pub async fn fail_all_to(tx: &mut Tx<'_>, tenant: TenantId, destination: DestinationId, error: &str) -> Result<()> {
     let now = tx.now();
     on!(tx, |conn| sqlx::query(
@@ -250,11 +215,8 @@ pub async fn fail_all_to(tx: &mut Tx<'_>, tenant: TenantId, destination: Destina
     Ok(())
 }
 
-/// Those of these exports of which a manifest may lie at their destination although they did not complete. It is written
-/// when all runs have completed, and those stay so. None of a destination that is gone.
-///
-/// # Errors
-/// Those of the database.
+/// Those of these exports that did not complete but may have a manifest at their destination. It is written when all
+/// runs have completed. Excludes destinations that no longer exist.
 pub async fn with_a_manifest(tx: &mut Tx<'_>, tenant: TenantId, ids: &[ExportId]) -> Result<Vec<ExportId>> {
     let text = sql!(tx,
         sqlite: "SELECT e.id FROM export e JOIN destination d ON d.id = e.destination_id
@@ -273,9 +235,6 @@ pub async fn with_a_manifest(tx: &mut Tx<'_>, tenant: TenantId, ids: &[ExportId]
 }
 
 /// Cancels those of these exports that are not over.
-///
-/// # Errors
-/// Those of the database.
 pub async fn cancel_all(tx: &mut Tx<'_>, tenant: TenantId, ids: &[ExportId]) -> Result<()> {
     let now = tx.now();
     let text = sql!(tx,
@@ -295,10 +254,7 @@ pub async fn cancel_all(tx: &mut Tx<'_>, tenant: TenantId, ids: &[ExportId]) -> 
     Ok(())
 }
 
-/// Brings an export to a final state. True when this call did it; a final state never changes again.
-///
-/// # Errors
-/// Those of the database.
+/// Brings an export to a final state. True if this call made the change; a final state never changes again.
 pub async fn finish(
     tx: &mut Tx<'_>,
     tenant: TenantId,

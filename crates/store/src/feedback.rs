@@ -1,62 +1,49 @@
-//! What came with trace runs beside them: feedback as rows, attachments as rows that name their objects.
+//! Data sent with trace runs: feedback as rows, and attachments as rows that name their objects.
 
+mod attachments;
 pub mod waste;
 
 use std::borrow::Cow;
-use std::collections::{HashMap, HashSet};
 
 use serde::Serialize;
 use towpath_domain::json::{self, Object};
-use towpath_domain::{TenantId, Timestamp, TraceRunId};
+use towpath_domain::{ProjectId, TenantId, Timestamp, TraceRunId};
 use uuid::Uuid;
 
+pub use self::attachments::{Attachment, attach, attach_all, attachments, attachments_of, detach};
 use crate::bulk::{self, storable};
 use crate::query::{Arg, Query};
 use crate::segments::id_list;
-use crate::{Error, Result, Tx, units};
+use crate::{Error, Result, Tx, wal_segments};
 
 /// A judgement on a trace run.
 #[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
 pub struct Feedback {
-    /// Its workspace.
     pub tenant_id: TenantId,
     /// The feedback.
     pub id: Uuid,
-    /// What it judges; a whole project where there is none.
+    /// What it judges; a whole project if there is none.
     pub run_id: Option<TraceRunId>,
     /// Under which name.
     pub key: String,
     /// All of it, JSON as sent.
     pub body: String,
-    /// Its place in the order of acceptance.
+    /// Its position in the order of acceptance.
     pub seq: i64,
-    /// When it was stored.
     pub created_at: Timestamp,
     /// When its body was last changed by hand.
     pub modified_at: Option<Timestamp>,
-    /// Whether it was taken back. The row stays, so that a fold that is behind does not bring it back.
+    /// Whether it was deleted. The row stays, so that a late flush does not restore it.
     pub deleted: bool,
 }
 
-/// A file that came with a trace run.
-#[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
-pub struct Attachment {
-    /// Its workspace.
-    pub tenant_id: TenantId,
-    /// The trace run.
-    pub run_id: TraceRunId,
-    /// Its name, unique in the trace run.
-    pub name: String,
-    /// As the client said.
-    pub content_type: String,
-    /// Its object.
-    pub path: String,
-    /// Size of the object.
-    pub bytes: i64,
-    /// Its place in the order of acceptance.
-    pub seq: i64,
-    /// When it was stored.
-    pub created_at: Timestamp,
+impl Feedback {
+    /// The project that it names.
+    #[must_use]
+    pub fn project(&self) -> Option<ProjectId> {
+        let [project] = json::members(&self.body, ["session_id"])?;
+        json::decode(project?)?.parse().ok()
+    }
 }
 
 /// What happens to feedback that is there already, in [`put`] and [`put_all`].
@@ -69,11 +56,8 @@ macro_rules! later_feedback_counts {
     };
 }
 
-/// Stores feedback; what was accepted later replaces what was accepted before, in whatever order they are stored.
-/// The row's own `created_at` is not looked at.
-///
-/// # Errors
-/// Only what the database says.
+/// Stores feedback; what was accepted later wins, regardless of the order of the calls. The row's own `created_at` is
+/// ignored.
 pub async fn put(tx: &mut Tx<'_>, feedback: &Feedback) -> Result<()> {
     let now = tx.now();
     on!(tx, |conn| sqlx::query(concat!(
@@ -108,9 +92,6 @@ struct FeedbackRow<'a> {
 }
 
 /// As [`put`] for each, in few statements.
-///
-/// # Errors
-/// Only what the database says.
 pub async fn put_all(tx: &mut Tx<'_>, feedback: &[Feedback]) -> Result<()> {
     let rows = bulk::latest(feedback, |row| (row.tenant_id, row.id), |row| row.seq);
     let (large, small): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| row.body.len() > bulk::LARGE);
@@ -119,7 +100,7 @@ pub async fn put_all(tx: &mut Tx<'_>, feedback: &[Feedback]) -> Result<()> {
     }
     let now = tx.now();
     let text = sql!(tx,
-    // Lists travel as JSON text in both; only the way back to rows differs.
+    // Both pass lists as JSON text and differ only in parsing rows.
     sqlite: concat!(
         "INSERT INTO feedback (tenant_id, id, run_id, key, body, seq, created_at, source)
              SELECT unhex(value ->> 'tenant_id', '-'), unhex(value ->> 'id', '-'), unhex(value ->> 'run_id', '-'),
@@ -163,9 +144,6 @@ pub fn source(body: &str) -> Option<String> {
 }
 
 /// Feedback on one trace run, in order of acceptance.
-///
-/// # Errors
-/// Only what the database says.
 pub async fn of_run(tx: &mut Tx<'_>, tenant: TenantId, run: TraceRunId) -> Result<Vec<Feedback>> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
@@ -178,16 +156,13 @@ pub async fn of_run(tx: &mut Tx<'_>, tenant: TenantId, run: TraceRunId) -> Resul
     .await)?)
 }
 
-/// Feedback on any of `runs`, also what was taken back, in order of acceptance.
-///
-/// # Errors
-/// Only what the database says.
+/// Feedback on any of `runs`, also deleted feedback, in order of acceptance.
 pub async fn of_runs(tx: &mut Tx<'_>, tenant: TenantId, runs: &[TraceRunId]) -> Result<Vec<Feedback>> {
     if runs.is_empty() {
         return Ok(Vec::new());
     }
     let text = sql!(tx,
-        // Lists travel as JSON text in both; only the way back to ids differs.
+        // Both pass lists as JSON text and differ only in parsing ids.
         sqlite: concat!("SELECT ", columns!(feedback), " FROM feedback WHERE tenant_id = $1
                    AND run_id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($2)) ORDER BY seq, id"),
         postgres: concat!("SELECT ", columns!(feedback), " FROM feedback WHERE tenant_id = $1
@@ -200,11 +175,27 @@ pub async fn of_runs(tx: &mut Tx<'_>, tenant: TenantId, runs: &[TraceRunId]) -> 
         .await)?)
 }
 
+/// Feedback on a whole project, including deleted feedback: at most `limit`, latest accepted.
+pub async fn of_project(tx: &mut Tx<'_>, tenant: TenantId, project: ProjectId, limit: i64) -> Result<Vec<Feedback>> {
+    let id = project.0.hyphenated().to_string();
+    let found: Vec<Feedback> = on!(tx, |conn| {
+        sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(feedback),
+        " FROM feedback WHERE tenant_id = $1 AND run_id IS NULL AND lower(body) LIKE $2 ORDER BY seq DESC, id LIMIT $3 + 0"
+    ))
+    .bind(tenant)
+    .bind(format!("%{id}%"))
+    .bind(limit)
+    .fetch_all(conn)
+    .await
+    })?;
+    // The id may be elsewhere in the body, too.
+    Ok(found.into_iter().filter(|row| row.project() == Some(project)).collect())
+}
+
 /// Trace runs on which feedback was ever given, at most `limit` of them.
-///
-/// # Errors
-/// Only what the database says.
-pub async fn judged(tx: &mut Tx<'_>, tenant: TenantId, limit: usize) -> Result<Vec<TraceRunId>> {
+pub async fn runs_with_feedback(tx: &mut Tx<'_>, tenant: TenantId, limit: usize) -> Result<Vec<TraceRunId>> {
     Ok(on!(tx, |conn| sqlx::query_scalar(
         "SELECT DISTINCT run_id FROM feedback WHERE tenant_id = $1 AND run_id IS NOT NULL LIMIT $2"
     )
@@ -214,10 +205,7 @@ pub async fn judged(tx: &mut Tx<'_>, tenant: TenantId, limit: usize) -> Result<V
     .await)?)
 }
 
-/// One, also if it was taken back.
-///
-/// # Errors
-/// Only what the database says.
+/// One, also if it was deleted.
 pub async fn find(tx: &mut Tx<'_>, tenant: TenantId, id: Uuid) -> Result<Option<Feedback>> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
@@ -230,13 +218,10 @@ pub async fn find(tx: &mut Tx<'_>, tenant: TenantId, id: Uuid) -> Result<Option<
     .await)?)
 }
 
-/// Those of these ids that are there, also what was taken back.
-///
-/// # Errors
-/// Only what the database says.
+/// The existing ones of these ids, also deleted feedback.
 pub async fn find_all(tx: &mut Tx<'_>, tenant: TenantId, ids: &[Uuid]) -> Result<Vec<Feedback>> {
     let text = sql!(tx,
-        // Lists travel as JSON text in both; only the way back to ids differs.
+        // Both pass lists as JSON text and differ only in parsing ids.
         sqlite: concat!("SELECT ", columns!(feedback), " FROM feedback WHERE tenant_id = $1
                    AND id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($2))"),
         postgres: concat!("SELECT ", columns!(feedback), " FROM feedback WHERE tenant_id = $1
@@ -251,7 +236,7 @@ pub async fn find_all(tx: &mut Tx<'_>, tenant: TenantId, ids: &[Uuid]) -> Result
 
 /// Which feedback is listed. Empty lists ask for nothing.
 #[derive(Clone, Debug, Default)]
-pub struct Wanted {
+pub struct Filter {
     /// Under one of these names.
     pub keys: Vec<String>,
     /// From one of these sources.
@@ -259,13 +244,10 @@ pub struct Wanted {
 }
 
 /// Feedback of a workspace, what was accepted last first.
-///
-/// # Errors
-/// Only what the database says.
 pub async fn list(
     tx: &mut Tx<'_>,
     tenant: TenantId,
-    wanted: &Wanted,
+    wanted: &Filter,
     limit: i64,
     offset: i64,
 ) -> Result<Vec<Feedback>> {
@@ -292,14 +274,13 @@ pub async fn list(
     query.fetch_all(tx).await
 }
 
-/// Changes feedback by hand: the members of `changed` take the place of those of the same names, and all others stay as
-/// they are. `open` is the feedback as it lies in an open unit, if it does; a fold that is behind changes nothing of it
-/// any more. Changes at the same time are made one after the other.
+/// Updates feedback: the members of `changed` replace those of the same names. `open` is the feedback in an open WAL
+/// segment, if it is there; a later flush no longer changes it. Concurrent updates are serialized.
 ///
 /// # Errors
-/// [`Error::NotFound`] where there is no such feedback, or it was taken back; [`Error::Corrupt`] where what is stored
-/// cannot be read, which then stays as it is; [`Error::Stale`] where `open` was read from a unit that is forgotten by now.
-pub async fn amend(
+/// [`Error::NotFound`] if there is no such feedback or it was deleted; [`Error::Corrupt`] if the stored body cannot be
+/// read, which is then left unchanged; [`Error::Stale`] if `open` was read from a WAL segment that is deleted by now.
+pub async fn update_body(
     tx: &mut Tx<'_>,
     tenant: TenantId,
     id: Uuid,
@@ -308,18 +289,18 @@ pub async fn amend(
 ) -> Result<Feedback> {
     let mut row = lock(tx, tenant, id, open).await?;
     let body = Object::parse(&row.body).map_err(|_| Error::corrupt("feedback", "body", id))?;
-    let merged = body.merged(changed.clone()).to_string();
+    let merged = body.merge(changed.clone()).to_string();
     row.body = merged;
     row.modified_at = Some(tx.now());
     change(tx, &row).await?;
     Ok(row)
 }
 
-/// Takes feedback back. `open` is as with [`amend`].
+/// Deletes feedback. For `open` see [`update_body`].
 ///
 /// # Errors
-/// [`Error::NotFound`] where there is no such feedback, or it was taken back before.
-pub async fn take_back(tx: &mut Tx<'_>, tenant: TenantId, id: Uuid, open: Option<&Feedback>) -> Result<()> {
+/// [`Error::NotFound`] if there is no such feedback or it was deleted before.
+pub async fn delete(tx: &mut Tx<'_>, tenant: TenantId, id: Uuid, open: Option<&Feedback>) -> Result<()> {
     let mut row = lock(tx, tenant, id, open).await?;
     row.deleted = true;
     change(tx, &row).await
@@ -328,9 +309,9 @@ pub async fn take_back(tx: &mut Tx<'_>, tenant: TenantId, id: Uuid, open: Option
 /// The row as it is now. It stays so until the transaction ends.
 async fn lock(tx: &mut Tx<'_>, tenant: TenantId, id: Uuid, open: Option<&Feedback>) -> Result<Feedback> {
     if let Some(open) = open {
-        // What is not folded has no row that could be locked. Read from a unit that no fold has taken, it has a number that
-        // would go before all that comes later.
-        let seq = units::lasting_seq(tx, tenant, open.seq).await?;
+        // Unflushed feedback has no row to lock. The number it was read with may still change, so it gets a permanent
+        // one.
+        let seq = wal_segments::permanent_seq(tx, tenant, open.seq).await?;
         put(tx, &Feedback { seq, ..open.clone() }).await?;
     }
     let text = sql!(tx,
@@ -344,11 +325,8 @@ async fn lock(tx: &mut Tx<'_>, tenant: TenantId, id: Uuid, open: Option<&Feedbac
         .await)?)
 }
 
-/// Stores `feedback` as it is after a change by hand, or as taken back. A fold that is behind changes nothing of it,
-/// since what it brings was accepted no later.
-///
-/// # Errors
-/// Only what the database says.
+/// Stores `feedback` after an update or a deletion. A late flush does not change it, since its data were accepted
+/// earlier.
 pub async fn change(tx: &mut Tx<'_>, feedback: &Feedback) -> Result<()> {
     let now = tx.now();
     on!(tx, |conn| sqlx::query(
@@ -374,189 +352,7 @@ pub async fn change(tx: &mut Tx<'_>, feedback: &Feedback) -> Result<()> {
     Ok(())
 }
 
-/// Stores where an attachment lies; of two of the same name the later one counts. The row's own `created_at` is not
-/// looked at.
-///
-/// # Errors
-/// Only what the database says.
-pub async fn attach(tx: &mut Tx<'_>, attachment: &Attachment) -> Result<()> {
-    attach_all(tx, std::slice::from_ref(attachment)).await
-}
-
-/// An attachment in a list.
-#[derive(Serialize)]
-struct AttachmentRow<'a> {
-    tenant_id: TenantId,
-    run_id: TraceRunId,
-    name: Cow<'a, str>,
-    content_type: Cow<'a, str>,
-    path: &'a str,
-    bytes: i64,
-    seq: i64,
-}
-
-/// As [`attach`] for each, in few statements. Objects that no row names afterwards are [waste].
-///
-/// # Errors
-/// Only what the database says.
-pub async fn attach_all(tx: &mut Tx<'_>, attachments: &[Attachment]) -> Result<()> {
-    let rows = bulk::latest(
-        attachments,
-        |row| (row.tenant_id, row.run_id, storable(&row.name)),
-        |row| row.seq,
-    );
-    let kept: HashSet<&str> = rows.iter().map(|row| row.path.as_str()).collect();
-    let lost = attachments.iter().filter(|row| !kept.contains(row.path.as_str()));
-    let mut wasted: Vec<Attachment> = lost.cloned().collect();
-    let now = tx.now();
-    let text = sql!(tx,
-        // Lists travel as JSON text in both; only the way back to rows differs.
-        sqlite: "INSERT INTO attachment (tenant_id, run_id, name, content_type, path, bytes, seq, created_at)
-                 SELECT unhex(value ->> 'tenant_id', '-'), unhex(value ->> 'run_id', '-'), value ->> 'name',
-                        value ->> 'content_type', value ->> 'path', value ->> 'bytes', value ->> 'seq', $2
-                 FROM json_each($1) WHERE true
-                 ON CONFLICT (tenant_id, run_id, name) DO UPDATE
-                 SET content_type = excluded.content_type, path = excluded.path, bytes = excluded.bytes,
-                     seq = excluded.seq, created_at = excluded.created_at
-                 WHERE excluded.seq > attachment.seq",
-        postgres: "INSERT INTO attachment (tenant_id, run_id, name, content_type, path, bytes, seq, created_at)
-                   SELECT tenant_id, run_id, name, content_type, path, bytes, seq, $2
-                   FROM json_to_recordset($1::json) AS listed(tenant_id uuid, run_id uuid, name text,
-                                                              content_type text, path text, bytes bigint, seq bigint)
-                   ON CONFLICT (tenant_id, run_id, name) DO UPDATE
-                   SET content_type = excluded.content_type, path = excluded.path, bytes = excluded.bytes,
-                       seq = excluded.seq, created_at = excluded.created_at
-                   WHERE excluded.seq > attachment.seq");
-    let by_key: HashMap<_, &Attachment> = rows
-        .iter()
-        .map(|row| ((row.tenant_id, row.run_id, storable(&row.name)), *row))
-        .collect();
-    let listed = rows.iter().map(|row| AttachmentRow {
-        tenant_id: row.tenant_id,
-        run_id: row.run_id,
-        name: storable(&row.name),
-        content_type: storable(&row.content_type),
-        path: &row.path,
-        bytes: row.bytes,
-        seq: row.seq,
-    });
-    for list in bulk::lists(listed.collect()) {
-        for known in stored(tx, &list).await? {
-            let key = (known.tenant_id, known.run_id, Cow::from(known.name.as_str()));
-            let Some(new) = by_key.get(&key).filter(|new| new.path != known.path) else {
-                continue;
-            };
-            if new.seq > known.seq {
-                wasted.push(known);
-            } else {
-                wasted.push((*new).clone());
-            }
-        }
-        on!(tx, |conn| sqlx::query(text)
-            .bind(list)
-            .bind(now)
-            .execute(conn)
-            .await
-            .map(drop))?;
-    }
-    waste::add(tx, &wasted).await
-}
-
-/// Attachments that are stored already under the keys of a list.
-async fn stored(tx: &mut Tx<'_>, list: &str) -> Result<Vec<Attachment>> {
-    let text = sql!(tx,
-        sqlite: concat!("SELECT ", columns!(a, attachment), " FROM json_each($1) listed CROSS JOIN attachment a
-                 WHERE a.tenant_id = unhex(listed.value ->> 'tenant_id', '-')
-                   AND a.run_id = unhex(listed.value ->> 'run_id', '-') AND a.name = listed.value ->> 'name'"),
-        postgres: concat!("SELECT ", columns!(a, attachment), " FROM json_to_recordset($1::json) AS listed(tenant_id uuid, run_id uuid, name text)
-                   CROSS JOIN LATERAL (SELECT ", columns!(attachment), " FROM attachment
-                                       WHERE tenant_id = listed.tenant_id AND run_id = listed.run_id
-                                         AND name = listed.name LIMIT 1) a"));
-    Ok(on!(tx, |conn| sqlx::query_as(text).bind(list).fetch_all(conn).await)?)
-}
-
-/// Forgets attachments of a workspace, each as far as it is still the file that was looked at: one that was sent again
-/// since has another `seq` and stays. The objects of those that go are [waste].
-///
-/// # Errors
-/// Only what the database says.
-pub async fn detach(tx: &mut Tx<'_>, tenant: TenantId, files: &[Attachment]) -> Result<u64> {
-    // A `seq` is one item of a workspace, so none of these rows has that of another.
-    let text = sql!(tx,
-        sqlite: concat!("DELETE FROM attachment WHERE tenant_id = $1
-                   AND run_id IN (SELECT unhex(value ->> 'run_id', '-') FROM json_each($2))
-                   AND seq IN (SELECT value ->> 'seq' FROM json_each($2)) RETURNING ", columns!(attachment)),
-        postgres: concat!("DELETE FROM attachment WHERE tenant_id = $1
-                     AND run_id = ANY (ARRAY (SELECT (value ->> 'run_id')::uuid FROM json_array_elements($2::json)))
-                     AND seq = ANY (ARRAY (SELECT (value ->> 'seq')::bigint FROM json_array_elements($2::json)))
-                   RETURNING ", columns!(attachment)));
-    let mut detached = 0;
-    let listed = files.iter().map(|file| FileKey {
-        run_id: file.run_id,
-        seq: file.seq,
-    });
-    for list in bulk::lists(listed.collect()) {
-        let gone: Vec<Attachment> = on!(tx, |conn| sqlx::query_as(text)
-            .bind(tenant)
-            .bind(list)
-            .fetch_all(conn)
-            .await)?;
-        detached += gone.len() as u64;
-        waste::add(tx, &gone).await?;
-    }
-    Ok(detached)
-}
-
-/// An attachment in a list, by what tells it from others of its workspace.
-#[derive(Serialize)]
-struct FileKey {
-    run_id: TraceRunId,
-    seq: i64,
-}
-
-/// Attachments of one trace run by name.
-///
-/// # Errors
-/// Only what the database says.
-pub async fn attachments(tx: &mut Tx<'_>, tenant: TenantId, run: TraceRunId) -> Result<Vec<Attachment>> {
-    Ok(on!(tx, |conn| sqlx::query_as(concat!(
-        "SELECT ",
-        columns!(attachment),
-        " FROM attachment WHERE tenant_id = $1 AND run_id = $2 ORDER BY name"
-    ))
-    .bind(tenant)
-    .bind(run)
-    .fetch_all(conn)
-    .await)?)
-}
-
-/// Attachments of any of `runs`.
-///
-/// # Errors
-/// Only what the database says.
-pub async fn attachments_of(tx: &mut Tx<'_>, tenant: TenantId, runs: &[TraceRunId]) -> Result<Vec<Attachment>> {
-    if runs.is_empty() {
-        return Ok(Vec::new());
-    }
-    let text = sql!(tx,
-        // Lists travel as JSON text in both; only the way back to ids differs.
-        sqlite: concat!("SELECT ", columns!(attachment), " FROM attachment WHERE tenant_id = $1
-                   AND run_id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($2)) ORDER BY run_id, name"),
-        postgres: concat!("SELECT ", columns!(attachment), " FROM attachment WHERE tenant_id = $1
-                   AND run_id IN (SELECT value::uuid FROM json_array_elements_text($2::json)) ORDER BY run_id, name"));
-    let ids = id_list(runs.iter().map(|id| id.0));
-    Ok(on!(tx, |conn| sqlx::query_as(text)
-        .bind(tenant)
-        .bind(ids)
-        .fetch_all(conn)
-        .await)?)
-}
-
-/// Forgets feedback of a workspace, each as far as it is still what was looked at: what was given again since has another
-/// `seq` and stays.
-///
-/// # Errors
-/// Only what the database says.
+/// Deletes feedback of a workspace, unless it was sent again since, which gave it another `seq`.
 pub async fn forget(tx: &mut Tx<'_>, tenant: TenantId, given: &[Feedback]) -> Result<u64> {
     // A `seq` is one item of a workspace, so none of these rows has that of another.
     let text = sql!(tx,

@@ -1,7 +1,7 @@
-//! Links by which somebody without a key judges one trace run under one name.
+//! Feedback links, through which a caller without a key gives feedback on one trace run under one key.
 //!
-//! A link's last part is its token: a random UUID, because the official clients read it as one. It is found by its
-//! SHA-256, and kept sealed beside that, for those who made the link and list it: a stolen database opens none.
+//! The last part of a link is its token: a random UUID, as the official clients expect. It is found by its SHA-256 and
+//! also stored sealed, so that its owner can list the link; a stolen database opens none.
 
 use std::time::Duration;
 
@@ -11,31 +11,26 @@ use towpath_domain::{FeedbackTokenId, TenantId, Timestamp, TraceRunId};
 use uuid::Uuid;
 
 use crate::access::KeyHash;
-use crate::sealing::{OpenError, Place, Sealer};
+use crate::sealing::{OpenError, SealContext, Sealer};
 use crate::{Result, Tx};
 
-/// How long a link is remembered after its end, so that who comes late learns that it ended.
+/// How long an expired link is remembered, so that late callers get a clear error.
 pub const KEPT: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
-/// A link as it is stored.
 #[derive(Clone, Debug, sqlx::FromRow)]
 pub struct FeedbackToken {
     /// Id of the row.
     pub id: FeedbackTokenId,
-    /// Its workspace.
     pub tenant_id: TenantId,
     /// Sealed; open it with [`FeedbackToken::token`].
     pub token: Vec<u8>,
-    /// What is judged.
     pub run_id: TraceRunId,
     /// Under which name.
     pub key: String,
-    /// The id of what is given, so that it is one piece of feedback however often; another one each time where there is
-    /// none.
+    /// The id of the feedback, so that repeated use updates one row; if absent, each use creates another.
     pub feedback_id: Option<Uuid>,
-    /// How the key's scores are meant, JSON.
+    /// The feedback config of the key, JSON.
     pub config: Option<String>,
-    /// When it was made.
     pub created_at: Timestamp,
     /// From when on it takes nothing.
     pub expires_at: Timestamp,
@@ -43,17 +38,14 @@ pub struct FeedbackToken {
 
 impl FeedbackToken {
     /// Its token, opened.
-    ///
-    /// # Errors
-    /// The record does not open: another key, or somebody moved it.
     pub fn token(&self, sealer: &Sealer) -> Result<Uuid, OpenError> {
-        let token = sealer.open(place(self.tenant_id, self.id), &self.token)?;
+        let token = sealer.open(seal_context(self.tenant_id, self.id), &self.token)?;
         Uuid::from_slice(&token).map_err(|_| OpenError::Malformed)
     }
 }
 
-const fn place(tenant: TenantId, id: FeedbackTokenId) -> Place<'static> {
-    Place {
+const fn seal_context(tenant: TenantId, id: FeedbackTokenId) -> SealContext<'static> {
+    SealContext {
         tenant,
         table: "feedback_token",
         column: "token",
@@ -61,28 +53,24 @@ const fn place(tenant: TenantId, id: FeedbackTokenId) -> Place<'static> {
     }
 }
 
-/// A link to be made.
+/// A new link.
 #[derive(Clone, Debug)]
 pub struct NewToken {
-    /// What is judged.
     pub run: TraceRunId,
     /// Under which name.
     pub key: String,
     /// The id of what is given.
     pub feedback: Option<Uuid>,
-    /// How the key's scores are meant, JSON.
+    /// The feedback config of the key, JSON.
     pub config: Option<String>,
     /// From when on it takes nothing.
     pub expires_at: Timestamp,
 }
 
-/// Makes a link; its token.
-///
-/// # Errors
-/// Those of the database.
+/// Creates a link; its token.
 pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, sealer: &Sealer, new: &NewToken) -> Result<Uuid> {
     let (id, token, now) = (FeedbackTokenId::new(), random(), tx.now());
-    let sealed = sealer.seal(place(tenant, id), token.as_bytes());
+    let sealed = sealer.seal(seal_context(tenant, id), token.as_bytes());
     on!(tx, |conn| {
         sqlx::query(
         "INSERT INTO feedback_token (id, tenant_id, hash, token, run_id, key, feedback_id, config, created_at, expires_at)
@@ -105,10 +93,7 @@ pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, sealer: &Sealer, new: &Ne
     Ok(token)
 }
 
-/// The link with this token, also if it ended. Whoever knows the token needs no workspace.
-///
-/// # Errors
-/// [`crate::Error::NotFound`].
+/// The link with this token, also if it ended. A caller that knows the token needs no workspace.
 pub async fn find(tx: &mut Tx<'_>, token: Uuid) -> Result<FeedbackToken> {
     // A hash is looked up, so how long that takes says nothing about the tokens there are.
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
@@ -122,9 +107,6 @@ pub async fn find(tx: &mut Tx<'_>, token: Uuid) -> Result<FeedbackToken> {
 }
 
 /// Links to one trace run that take feedback at `now`, in the order in which they were made.
-///
-/// # Errors
-/// Those of the database.
 pub async fn of_run(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -148,10 +130,7 @@ pub async fn of_run(
     .await)?)
 }
 
-/// Forgets at most `limit` links of all workspaces that ended before `before`; how many.
-///
-/// # Errors
-/// Those of the database.
+/// Deletes at most `limit` links of all workspaces that ended before `before`; how many.
 pub async fn prune(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<u64> {
     Ok(on!(tx, |conn| sqlx::query(
         "DELETE FROM feedback_token WHERE id IN
@@ -164,10 +143,7 @@ pub async fn prune(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<u64
     .map(|done| done.rows_affected()))?)
 }
 
-/// How many links of all workspaces ended before `before`; `most` means so many or more.
-///
-/// # Errors
-/// Those of the database.
+/// How many links of all workspaces ended before `before`; `most` means at least that many.
 pub async fn count_before(tx: &mut Tx<'_>, before: Timestamp, most: i64) -> Result<i64> {
     Ok(on!(tx, |conn| sqlx::query_scalar(
         "SELECT count(*) FROM (SELECT 1 FROM feedback_token WHERE expires_at < $1 LIMIT $2 + 0) found",
@@ -185,7 +161,7 @@ fn hash(token: Uuid) -> [u8; 32] {
 /// 122 random bits.
 fn random() -> Uuid {
     let mut bytes = [0_u8; 16];
-    // A system without randomness must not go on with a guessable token.
+    // A system without randomness must not continue with a guessable token.
     OsRng.try_fill_bytes(&mut bytes).expect("the system gives randomness");
     uuid::Builder::from_random_bytes(bytes).into_uuid()
 }

@@ -1,6 +1,6 @@
-//! Counts over the whole system, for metrics: numbers only, of no workspace in particular.
+//! System-wide counts for metrics.
 //!
-//! They are asked every few seconds, so none reads more rows than [`COUNTED`]: at that bound there are so many, or more.
+//! They run every few seconds, so none reads more than [`COUNTED`] rows; at that bound the count means "at least".
 
 use sqlx::FromRow;
 use towpath_domain::Timestamp;
@@ -9,7 +9,6 @@ use crate::error::Result;
 use crate::pools::COUNTED;
 use crate::tx::Tx;
 
-/// Lanes.
 #[derive(Clone, Copy, Debug, FromRow)]
 pub struct Lanes {
     /// All of them, up to [`COUNTED`].
@@ -19,9 +18,6 @@ pub struct Lanes {
 }
 
 /// Counts lanes.
-///
-/// # Errors
-/// As every statement.
 pub async fn lanes(tx: &mut Tx<'_>) -> Result<Lanes> {
     Ok(on!(tx, |conn| {
         sqlx::query_as(
@@ -46,9 +42,6 @@ pub struct Schedules {
 }
 
 /// Counts schedules.
-///
-/// # Errors
-/// As every statement.
 pub async fn schedules(tx: &mut Tx<'_>) -> Result<Schedules> {
     Ok(on!(tx, |conn| {
         sqlx::query_as(
@@ -62,20 +55,16 @@ pub async fn schedules(tx: &mut Tx<'_>) -> Result<Schedules> {
     })?)
 }
 
-/// Units of the write-ahead log that wait to be folded.
+/// WAL segments of the write-ahead log that wait to be flushed.
 #[derive(Clone, Copy, Debug, FromRow)]
-pub struct OpenUnits {
-    /// How many.
+pub struct OpenWalSegments {
     pub units: i64,
     /// When the oldest was accepted.
     pub oldest_at: Option<Timestamp>,
 }
 
-/// Counts open units.
-///
-/// # Errors
-/// As every statement.
-pub async fn open_units(tx: &mut Tx<'_>) -> Result<OpenUnits> {
+/// Counts open WAL segments.
+pub async fn open_wal_segments(tx: &mut Tx<'_>) -> Result<OpenWalSegments> {
     Ok(on!(tx, |conn| {
         sqlx::query_as(
             "SELECT count(*) AS units, min(created_at) AS oldest_at
@@ -87,10 +76,9 @@ pub async fn open_units(tx: &mut Tx<'_>) -> Result<OpenUnits> {
     })?)
 }
 
-/// Accepted trace data that could not be folded.
+/// Accepted trace data that could not be flushed.
 #[derive(Clone, Copy, Debug, FromRow)]
 pub struct Quarantine {
-    /// Entries.
     pub entries: i64,
     /// Operations, feedback and attachments in them.
     pub items: i64,
@@ -99,9 +87,6 @@ pub struct Quarantine {
 }
 
 /// Adds up what is in quarantine.
-///
-/// # Errors
-/// As every statement.
 pub async fn quarantine(tx: &mut Tx<'_>) -> Result<Quarantine> {
     Ok(on!(tx, |conn| {
         // SUM of bigint is numeric on PostgreSQL.
@@ -116,10 +101,9 @@ pub async fn quarantine(tx: &mut Tx<'_>) -> Result<Quarantine> {
     })?)
 }
 
-/// A pool that somebody paused or resumed once.
+/// A pool that a caller paused or resumed once.
 #[derive(Clone, Debug, FromRow)]
 pub struct Pool {
-    /// Its name.
     pub name: String,
     /// Whether it is paused now.
     pub paused: bool,
@@ -128,9 +112,6 @@ pub struct Pool {
 }
 
 /// Pools that were ever paused.
-///
-/// # Errors
-/// As every statement.
 pub async fn pools(tx: &mut Tx<'_>) -> Result<Vec<Pool>> {
     Ok(on!(tx, |conn| {
         sqlx::query_as("SELECT name, paused, draining FROM pool ORDER BY name")

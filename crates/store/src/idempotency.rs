@@ -1,7 +1,7 @@
-//! Requests that may be sent again: what was answered to a key is kept in the transaction that did the work.
+//! Idempotency keys: the answer of a request is stored in the transaction that did the work.
 //!
-//! A client that lost its answer sends the same request under the same `Idempotency-Key` and gets the answer of the
-//! first time. Only work that was committed is remembered: a request that was refused is judged anew.
+//! A client that lost the answer sends the same request with the same `Idempotency-Key` and gets the first answer. Only
+//! committed work is remembered: a refused request is evaluated again.
 
 use std::time::Duration;
 
@@ -11,17 +11,17 @@ use towpath_domain::{TenantId, Timestamp};
 use crate::{Result, Tx};
 
 /// How long an answer is kept.
-pub const KEPT: Duration = Duration::from_secs(24 * 3600);
+pub const RETENTION: Duration = Duration::from_secs(24 * 3600);
 
 /// A request that carries a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Keyed {
+pub struct IdempotentRequest {
     key: String,
     request: [u8; 32],
 }
 
-impl Keyed {
-    /// A request under `key`. `operation` is its method and route; together with the body it tells it from others.
+impl IdempotentRequest {
+    /// `operation` is method and route; together with the body it identifies the request.
     #[must_use]
     pub fn new(key: String, operation: &str, body: &[u8]) -> Self {
         let mut digest = Sha256::new();
@@ -36,15 +36,15 @@ impl Keyed {
     }
 }
 
-/// What is known about a key.
+/// The state of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Known {
+pub enum KeyState {
     /// Nothing: do the work.
     New,
     /// The work was done; this was answered, JSON.
-    Done(String),
+    Answered(String),
     /// The key belongs to another request.
-    Taken,
+    OtherRequest,
 }
 
 #[derive(sqlx::FromRow)]
@@ -53,12 +53,9 @@ struct Row {
     answer: Option<String>,
 }
 
-/// What is known about the key, without taking it.
-///
-/// # Errors
-/// Only what the database says.
-pub async fn find(tx: &mut Tx<'_>, tenant: TenantId, keyed: &Keyed) -> Result<Known> {
-    let after = tx.now().minus(KEPT);
+/// The state of the key, without claiming it.
+pub async fn find(tx: &mut Tx<'_>, tenant: TenantId, keyed: &IdempotentRequest) -> Result<KeyState> {
+    let after = tx.now().minus(RETENTION);
     let row: Option<Row> = on!(tx, |conn| sqlx::query_as(
         "SELECT request, answer FROM idempotency WHERE tenant_id = $1 AND key = $2 AND created_at > $3",
     )
@@ -68,26 +65,23 @@ pub async fn find(tx: &mut Tx<'_>, tenant: TenantId, keyed: &Keyed) -> Result<Kn
     .fetch_optional(conn)
     .await)?;
     Ok(match row {
-        None => Known::New,
-        Some(row) if row.request != keyed.request => Known::Taken,
+        None => KeyState::New,
+        Some(row) if row.request != keyed.request => KeyState::OtherRequest,
         // Without an answer only to the transaction that is about to set it.
-        Some(row) => row.answer.map_or(Known::New, Known::Done),
+        Some(row) => row.answer.map_or(KeyState::New, KeyState::Answered),
     })
 }
 
-/// Takes the key, if it is free. On PostgreSQL a second request with the same key waits here until the first one has
-/// committed, and then learns its answer.
-///
-/// # Errors
-/// Only what the database says.
-pub async fn claim(tx: &mut Tx<'_>, tenant: TenantId, keyed: &Keyed) -> Result<Known> {
+/// Claims the key if it is free. On PostgreSQL a second request with the same key waits here until the first has
+/// committed, and then gets its answer.
+pub async fn claim(tx: &mut Tx<'_>, tenant: TenantId, keyed: &IdempotentRequest) -> Result<KeyState> {
     let now = tx.now();
     on!(tx, |conn| sqlx::query(
         "DELETE FROM idempotency WHERE tenant_id = $1 AND key = $2 AND created_at <= $3"
     )
     .bind(tenant)
     .bind(&keyed.key)
-    .bind(now.minus(KEPT))
+    .bind(now.minus(RETENTION))
     .execute(conn)
     .await
     .map(drop))?;
@@ -104,16 +98,13 @@ pub async fn claim(tx: &mut Tx<'_>, tenant: TenantId, keyed: &Keyed) -> Result<K
     .map(|done| done.rows_affected())
     })?;
     if taken == 1 {
-        return Ok(Known::New);
+        return Ok(KeyState::New);
     }
     find(tx, tenant, keyed).await
 }
 
 /// Keeps what is going to be answered, in the transaction that took the key and did the work.
-///
-/// # Errors
-/// Only what the database says.
-pub async fn keep(tx: &mut Tx<'_>, tenant: TenantId, keyed: &Keyed, answer: &str) -> Result<()> {
+pub async fn keep(tx: &mut Tx<'_>, tenant: TenantId, keyed: &IdempotentRequest, answer: &str) -> Result<()> {
     on!(tx, |conn| sqlx::query(
         "UPDATE idempotency SET answer = $3 WHERE tenant_id = $1 AND key = $2"
     )
@@ -126,10 +117,7 @@ pub async fn keep(tx: &mut Tx<'_>, tenant: TenantId, keyed: &Keyed, answer: &str
     Ok(())
 }
 
-/// Forgets at most `limit` answers of all tenants that were given before `before`; how many.
-///
-/// # Errors
-/// Only what the database says.
+/// Deletes at most `limit` answers of all tenants that were given before `before`; how many.
 pub async fn prune(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<u64> {
     Ok(on!(tx, |conn| sqlx::query(
         "DELETE FROM idempotency WHERE (tenant_id, key) IN
@@ -142,10 +130,7 @@ pub async fn prune(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<u64
     .map(|done| done.rows_affected()))?)
 }
 
-/// How many answers of all tenants were given before `before`; `most` means so many or more.
-///
-/// # Errors
-/// Those of the database.
+/// How many answers of all tenants were given before `before`; `most` means at least that many.
 pub async fn count_before(tx: &mut Tx<'_>, before: Timestamp, most: i64) -> Result<i64> {
     Ok(on!(tx, |conn| sqlx::query_scalar(
         "SELECT count(*) FROM (SELECT 1 FROM idempotency WHERE created_at < $1 LIMIT $2 + 0) found",

@@ -1,20 +1,17 @@
-//! Image-pull secrets: logins of registries, which deployments name in their resource specification.
+//! Image-pull secrets: registry credentials that deployments name in their resource specification.
 
 use towpath_domain::registry::{self, RegistryLogin};
 use towpath_domain::{ImagePullSecretId, TenantId, Timestamp};
 
-use crate::sealing::{OpenError, Place, Sealer};
+use crate::sealing::{OpenError, SealContext, Sealer};
 use crate::{Error, Result, Tx};
 
 /// Most of one workspace.
 const MOST: i64 = 1000;
 
-/// An image-pull secret as it is stored.
 #[derive(Clone, Debug, sqlx::FromRow)]
 pub struct ImagePullSecret {
-    /// Id.
     pub id: ImagePullSecretId,
-    /// Owner.
     pub tenant_id: TenantId,
     /// What deployments name it by.
     pub name: String,
@@ -22,34 +19,26 @@ pub struct ImagePullSecret {
     pub registries: String,
     /// Sealed; open it with [`ImagePullSecret::logins`].
     pub logins: Vec<u8>,
-    /// When it was made.
     pub created_at: Timestamp,
-    /// When it last changed.
     pub updated_at: Timestamp,
 }
 
 impl ImagePullSecret {
     /// The registries it has logins for.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`].
     pub fn registries(&self) -> Result<Vec<String>> {
         serde_json::from_str(&self.registries).map_err(|_| Error::corrupt("image_pull_secret", "registries", self.id))
     }
 
     /// The logins, opened.
-    ///
-    /// # Errors
-    /// The record does not open: another key, or somebody moved it.
     pub fn logins(&self, sealer: &Sealer) -> Result<Vec<RegistryLogin>, OpenError> {
-        let text = sealer.open(place(self.tenant_id, self.id), &self.logins)?;
+        let text = sealer.open(seal_context(self.tenant_id, self.id), &self.logins)?;
         let text = std::str::from_utf8(&text).map_err(|_| OpenError::Malformed)?;
-        registry::of_docker_config(text).map_err(|_| OpenError::Malformed)
+        registry::parse_docker_config(text).map_err(|_| OpenError::Malformed)
     }
 }
 
-const fn place(tenant: TenantId, id: ImagePullSecretId) -> Place<'static> {
-    Place {
+const fn seal_context(tenant: TenantId, id: ImagePullSecretId) -> SealContext<'static> {
+    SealContext {
         tenant,
         table: "image_pull_secret",
         column: "logins",
@@ -57,10 +46,7 @@ const fn place(tenant: TenantId, id: ImagePullSecretId) -> Place<'static> {
     }
 }
 
-/// Records logins under a name, in place of those that are there. Answers the row, and whether it is new.
-///
-/// # Errors
-/// Those of the database.
+/// Creates or replaces the credentials under a name. Returns the row and whether it is new.
 pub async fn put(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -79,7 +65,7 @@ pub async fn put(
     .fetch_optional(conn)
     .await)?;
     let id = before.map_or_else(ImagePullSecretId::new, |(id,)| id);
-    let sealed = sealer.seal(place(tenant, id), registry::docker_config(logins).as_bytes());
+    let sealed = sealer.seal(seal_context(tenant, id), registry::docker_config(logins).as_bytes());
     let row = on!(tx, |conn| sqlx::query_as(concat!(
         "INSERT INTO image_pull_secret (id, tenant_id, name, registries, logins, created_at, updated_at)
          VALUES ($1, $2, $3, $4, $5, $6, $6)
@@ -98,9 +84,6 @@ pub async fn put(
 }
 
 /// Those of a workspace, by name.
-///
-/// # Errors
-/// Those of the database.
 pub async fn list(tx: &mut Tx<'_>, tenant: TenantId) -> Result<Vec<ImagePullSecret>> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
@@ -113,10 +96,7 @@ pub async fn list(tx: &mut Tx<'_>, tenant: TenantId) -> Result<Vec<ImagePullSecr
     .await)?)
 }
 
-/// Forgets one. Deployments that name it pull without it from then on.
-///
-/// # Errors
-/// [`Error::NotFound`] also for another tenant's.
+/// Deletes one. Deployments that name it pull without it from then on.
 pub async fn delete(tx: &mut Tx<'_>, tenant: TenantId, name: &str) -> Result<()> {
     let gone = on!(tx, |conn| sqlx::query(
         "DELETE FROM image_pull_secret WHERE tenant_id = $1 AND name = $2"

@@ -13,10 +13,10 @@ use towpath_domain::{DeploymentId, Secret, TenantId, Timestamp};
 
 use crate::sealing::Sealer;
 
-/// What the key is derived for.
+/// The purpose of the derived key.
 const PURPOSE: &str = "image registry";
 
-/// What a token lets its holder do.
+/// The permission of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Right {
     /// Reading images, and writing them.
@@ -33,21 +33,20 @@ impl Right {
         }
     }
 
-    /// Whether it holds `other` too.
+    /// Whether it includes `other`.
     #[must_use]
     pub fn includes(self, other: Self) -> bool {
         self == Self::Push || self == other
     }
 }
 
-/// What a token says.
+/// The content of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageToken {
-    /// The workspace.
     pub tenant: TenantId,
     /// Whose images.
     pub deployment: DeploymentId,
-    /// What may be done with them.
+    /// The permission.
     pub right: Right,
 }
 
@@ -61,7 +60,7 @@ impl ImageToken {
         Secret::new(format!("{said}.{signature}"))
     }
 
-    /// What a token says, if it was signed here and its time is not over.
+    /// What a token says, if it was signed here and it has not expired.
     #[must_use]
     pub fn read(text: &str, sealer: &Sealer, now: Timestamp) -> Option<Self> {
         let (said, signature) = text.trim().rsplit_once('.')?;

@@ -1,45 +1,33 @@
-//! Ways into repositories: a token to read them with, and the secret their webhooks are signed with.
+//! Integrations: access to git repositories, with a token and the secret of their webhooks.
 
 use towpath_domain::{IntegrationId, Secret, TenantId, Timestamp};
 
-use crate::sealing::{OpenError, Place, Sealer};
+use crate::sealing::{OpenError, SealContext, Sealer};
 use crate::{Result, Tx};
 
-/// An integration as it is stored.
 #[derive(Clone, Debug, sqlx::FromRow)]
 pub struct Integration {
-    /// Id.
     pub id: IntegrationId,
-    /// Owner.
     pub tenant_id: TenantId,
-    /// Name for people.
     pub name: String,
-    /// Where the host's API is.
+    /// The address of the host's API.
     pub api_url: String,
     /// Sealed; open it with [`Integration::token`].
     pub token: Option<Vec<u8>>,
     /// Sealed; open it with [`Integration::webhook_secret`].
     pub webhook_secret: Vec<u8>,
-    /// When it was made.
     pub created_at: Timestamp,
-    /// When it last changed.
     pub updated_at: Timestamp,
 }
 
 impl Integration {
     /// The token, opened; `None` where only public repositories are read.
-    ///
-    /// # Errors
-    /// The record does not open: another key, or somebody moved it.
     pub fn token(&self, sealer: &Sealer) -> Result<Option<Secret>, OpenError> {
         let Some(sealed) = &self.token else { return Ok(None) };
         open(sealer, self.tenant_id, self.id, "token", sealed).map(Some)
     }
 
     /// What its webhooks are signed with, opened.
-    ///
-    /// # Errors
-    /// The record does not open: another key, or somebody moved it.
     pub fn webhook_secret(&self, sealer: &Sealer) -> Result<Secret, OpenError> {
         open(sealer, self.tenant_id, self.id, "webhook_secret", &self.webhook_secret)
     }
@@ -52,13 +40,13 @@ fn open(
     column: &'static str,
     sealed: &[u8],
 ) -> Result<Secret, OpenError> {
-    let text = sealer.open(place(tenant, id, column), sealed)?;
+    let text = sealer.open(seal_context(tenant, id, column), sealed)?;
     let text = std::str::from_utf8(&text).map_err(|_| OpenError::Malformed)?;
     Ok(Secret::new(text))
 }
 
-const fn place(tenant: TenantId, id: IntegrationId, column: &'static str) -> Place<'static> {
-    Place {
+const fn seal_context(tenant: TenantId, id: IntegrationId, column: &'static str) -> SealContext<'static> {
+    SealContext {
         tenant,
         table: "integration",
         column,
@@ -66,14 +54,13 @@ const fn place(tenant: TenantId, id: IntegrationId, column: &'static str) -> Pla
     }
 }
 
-/// What is recorded of an integration.
+/// The fields of an new integration.
 #[derive(Clone, Debug)]
 pub struct NewIntegration<'a> {
     /// Id; the secrets are sealed for it.
     pub id: IntegrationId,
-    /// Name for people.
     pub name: &'a str,
-    /// Where the host's API is.
+    /// The address of the host's API.
     pub api_url: &'a str,
     /// Reads repositories.
     pub token: Option<&'a Secret>,
@@ -82,9 +69,6 @@ pub struct NewIntegration<'a> {
 }
 
 /// Records an integration with a host that speaks as GitHub does.
-///
-/// # Errors
-/// Those of the database.
 pub async fn insert(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -92,7 +76,7 @@ pub async fn insert(
     new: &NewIntegration<'_>,
 ) -> Result<Integration> {
     let now = tx.now();
-    let seal = |column, secret: &Secret| sealer.seal(place(tenant, new.id, column), secret.reveal().as_bytes());
+    let seal = |column, secret: &Secret| sealer.seal(seal_context(tenant, new.id, column), secret.reveal().as_bytes());
     let token = new.token.map(|token| seal("token", token));
     let webhook_secret = seal("webhook_secret", new.webhook_secret);
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
@@ -111,10 +95,6 @@ pub async fn insert(
     .await)?)
 }
 
-/// One integration.
-///
-/// # Errors
-/// [`crate::Error::NotFound`] also for another tenant's.
 pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: IntegrationId) -> Result<Integration> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
@@ -127,10 +107,7 @@ pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: IntegrationId) -> Result
     .await)?)
 }
 
-/// An integration whose webhook calls: nobody but its id says whose it is, and the signature is checked next.
-///
-/// # Errors
-/// [`crate::Error::NotFound`].
+/// The integration of a webhook call: only its id identifies it, and the signature is checked next.
 pub async fn called(tx: &mut Tx<'_>, id: IntegrationId) -> Result<Integration> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
@@ -143,9 +120,6 @@ pub async fn called(tx: &mut Tx<'_>, id: IntegrationId) -> Result<Integration> {
 }
 
 /// Integrations, newest first.
-///
-/// # Errors
-/// Those of the database.
 pub async fn list(tx: &mut Tx<'_>, tenant: TenantId) -> Result<Vec<Integration>> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
@@ -157,10 +131,7 @@ pub async fn list(tx: &mut Tx<'_>, tenant: TenantId) -> Result<Vec<Integration>>
     .await)?)
 }
 
-/// Forgets an integration. Deployments that name it go on without a token.
-///
-/// # Errors
-/// [`crate::Error::NotFound`] also for another tenant's.
+/// Deletes an integration. Deployments that name it continue without a token.
 pub async fn delete(tx: &mut Tx<'_>, tenant: TenantId, id: IntegrationId) -> Result<()> {
     let gone = on!(tx, |conn| sqlx::query(
         "DELETE FROM integration WHERE tenant_id = $1 AND id = $2"

@@ -1,7 +1,8 @@
 //! The long-term store of the agent server: JSON objects under a namespace and a key.
 //!
-//! An index of PostgreSQL takes 2704 bytes of a row. Where a namespace and a key are longer than that allows, the columns
-//! that are found by index have their beginnings and a hash of both, and the texts themselves stand beside them:
+//! An index of PostgreSQL takes 2704 bytes of a row. Where a namespace and a key are longer than that allows, the
+//! columns that are found by index have their beginnings and a hash of both, and the texts themselves stand beside
+//! them:
 //!
 //! ```text
 //! namespace        key                whole_namespace   whole_key
@@ -22,17 +23,16 @@ use sqlx::{AssertSqlSafe, FromRow};
 use towpath_domain::agent::namespace::{Namespace, split};
 use towpath_domain::{TenantId, Timestamp};
 
-use self::names::{Names, UNCUT};
+use self::names::{IndexedName, UNCUT};
 use crate::query::{Arg, Query};
 use crate::{Result, Tx, bulk};
 
 pub use self::namespaces::namespaces;
 
-/// What is read of an item.
+/// The columns of an item.
 const READ: &str = "SELECT coalesce(whole_namespace, namespace) AS namespace, coalesce(whole_key, key) AS key, value,
                            ttl_minutes, expires_at, created_at, updated_at FROM store_item";
 
-/// An item.
 #[derive(Clone, Debug, PartialEq, FromRow)]
 pub struct Item {
     /// Labels joined by dots.
@@ -43,9 +43,8 @@ pub struct Item {
     pub value: String,
     /// Minutes it lives after it was written, or read where reading refreshes.
     pub ttl_minutes: Option<f64>,
-    /// When it is gone.
+    /// When it expires.
     pub expires_at: Option<Timestamp>,
-    /// When it was made.
     pub created_at: Timestamp,
     /// When it was written last.
     pub updated_at: Timestamp,
@@ -62,15 +61,12 @@ impl Item {
 /// When something that lives `minutes` from `now` ends.
 fn end(now: Timestamp, minutes: Option<f64>) -> Option<Timestamp> {
     let minutes = minutes.filter(|minutes| minutes.is_finite() && *minutes > 0.0)?;
-    // A year of the clock's range is out of anybody's reach.
+    // A year of the clock's range is out of anyone's reach.
     let span = std::time::Duration::try_from_secs_f64((minutes * 60.0).min(1e11)).ok()?;
     Some(now.plus(span))
 }
 
 /// Writes an item, replacing the one that is there.
-///
-/// # Errors
-/// As every statement.
 pub async fn put(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -81,7 +77,7 @@ pub async fn put(
 ) -> Result<()> {
     let now = tx.now();
     let dotted = namespace.dotted();
-    let names = Names::of(&dotted, key);
+    let names = IndexedName::of(&dotted, key);
     on!(tx, |conn| sqlx::query(
         "INSERT INTO store_item (tenant_id, namespace, key, value, ttl_minutes, expires_at, created_at, updated_at,
                                  whole_namespace, whole_key)
@@ -109,16 +105,13 @@ pub async fn put(
 }
 
 /// Reads an item that has not expired.
-///
-/// # Errors
-/// As every statement.
 pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, namespace: &Namespace, key: &str) -> Result<Option<Item>> {
     if key.contains('\0') {
         return Ok(None); // PostgreSQL refuses the parameter itself.
     }
     let now = tx.now();
     let dotted = namespace.dotted();
-    let names = Names::of(&dotted, key);
+    let names = IndexedName::of(&dotted, key);
     let text = format!(
         "{READ} WHERE tenant_id = $1 AND namespace = $2 AND key = $3 AND (expires_at IS NULL OR expires_at > $4)"
     );
@@ -133,13 +126,10 @@ pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, namespace: &Namespace, key: 
 
 /// An item, named as it is found by index.
 #[derive(Serialize)]
-struct Found<'a>(Cow<'a, str>, Cow<'a, str>);
+struct FoundItem<'a>(Cow<'a, str>, Cow<'a, str>);
 
-/// Lets items that have a time to live begin it anew. What they live counts as it is now: they may have been written since
-/// they were read. On PostgreSQL a row that is just being written is left to its writer, so that nobody waits here.
-///
-/// # Errors
-/// As every statement.
+/// Restarts the time to live of items, with its current value: they may have been written since they were read. On
+/// PostgreSQL a row that is being written is skipped, so that nothing waits here.
 pub async fn refresh(tx: &mut Tx<'_>, tenant: TenantId, items: &[&Item]) -> Result<()> {
     let now = tx.now();
     // The longest span is that of `end`.
@@ -156,8 +146,8 @@ pub async fn refresh(tx: &mut Tx<'_>, tenant: TenantId, items: &[&Item]) -> Resu
                            AND i.key = read ->> 1 AND i.expires_at IS NOT NULL
                            LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED) AS found))");
     let mortal = items.iter().filter(|item| item.expires_at.is_some()).map(|item| {
-        let Names { namespace, key, .. } = Names::of(&item.namespace, &item.key);
-        Found(namespace, key)
+        let IndexedName { namespace, key, .. } = IndexedName::of(&item.namespace, &item.key);
+        FoundItem(namespace, key)
     });
     for list in bulk::lists(mortal.collect()) {
         on!(tx, |conn| sqlx::query(text)
@@ -172,12 +162,9 @@ pub async fn refresh(tx: &mut Tx<'_>, tenant: TenantId, items: &[&Item]) -> Resu
 }
 
 /// Removes an item, if it is there.
-///
-/// # Errors
-/// As every statement.
 pub async fn delete(tx: &mut Tx<'_>, tenant: TenantId, namespace: &Namespace, key: &str) -> Result<()> {
     let dotted = namespace.dotted();
-    let names = Names::of(&dotted, key);
+    let names = IndexedName::of(&dotted, key);
     on!(tx, |conn| sqlx::query(
         "DELETE FROM store_item WHERE tenant_id = $1 AND namespace = $2 AND key = $3"
     )
@@ -193,7 +180,7 @@ pub async fn delete(tx: &mut Tx<'_>, tenant: TenantId, namespace: &Namespace, ke
 /// Items at `prefix` and below it whose value matches `filter`, last written first.
 ///
 /// # Errors
-/// As every statement; `Rejected` for an operator that is not known, and for a filter that is too large.
+/// `Rejected` for an unknown operator or a filter that is too large.
 pub async fn search(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -221,8 +208,8 @@ fn alive(tx: &Tx<'_>, text: &'static str, tenant: TenantId, prefix: &[String]) -
     query.push(")");
     if !prefix.is_empty() {
         let prefix = prefix.join(".");
-        // The range below it: `/` follows `.`. On PostgreSQL texts compare by their locale, so it asks for the bytes.
-        // What was cut begins as it did before, and goes on with dots.
+        // The range below the prefix: `/` follows `.`. On PostgreSQL text compares by locale, so the bytes are
+        // compared. A cut namespace keeps its beginning and continues with dots.
         let (column, bytes) = if prefix.len() < UNCUT {
             let bytes = sql!(tx, sqlite: "namespace", postgres: "namespace COLLATE \"C\"");
             ("namespace", bytes)
@@ -252,9 +239,6 @@ fn alive(tx: &Tx<'_>, text: &'static str, tenant: TenantId, prefix: &[String]) -
 }
 
 /// Removes items that have expired, at most `limit`. Returns how many.
-///
-/// # Errors
-/// As every statement.
 pub async fn sweep(tx: &mut Tx<'_>, limit: i64) -> Result<u64> {
     let now = tx.now();
     // The rows' places, because SQLite's DELETE has no LIMIT of its own.

@@ -1,4 +1,4 @@
-//! Job rows. What a transition means is decided in `durable`; here each is one statement that says whether it hit.
+//! Job rows. `durable` decides what a transition means; here each is one statement that returns whether it applied.
 
 use sqlx::FromRow;
 use towpath_domain::job::JobState;
@@ -11,26 +11,28 @@ mod bulk;
 mod claim;
 mod family;
 mod history;
-mod leaving;
+mod lane_completion;
 mod list;
 mod lost;
 mod sweep;
 
-pub use bulk::{AtWork, Fenced, at_work, complete, still_held};
+pub use bulk::{JobFence, RunningJob, complete, jobs_still_held, running_jobs};
 pub(crate) use claim::SQLITE_PICKED;
-pub use claim::{Claimed, Claimer, Mark, Turned, claim, claim_alone, turn};
+pub use claim::{ClaimOutcome, ClaimPosition, ClaimRequest, ClaimedJob, claim, claim_suspects, complete_and_claim};
 pub use family::{
-    cancel_all, children, children_over, count_children, grew, insert_all, keep, let_go, mark, mark_cancel_all,
-    open_children, places,
+    cancel_all, children, count_children, count_ended_children, has_new_children, insert_all, lanes_and_parents,
+    mark_cancel_all, open_children, release_savepoint, rollback_to_savepoint, savepoint,
 };
-pub use history::{Archived, Forgotten, Position, archive, forget, recall, unarchived, unforgotten, unforgotten_from};
-pub use list::{Filter, InHand, Listed, count_dead, dead, in_hand, list};
-pub use lost::{Rest, beyond_rest, pass_locked, suspects, take_back};
+pub use history::{
+    ArchiveStep, DeletionStep, Position, archive, count_deletable, count_deletable_from, count_unarchived, delete_old,
+    restore,
+};
+pub use list::{Filter, JobSummary, RunningCount, count_dead, dead, list, running_counts};
+pub use lost::{RescueDelay, exhausted, limit_lock_wait, suspects, take_back};
 pub use sweep::{Candidate, FIRST, due, overdue, ready_plain};
 
-/// A job as it stands.
+/// A job as it is.
 #[derive(Clone, Debug, FromRow)]
-#[expect(missing_docs, reason = "the columns are explained once, in the migration")]
 pub struct Job {
     pub id: JobId,
     pub tenant_id: TenantId,
@@ -65,7 +67,6 @@ pub struct Job {
 
 /// A job about to be recorded, its place already decided.
 #[derive(Clone, Debug)]
-#[expect(missing_docs, reason = "the columns are explained once, in the migration")]
 pub struct NewJob<'a> {
     pub id: JobId,
     pub tenant_id: TenantId,
@@ -86,8 +87,7 @@ pub struct NewJob<'a> {
 
 /// A job that is recorded together with others that are like it.
 #[derive(Clone, Debug)]
-#[expect(missing_docs, reason = "the columns are explained once, in the migration")]
-pub struct Each {
+pub struct BatchedJob {
     pub id: JobId,
     pub state: JobState,
     pub input: String,
@@ -97,9 +97,6 @@ pub struct Each {
 }
 
 /// Records a job.
-///
-/// # Errors
-/// As every statement.
 pub async fn insert(tx: &mut Tx<'_>, job: &NewJob<'_>) -> Result<()> {
     let now = tx.now();
     on!(tx, |conn| {
@@ -132,9 +129,6 @@ pub async fn insert(tx: &mut Tx<'_>, job: &NewJob<'_>) -> Result<()> {
 }
 
 /// Reads a job without locking it, also one that has left for the history.
-///
-/// # Errors
-/// As every statement.
 pub async fn get(tx: &mut Tx<'_>, id: JobId) -> Result<Option<Job>> {
     if let Some(job) = current(tx, id).await? {
         return Ok(Some(job));
@@ -159,10 +153,7 @@ async fn current(tx: &mut Tx<'_>, id: JobId) -> Result<Option<Job>> {
 /// Up to so many rows are read one by one on SQLite, which prepares that statement once.
 const FEW: usize = 4;
 
-/// Locks jobs in the order of their ids and reads them as they are once locked. Ids that do not exist are left out.
-///
-/// # Errors
-/// As every statement.
+/// Locks jobs in the order of their ids and reads them once locked. Unknown ids are skipped.
 pub async fn lock(tx: &mut Tx<'_>, ids: &[JobId]) -> Result<Vec<Job>> {
     let mut ids: Vec<JobId> = ids.to_vec();
     ids.sort_unstable();
@@ -202,10 +193,9 @@ pub async fn lock(tx: &mut Tx<'_>, ids: &[JobId]) -> Result<Vec<Job>> {
     }
 }
 
-/// How a running job leaves its worker, or a queued one changes its place. Every field is written.
+/// A transition of a running job off its worker, or of a queued job. Every field is written.
 #[derive(Clone, Debug)]
-#[expect(missing_docs, reason = "the columns are explained once, in the migration")]
-pub struct Move {
+pub struct JobTransition {
     pub state: JobState,
     pub run_at: Option<Timestamp>,
     pub lane_held: bool,
@@ -217,7 +207,7 @@ pub struct Move {
     pub dead: bool,
 }
 
-impl Move {
+impl JobTransition {
     /// To `state`, all else as it is in `job`.
     #[must_use]
     pub fn of(job: &Job, state: JobState) -> Self {
@@ -235,12 +225,12 @@ impl Move {
     }
 }
 
-/// Moves a job that the caller has locked: off its worker, to another state. A final state sets `finished_at`, and
-/// drops the mark of a cancel that has been answered by it.
+/// Moves a job that the caller has locked: off its worker, to another state. A final state sets `finished_at` and
+/// clears the cancel request.
 ///
 /// # Errors
-/// [`Error::Stale`](crate::Error::Stale) when the row is no longer at the fence the caller locked it with.
-pub async fn apply(tx: &mut Tx<'_>, job: &Job, to: &Move) -> Result<()> {
+/// [`Error::Stale`](crate::Error::Stale) if the row is no longer at the fence with which the caller locked it.
+pub async fn apply(tx: &mut Tx<'_>, job: &Job, to: &JobTransition) -> Result<()> {
     let finished = to.state.is_final().then(|| tx.now());
     let done = on!(tx, |conn| {
         sqlx::query(
@@ -266,18 +256,15 @@ pub async fn apply(tx: &mut Tx<'_>, job: &Job, to: &Move) -> Result<()> {
         .await
         .map(|done| done.rows_affected())
     })?;
-    hit(done)
+    was_changed(done)
 }
 
-/// Ends well a running job that is in no lane and has neither parent nor open children, for its holder. Answers whether it
-/// did: `false` when the job is not held at this fence, or was asked to stop.
-///
-/// # Errors
-/// As every statement.
-pub async fn succeed(tx: &mut Tx<'_>, job: Fenced) -> Result<bool> {
+/// Completes a running job without lane, parent or open children, for its holder. Returns `false` if the job is not
+/// held at this fence or was asked to stop.
+pub async fn succeed(tx: &mut Tx<'_>, job: JobFence) -> Result<bool> {
     let now = tx.now();
     let done = on!(tx, |conn| {
-        // The fence rises, as wherever a running job is taken off its worker: what its holder may still be writing is stale.
+        // The fence rises whenever a running job is taken off its worker, so that late writes of its holder are stale.
         sqlx::query(
             "UPDATE job SET state = 'succeeded', fence = fence + 1, finished_at = $3, worker_id = NULL, lease_until = NULL
              WHERE id = $1 AND fence = $2 AND worker_id IS NOT NULL AND cancel_at IS NULL",
@@ -293,9 +280,6 @@ pub async fn succeed(tx: &mut Tx<'_>, job: Fenced) -> Result<bool> {
 }
 
 /// Marks a running job as asked to stop.
-///
-/// # Errors
-/// As every statement.
 pub async fn mark_cancel(tx: &mut Tx<'_>, id: JobId) -> Result<()> {
     let now = tx.now();
     on!(tx, |conn| {
@@ -309,11 +293,8 @@ pub async fn mark_cancel(tx: &mut Tx<'_>, id: JobId) -> Result<()> {
     Ok(())
 }
 
-/// Makes a scheduled job, which the caller has locked, due now.
-///
-/// # Errors
-/// As every statement.
-pub async fn hurry(tx: &mut Tx<'_>, id: JobId) -> Result<()> {
+/// Makes a scheduled job due now. The caller has locked it.
+pub async fn make_due(tx: &mut Tx<'_>, id: JobId) -> Result<()> {
     let now = tx.now_param();
     let text = sql!(tx,
         sqlite: "UPDATE job SET run_at = $2 WHERE id = $1 AND state = 'scheduled'",
@@ -327,11 +308,8 @@ pub async fn hurry(tx: &mut Tx<'_>, id: JobId) -> Result<()> {
     Ok(())
 }
 
-/// Takes a job that is over, and locked by the caller, back among the open ones: due at once, as if it had never
-/// failed. Its steps and its checkpoint stay; its place in its lane, its deadline and a cancel do not.
-///
-/// # Errors
-/// As every statement.
+/// Reopens a finished job that the caller has locked: due now, as if it had never failed. It keeps its steps and
+/// checkpoint, but not its lane slot, deadline or cancel request.
 pub async fn revive(tx: &mut Tx<'_>, id: JobId) -> Result<()> {
     let now = tx.now_param();
     let text = sql!(tx,
@@ -349,10 +327,7 @@ pub async fn revive(tx: &mut Tx<'_>, id: JobId) -> Result<()> {
     Ok(())
 }
 
-/// Saves how far a running job has come. Progress: lost leases count anew.
-///
-/// # Errors
-/// As every statement.
+/// Saves how far a running job has come. Progress: lost leases count again.
 pub async fn save_cursor(tx: &mut Tx<'_>, id: JobId, cursor: &str) -> Result<()> {
     on!(tx, |conn| {
         sqlx::query("UPDATE job SET cursor = $2, lost_leases = 0 WHERE id = $1")
@@ -366,9 +341,6 @@ pub async fn save_cursor(tx: &mut Tx<'_>, id: JobId, cursor: &str) -> Result<()>
 }
 
 /// Sets the deadline of a job, once. Later calls keep the first.
-///
-/// # Errors
-/// As every statement.
 pub async fn set_deadline(tx: &mut Tx<'_>, id: JobId, deadline: Timestamp) -> Result<()> {
     on!(tx, |conn| {
         sqlx::query("UPDATE job SET deadline_at = coalesce(deadline_at, $2) WHERE id = $1")
@@ -382,9 +354,6 @@ pub async fn set_deadline(tx: &mut Tx<'_>, id: JobId, deadline: Timestamp) -> Re
 }
 
 /// Gives a job its number in its lane.
-///
-/// # Errors
-/// As every statement.
 pub async fn set_lane_seq(tx: &mut Tx<'_>, id: JobId, seq: i64) -> Result<()> {
     on!(tx, |conn| {
         sqlx::query("UPDATE job SET lane_seq = $2 WHERE id = $1")
@@ -397,10 +366,7 @@ pub async fn set_lane_seq(tx: &mut Tx<'_>, id: JobId, seq: i64) -> Result<()> {
     Ok(())
 }
 
-/// The clock that due times, leases and deadlines are compared by: the database's own on PostgreSQL.
-///
-/// # Errors
-/// As every statement.
+/// The clock for due times, leases and deadlines: the database's own on PostgreSQL.
 pub async fn db_now(tx: &mut Tx<'_>) -> Result<Timestamp> {
     match tx.conn() {
         Conn::Sqlite(_) => Ok(tx.now()),
@@ -409,9 +375,6 @@ pub async fn db_now(tx: &mut Tx<'_>) -> Result<Timestamp> {
 }
 
 /// Jobs in a lane that are not over, oldest first.
-///
-/// # Errors
-/// As every statement.
 pub async fn in_lane(tx: &mut Tx<'_>, lane: &str, limit: i64) -> Result<Vec<Job>> {
     Ok(on!(tx, |conn| {
         sqlx::query_as(concat!(
@@ -427,9 +390,6 @@ pub async fn in_lane(tx: &mut Tx<'_>, lane: &str, limit: i64) -> Result<Vec<Job>
 }
 
 /// Whether a job of the lane waits to be claimed, so that another would be one too many.
-///
-/// # Errors
-/// As every statement.
 pub async fn lane_has_queued(tx: &mut Tx<'_>, lane: &str) -> Result<bool> {
     Ok(on!(tx, |conn| {
         sqlx::query_scalar(
@@ -442,10 +402,9 @@ pub async fn lane_has_queued(tx: &mut Tx<'_>, lane: &str) -> Result<bool> {
     })?)
 }
 
-/// What there is in a lane.
+/// The jobs in a lane.
 #[derive(Clone, Debug, FromRow)]
 pub struct LaneJobs {
-    /// The lane.
     pub lane: String,
     /// Whether a job waits to be claimed.
     pub queued: bool,
@@ -453,10 +412,7 @@ pub struct LaneJobs {
     pub open: bool,
 }
 
-/// What there is in each of these lanes.
-///
-/// # Errors
-/// As every statement.
+/// The jobs in each of these lanes.
 pub async fn in_lanes(tx: &mut Tx<'_>, lanes: &[String]) -> Result<Vec<LaneJobs>> {
     let text = sql!(tx,
         sqlite: "SELECT given.value AS lane,
@@ -476,6 +432,6 @@ pub async fn in_lanes(tx: &mut Tx<'_>, lanes: &[String]) -> Result<Vec<LaneJobs>
     Ok(on!(tx, |conn| sqlx::query_as(text).bind(lanes).fetch_all(conn).await)?)
 }
 
-fn hit(rows: u64) -> Result<()> {
+fn was_changed(rows: u64) -> Result<()> {
     if rows == 1 { Ok(()) } else { Err(crate::Error::Stale) }
 }

@@ -1,10 +1,10 @@
-//! Lanes: how many jobs of one key may be at work, and in which order.
+//! Lanes: how many jobs with one key may run, and in which order.
 //!
-//! Lock a lane in a statement of its own, and before any job row. A statement that locks *and* reads sees the blocked
-//! jobs as they were before it waited, which was seen to break the order (hundreds of violations in 8,000 jobs).
+//! Lock a lane in a separate statement and before any job row. A statement that locks *and* reads sees the blocked jobs
+//! as of before its wait, which breaks the order.
 //!
-//! On PostgreSQL there are three locks. Who works in a lane takes NO KEY UPDATE, one at a time. Who only needs the lane to
-//! stay there ([`keep`]) takes KEY SHARE, which waits for no work. Who deletes it takes UPDATE, which excludes both.
+//! On PostgreSQL there are three lock modes. Changes to a lane take NO KEY UPDATE, one at a time. [`ensure`] takes KEY
+//! SHARE, which only keeps the lane from being deleted. Deletion takes UPDATE, which excludes both.
 
 use sqlx::FromRow;
 use towpath_domain::JobId;
@@ -17,7 +17,7 @@ use crate::tx::{Conn, Tx};
 pub struct Lane {
     /// What it is about, `thread:…`.
     pub key: String,
-    /// How many jobs may hold a place.
+    /// The number of slots.
     pub places: i64,
     /// How many do.
     pub held: i64,
@@ -25,9 +25,9 @@ pub struct Lane {
     pub next_seq: i64,
 }
 
-/// A job that was promoted. One that lost two leases is `scheduled` with its place and not `ready`, since it is claimed alone.
+/// A promoted job. A suspect stays `scheduled` with its slot, since it is claimed alone.
 #[derive(Clone, Debug, FromRow)]
-pub struct Promoted {
+pub struct PromotedJob {
     /// The job.
     pub id: JobId,
     /// The pool that should wake.
@@ -35,14 +35,11 @@ pub struct Promoted {
 }
 
 /// Makes the lane if it is not there, and locks it.
-///
-/// # Errors
-/// As every statement.
 pub async fn lock(tx: &mut Tx<'_>, key: &str, places: i64) -> Result<Lane> {
     if let Some(lane) = lock_existing(tx, key).await? {
         return Ok(lane);
     }
-    // An update that changes nothing: somebody else may have made it in between, and DO NOTHING would lock nothing.
+    // An update that changes nothing: the lane may have been created concurrently, and DO NOTHING would not lock it.
     Ok(on!(tx, |conn| {
         sqlx::query_as(
             "INSERT INTO lane (key, places) VALUES ($1, $2) ON CONFLICT (key) DO UPDATE SET held = lane.held
@@ -56,9 +53,6 @@ pub async fn lock(tx: &mut Tx<'_>, key: &str, places: i64) -> Result<Lane> {
 }
 
 /// Locks the lane if it is there.
-///
-/// # Errors
-/// As every statement.
 pub async fn lock_existing(tx: &mut Tx<'_>, key: &str) -> Result<Option<Lane>> {
     let text = sql!(tx,
         sqlite: concat!("SELECT ", columns!(lane), " FROM lane WHERE key = $1"),
@@ -69,14 +63,11 @@ pub async fn lock_existing(tx: &mut Tx<'_>, key: &str) -> Result<Option<Lane>> {
         .await)?)
 }
 
-/// Makes the lane if it is not there, and keeps it there until this transaction ends: for a job that enters it later.
-/// Waits for nobody who works in it.
-///
-/// # Errors
-/// As every statement.
-pub async fn keep(tx: &mut Tx<'_>, key: &str, places: i64) -> Result<()> {
+/// Creates the lane if it is missing and protects it from deletion until this transaction ends, for a job that enters
+/// it later. Does not wait for changes to the lane.
+pub async fn ensure(tx: &mut Tx<'_>, key: &str, places: i64) -> Result<()> {
     let text = sql!(tx,
-        // SQLite has one writer, so nobody else can delete it.
+        // SQLite has one writer, so no other caller can delete it.
         sqlite: "SELECT 1 FROM lane WHERE key = $1",
         postgres: "SELECT 1 FROM lane WHERE key = $1 FOR KEY SHARE");
     loop {
@@ -99,15 +90,12 @@ pub async fn keep(tx: &mut Tx<'_>, key: &str, places: i64) -> Result<()> {
         if made == 1 {
             return Ok(());
         }
-        // Somebody else made it in between, and has committed by now.
+        // Another process made it in between, and has committed by now.
     }
 }
 
 /// Locks the lane if it is there, for those who do not look at it. On SQLite the writer is alone.
-///
-/// # Errors
-/// As every statement.
-pub async fn hold(tx: &mut Tx<'_>, key: &str) -> Result<()> {
+pub async fn lock_unread(tx: &mut Tx<'_>, key: &str) -> Result<()> {
     if let Conn::Postgres(conn) = tx.conn() {
         sqlx::query("SELECT 1 FROM lane WHERE key = $1 FOR NO KEY UPDATE")
             .bind(key)
@@ -117,14 +105,11 @@ pub async fn hold(tx: &mut Tx<'_>, key: &str) -> Result<()> {
     Ok(())
 }
 
-/// Makes the lanes that are not there, and locks all of them, in as many statements for many as for one. `wanted` has keys,
-/// sorted, and the places of those that are made.
-///
-/// # Errors
-/// As every statement.
+/// Creates missing lanes and locks all of them, in a constant number of statements. `wanted` has sorted keys, and the
+/// slots of new lanes.
 pub async fn lock_all(tx: &mut Tx<'_>, wanted: &[(String, i64)]) -> Result<Vec<Lane>> {
-    // As in `lock`, an update that changes nothing. Rows are locked in the order in which they are inserted, by the bytes of
-    // their keys: locking those that are there before the others would break the order of whoever locks one by one.
+    // As in `lock`, an update that changes nothing. Rows are locked in insertion order, sorted bytewise by key: locking
+    // existing rows first would break the order of callers that lock one by one.
     Ok(match tx.conn() {
         Conn::Sqlite(conn) => {
             let wanted = serde_json::to_string(wanted).expect("texts and numbers are always JSON");
@@ -152,9 +137,6 @@ pub async fn lock_all(tx: &mut Tx<'_>, wanted: &[(String, i64)]) -> Result<Vec<L
 }
 
 /// Writes locked lanes back.
-///
-/// # Errors
-/// As every statement.
 pub async fn save_all(tx: &mut Tx<'_>, lanes: &[Lane]) -> Result<()> {
     match tx.conn() {
         Conn::Sqlite(conn) => {
@@ -191,12 +173,9 @@ pub async fn save_all(tx: &mut Tx<'_>, lanes: &[Lane]) -> Result<()> {
     Ok(())
 }
 
-/// Gives so many places of a locked lane back, and the free places to the jobs that wait longest: those are returned.
-///
-/// # Errors
-/// As every statement.
-pub async fn leave(tx: &mut Tx<'_>, key: &str, places: i64) -> Result<Vec<Promoted>> {
-    // `changes()` is how many the statement before it promoted. A lane that is not there has nothing to give.
+/// Releases slots of a locked lane and gives free slots to the jobs that have waited longest, which are returned.
+pub async fn leave(tx: &mut Tx<'_>, key: &str, places: i64) -> Result<Vec<PromotedJob>> {
+    // `changes()` is how many jobs the previous statement promoted. A missing lane has no slots.
     let text = sql!(tx,
         sqlite: "UPDATE lane SET held = held - $2 WHERE key = $1;
                  UPDATE job SET state = CASE WHEN lost_leases < 2 THEN 'ready' ELSE 'scheduled' END, lane_held = 1
@@ -226,9 +205,6 @@ pub async fn leave(tx: &mut Tx<'_>, key: &str, places: i64) -> Result<Vec<Promot
 }
 
 /// Reads a lane without locking it.
-///
-/// # Errors
-/// As every statement.
 pub async fn get(tx: &mut Tx<'_>, key: &str) -> Result<Option<Lane>> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
@@ -241,9 +217,6 @@ pub async fn get(tx: &mut Tx<'_>, key: &str) -> Result<Option<Lane>> {
 }
 
 /// Writes a locked lane back.
-///
-/// # Errors
-/// As every statement.
 pub async fn save(tx: &mut Tx<'_>, lane: &Lane) -> Result<()> {
     on!(tx, |conn| {
         sqlx::query("UPDATE lane SET places = $2, held = $3, next_seq = $4 WHERE key = $1")
@@ -258,11 +231,8 @@ pub async fn save(tx: &mut Tx<'_>, lane: &Lane) -> Result<()> {
     Ok(())
 }
 
-/// Gives the free places of a locked lane to the jobs that wait longest. Does not write the lane.
-///
-/// # Errors
-/// As every statement.
-pub async fn promote(tx: &mut Tx<'_>, lane: &mut Lane) -> Result<Vec<Promoted>> {
+/// Gives free slots of a locked lane to the jobs that have waited longest. Does not update the lane row.
+pub async fn promote(tx: &mut Tx<'_>, lane: &mut Lane) -> Result<Vec<PromotedJob>> {
     let free = lane.places - lane.held;
     if free <= 0 {
         return Ok(Vec::new());
@@ -277,7 +247,7 @@ pub async fn promote(tx: &mut Tx<'_>, lane: &mut Lane) -> Result<Vec<Promoted>> 
                    WHERE id = ANY (ARRAY (SELECT id FROM job WHERE lane = $1 AND finished_at IS NULL
                                           AND state = 'blocked' ORDER BY lane_seq, id LIMIT $2))
                    RETURNING id, pool");
-    let promoted: Vec<Promoted> = on!(tx, |conn| sqlx::query_as(text)
+    let promoted: Vec<PromotedJob> = on!(tx, |conn| sqlx::query_as(text)
         .bind(&lane.key)
         .bind(free)
         .fetch_all(conn)
@@ -286,37 +256,32 @@ pub async fn promote(tx: &mut Tx<'_>, lane: &mut Lane) -> Result<Vec<Promoted>> 
     Ok(promoted)
 }
 
-/// Deletes those of the first `limit` lanes that no open job is in. Numbers may begin anew after it: nobody is left to compare.
-///
-/// # Errors
-/// As every statement.
+/// Deletes those of the first `limit` lanes without open jobs. Numbers may restart afterwards, since nothing is left to
+/// compare.
 pub async fn prune(tx: &mut Tx<'_>, limit: i64) -> Result<u64> {
-    Ok(prune_behind(tx, "", limit).await?.gone)
+    Ok(prune_behind(tx, "", limit).await?.deleted)
 }
 
-/// What one step of a walk through the lanes did.
+/// The result of one step of a scan of the lanes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pruned {
+pub struct PruneStep {
     /// Lanes that are gone.
-    pub gone: u64,
-    /// The last lane looked at; absent when there is none behind it.
+    pub deleted: u64,
+    /// The last scanned lane; absent when there is none behind it.
     pub last: Option<String>,
 }
 
-/// A lane, and whether it looks as if nobody needs it.
+/// A lane, and whether it looks as if no one needs it.
 #[derive(FromRow)]
-struct Seen {
+struct LaneCandidate {
     key: String,
     idle: bool,
 }
 
-/// As [`prune`], with the lanes behind `after` in the order of their keys. So lanes that stay hold up no others.
-///
-/// # Errors
-/// As every statement.
-pub async fn prune_behind(tx: &mut Tx<'_>, after: &str, limit: i64) -> Result<Pruned> {
+/// As [`prune`], for the lanes after `after` in key order, so that lanes that stay do not block others.
+pub async fn prune_behind(tx: &mut Tx<'_>, after: &str, limit: i64) -> Result<PruneStep> {
     // A subquery of one row, not EXISTS, for which PostgreSQL may read all open jobs.
-    let seen: Vec<Seen> = on!(tx, |conn| {
+    let seen: Vec<LaneCandidate> = on!(tx, |conn| {
         sqlx::query_as(
             "SELECT key, held = 0 AND (SELECT j.id FROM job j WHERE j.lane = lane.key AND j.finished_at IS NULL
                                        LIMIT 1) IS NULL AS idle
@@ -335,11 +300,10 @@ pub async fn prune_behind(tx: &mut Tx<'_>, after: &str, limit: i64) -> Result<Pr
     } else {
         delete_idle(tx, idle).await?
     };
-    Ok(Pruned { gone, last })
+    Ok(PruneStep { deleted: gone, last })
 }
 
-/// Deletes those of these lanes that nobody holds or works in, once they are locked: the second look is a statement of its
-/// own.
+/// Deletes those of these lanes that are unused once locked; checked again in a separate statement.
 async fn delete_idle(tx: &mut Tx<'_>, keys: Vec<String>) -> Result<u64> {
     match tx.conn() {
         // The writer is alone, so nothing has changed since.
@@ -372,10 +336,7 @@ async fn delete_idle(tx: &mut Tx<'_>, keys: Vec<String>) -> Result<u64> {
     }
 }
 
-/// How many lanes there are behind `after`; `most` means so many or more.
-///
-/// # Errors
-/// As every statement.
+/// How many lanes there are behind `after`; `most` means at least that many.
 pub async fn count_behind(tx: &mut Tx<'_>, after: &str, most: i64) -> Result<i64> {
     Ok(on!(tx, |conn| sqlx::query_scalar(
         "SELECT count(*) FROM (SELECT 1 FROM lane WHERE key > $1 LIMIT $2 + 0) found"

@@ -1,12 +1,12 @@
-//! Leases: until when a worker is taken to be alive.
+//! Leases: until when a worker counts as alive.
 //!
-//! A worker renews its own row and nothing else, and no transaction of a job locks that row, so a renewal waits for nobody. A
-//! running job names its worker. When the row of a worker is gone, its jobs are taken back (`jobs/lost.rs`): each then has a
-//! higher fence, and what the worker may still write is refused. Deleting the row is what ends a lease. A row that has passed
-//! its time and is still there can be renewed.
+//! A worker renews its own row, and no transaction of a job locks that row, so a renewal never waits. A running job
+//! names its worker. When the row of a worker is deleted, its jobs are taken back (`jobs/lost.rs`): each gets a higher
+//! fence, and late writes of the worker are refused. The lease ends with the deletion; an expired row that still exists
+//! can be renewed.
 //!
-//! An id that lost its row never gets one again: its worker goes on under a new one. So a worker that is found without a row can
-//! be relied on to stay without.
+//! An id that lost its row never gets one again: its worker continues under a new id. So a worker without a row stays
+//! without.
 
 use std::time::Duration;
 
@@ -16,12 +16,9 @@ use crate::error::Result;
 use crate::tx::{Conn, Dialect, Tx};
 
 /// The end of a lease that time does not end: the last second of the year 9999.
-pub(crate) const NEVER: Timestamp = Timestamp::from_micros(253_402_300_799_000_000);
+pub(crate) const FAR_FUTURE: Timestamp = Timestamp::from_micros(253_402_300_799_000_000);
 
-/// Begins the lease of a worker that never had one. On SQLite, where one process is all there is, it has no end in time.
-///
-/// # Errors
-/// As every statement.
+/// Begins the lease of a new worker. On SQLite, which has a single process, it never expires.
 pub async fn begin(tx: &mut Tx<'_>, worker: WorkerId, lease: Duration) -> Result<()> {
     let known = tx.now_param();
     // A worker that was not told whether it began begins again; it has claimed nothing meanwhile.
@@ -31,7 +28,7 @@ pub async fn begin(tx: &mut Tx<'_>, worker: WorkerId, lease: Duration) -> Result
              ON CONFLICT (worker_id) DO UPDATE SET alive_until = excluded.alive_until",
         )
         .bind(worker)
-        .bind(NEVER)
+        .bind(FAR_FUTURE)
         .execute(conn)
         .await
         .map(drop)?,
@@ -49,11 +46,8 @@ pub async fn begin(tx: &mut Tx<'_>, worker: WorkerId, lease: Duration) -> Result
     Ok(())
 }
 
-/// Extends the lease of a worker. Answers whether it has one: `false` means that its jobs are others' from now on. On SQLite
-/// that is all it does: a write would be a commit of its own.
-///
-/// # Errors
-/// As every statement.
+/// Extends the lease of a worker. Returns `false` if it has none: its jobs belong to others from now on. On SQLite it
+/// only checks: a write would need its own commit.
 pub async fn renew(tx: &mut Tx<'_>, worker: WorkerId, lease: Duration) -> Result<bool> {
     let known = tx.now_param();
     let renewed: Option<WorkerId> =
@@ -78,9 +72,6 @@ pub async fn renew(tx: &mut Tx<'_>, worker: WorkerId, lease: Duration) -> Result
 }
 
 /// Ends the lease of a worker that has let go of its jobs.
-///
-/// # Errors
-/// As every statement.
 pub async fn end(tx: &mut Tx<'_>, worker: WorkerId) -> Result<()> {
     on!(tx, |conn| {
         sqlx::query("DELETE FROM lease WHERE worker_id = $1")
@@ -92,10 +83,7 @@ pub async fn end(tx: &mut Tx<'_>, worker: WorkerId) -> Result<()> {
     Ok(())
 }
 
-/// Ends every lease, for SQLite: when a process starts, whoever had one is gone.
-///
-/// # Errors
-/// As every statement.
+/// Ends every lease, for SQLite: when a process starts, all earlier holders are gone.
 pub async fn end_all(tx: &mut Tx<'_>) -> Result<()> {
     on!(tx, |conn| sqlx::query("DELETE FROM lease")
         .execute(conn)
@@ -104,11 +92,8 @@ pub async fn end_all(tx: &mut Tx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Until when a running job is kept by its worker, unless that one renews its lease. `None` when it has lost it, or the job does
-/// not run. On SQLite, where no time ends a lease, that is now.
-///
-/// # Errors
-/// As every statement.
+/// Until when the worker of a running job holds it, unless the lease is renewed. `None` if it was lost or the job does
+/// not run. On SQLite, where leases do not expire, that is now.
 pub async fn until(tx: &mut Tx<'_>, job: JobId) -> Result<Option<Timestamp>> {
     let now = tx.now();
     // An old process has a lease for each job.
@@ -124,47 +109,44 @@ pub async fn until(tx: &mut Tx<'_>, job: JobId) -> Result<Option<Timestamp>> {
     }))
 }
 
-/// Whether a look for lost workers may end leases that have passed their time.
+/// Whether a scan for lost workers may end leases that have passed their time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Expired {
-    /// They are ended, unless the database's clock says a later time than this. It may stand still between the question and the
-    /// answer, and those who would have renewed their leases with it.
+pub enum ExpiredLeases {
+    /// End expired leases, unless the database's clock is past this time. The process may have been suspended in
+    /// between, together with the workers that would have renewed their leases.
     End {
         /// `None` is any time.
         by: Option<Timestamp>,
     },
-    /// They are left alone: whoever looks was away, and so may have been those who would renew them.
-    Leave,
+    /// Keep expired leases: the caller was unavailable, and so may have been their workers.
+    Keep,
 }
 
-/// How far a look goes.
+/// How far a scan goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reach {
-    /// Only to the leases that it ends itself. They are a few rows, so this is cheap whatever the table of jobs went through.
+pub enum LostWorkerScope {
+    /// Only for leases that it ends itself. These are a few rows, so this is cheap.
     Leases,
-    /// To everybody who has jobs: what others ended, too, and what was left the last time.
-    Holders,
+    /// To everyone who has jobs: what others ended, too, and what was left the last time.
+    AllWorkers,
 }
 
-/// What a look found.
+/// What a scan found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Look {
+pub struct LostWorkers {
     /// When it was, by the database's clock.
-    pub at: Timestamp,
+    pub scanned_at: Timestamp,
     /// Workers without a lease that have jobs, or may have.
-    pub lost: Vec<WorkerId>,
+    pub workers: Vec<WorkerId>,
 }
 
-/// Looks for workers that have jobs and no lease. Leases that have passed their time are ended first, if that is wanted. On SQLite,
-/// where a look is made at a start only, it always reaches all.
-///
-/// # Errors
-/// As every statement.
-pub async fn look(tx: &mut Tx<'_>, expired: Expired, reach: Reach) -> Result<Look> {
+/// Finds workers that have jobs but no lease. Expired leases are ended first, if requested. On SQLite it always checks
+/// all, as it only runs at startup.
+pub async fn find_lost_workers(tx: &mut Tx<'_>, expired: ExpiredLeases, reach: LostWorkerScope) -> Result<LostWorkers> {
     let (now, known) = (tx.now(), tx.now_param());
     let (ends, by) = match expired {
-        Expired::End { by } => (true, by),
-        Expired::Leave => (false, None),
+        ExpiredLeases::End { by } => (true, by),
+        ExpiredLeases::Keep => (false, None),
     };
     match tx.conn() {
         Conn::Sqlite(conn) => {
@@ -178,33 +160,33 @@ pub async fn look(tx: &mut Tx<'_>, expired: Expired, reach: Reach) -> Result<Loo
                 "SELECT DISTINCT worker_id FROM job
                  WHERE state = 'running' AND worker_id NOT IN (SELECT worker_id FROM lease) ORDER BY worker_id",
             );
-            Ok(Look {
-                at: now,
-                lost: lost.fetch_all(conn).await?,
+            Ok(LostWorkers {
+                scanned_at: now,
+                workers: lost.fetch_all(conn).await?,
             })
         }
         Conn::Postgres(conn) => {
-            let rows: Vec<(Timestamp, Option<WorkerId>)> = sqlx::query_as(POSTGRES_LOOK)
+            let rows: Vec<(Timestamp, Option<WorkerId>)> = sqlx::query_as(POSTGRES_FIND_LOST_WORKERS)
                 .bind(known)
                 .bind(ends)
                 .bind(by)
-                .bind(reach == Reach::Holders)
+                .bind(reach == LostWorkerScope::AllWorkers)
                 .fetch_all(conn)
                 .await?;
-            Ok(Look {
-                at: rows.first().map_or(now, |(at, _)| *at),
-                lost: rows.into_iter().filter_map(|(_, worker)| worker).collect(),
+            Ok(LostWorkers {
+                scanned_at: rows.first().map_or(now, |(at, _)| *at),
+                workers: rows.into_iter().filter_map(|(_, worker)| worker).collect(),
             })
         }
     }
 }
 
-/// One statement, since somebody sends it twice a second. The time comes with each row, and with one without a worker.
+/// One statement, since it runs twice a second. The time comes with each row, also without a worker.
 ///
-/// Those who have jobs are found by a skip scan over `job_worker`: one index probe each, however many jobs they have. But a probe
-/// walks past entries of jobs that are over, until they are vacuumed: after 300,000 jobs beside one old snapshot it read 165,000
-/// pages. So not every look goes there. A lease that is being renewed at this moment is passed by.
-const POSTGRES_LOOK: &str = "WITH RECURSIVE clock AS MATERIALIZED (SELECT towpath_now($1) AS at),
+/// Workers with jobs are found by a skip scan over `job_worker`: one index probe each. But a probe passes dead entries
+/// until a vacuum: after 300,000 jobs beside an old snapshot it read 165,000 pages. So not every scan goes there. A
+/// lease that is being renewed is skipped.
+const POSTGRES_FIND_LOST_WORKERS: &str = "WITH RECURSIVE clock AS MATERIALIZED (SELECT towpath_now($1) AS at),
      holder AS (
          (SELECT worker_id FROM job WHERE $4 AND state = 'running' ORDER BY worker_id LIMIT 1)
          UNION ALL
@@ -227,12 +209,9 @@ const POSTGRES_LOOK: &str = "WITH RECURSIVE clock AS MATERIALIZED (SELECT towpat
      ) lost ON true
      ORDER BY 2";
 
-/// Ends the leases of single jobs that have passed their time, which only old processes renew: those jobs are then their
-/// worker's, which has no lease. Only PostgreSQL has old processes beside this one.
-///
-/// # Errors
-/// As every statement.
-pub async fn end_old(tx: &mut Tx<'_>) -> Result<u64> {
+/// Ends expired leases of single jobs, which only old processes renew: these jobs then belong to a worker without a
+/// lease. Only for PostgreSQL, where old processes may still run.
+pub async fn end_job_leases(tx: &mut Tx<'_>) -> Result<u64> {
     let now = tx.now_param();
     match tx.conn() {
         Conn::Sqlite(_) => Ok(0),

@@ -1,9 +1,8 @@
-//! The only home of SQL.
+//! All SQL of Towpath.
 //!
-//! Promises: one statement text and one function body for SQLite and PostgreSQL wherever they agree; a closure given
-//! to [`Store::write`] is one transaction and its success means *committed and on disk*; on SQLite many closures
-//! share one commit. Leaves to others: what should happen next. A function here does what it is told and says how
-//! many rows it touched.
+//! Statements and functions are shared by SQLite and PostgreSQL wherever possible; a closure passed to [`Store::write`]
+//! is one transaction, and success means *committed and on disk*; on SQLite many closures share one commit. The crate
+//! does not decide what happens next: functions do what they are told and return how many rows changed.
 //!
 //! One module per subject, plain functions that take `&mut Tx` first and the tenant wherever a row has one.
 
@@ -21,6 +20,7 @@ pub mod a2a_push_configs;
 pub mod a2a_tasks;
 pub mod access;
 pub mod agent_stats;
+pub mod annotation_queues;
 pub mod artifacts;
 pub mod assistants;
 pub mod attempts;
@@ -29,13 +29,17 @@ pub mod baseline;
 mod bulk;
 mod caseless;
 pub mod checkpoints;
+pub mod comparative_experiments;
 mod containment;
 pub mod crons;
+pub mod datasets;
+pub mod deployment_keepers;
 pub mod deployments;
 pub mod destinations;
 pub mod ended_sessions;
 pub mod exports;
 pub mod feedback;
+pub mod feedback_configs;
 pub mod feedback_tokens;
 pub mod gauges;
 pub mod idempotency;
@@ -44,7 +48,6 @@ pub mod image_tokens;
 pub mod integrations;
 pub mod items;
 pub mod jobs;
-pub mod keepers;
 pub mod lanes;
 pub mod leases;
 pub mod listeners;
@@ -62,6 +65,7 @@ pub mod revisions;
 pub mod run_events;
 pub mod run_index;
 pub mod runs;
+pub mod sandboxes;
 pub mod schedules;
 pub mod sealed;
 pub mod sealing;
@@ -70,7 +74,7 @@ pub mod source_uploads;
 pub mod steps;
 pub mod sweep_cursors;
 pub mod threads;
-pub mod units;
+pub mod wal_segments;
 pub mod workers;
 
 pub use error::{Error, Result};

@@ -1,33 +1,25 @@
-//! Listeners: processes that hold a compute backend. The built-in one is part of the platform and has no row.
+//! Listeners: processes that run a compute backend. The built-in one has no row.
 
 use towpath_domain::{ListenerId, TenantId, Timestamp};
 
 use crate::{Error, Result, Tx};
 
-/// A listener as it is stored.
 #[derive(Clone, Debug, sqlx::FromRow)]
 pub struct Listener {
-    /// Id.
     pub id: ListenerId,
-    /// Owner.
     pub tenant_id: TenantId,
-    /// What it deploys to.
+    /// The kind of its compute backend.
     pub compute_type: String,
     /// Which one of that type; unique in the workspace.
     pub compute_id: String,
     /// JSON: `k8s_namespaces`.
     pub compute_config: String,
-    /// When it was made.
     pub created_at: Timestamp,
-    /// When it last changed.
     pub updated_at: Timestamp,
 }
 
 impl Listener {
     /// The namespaces it serves.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`].
     pub fn namespaces(&self) -> Result<Vec<String>> {
         serde_json::from_str(&self.compute_config).map_err(|_| Error::corrupt("listener", "compute_config", self.id))
     }
@@ -40,7 +32,7 @@ fn written(id: ListenerId, namespaces: &[String]) -> Result<String> {
 /// Records a listener of compute type `k8s`.
 ///
 /// # Errors
-/// [`Error::Conflict`] naming `listener.compute_id` where the workspace has one for it.
+/// [`Error::Conflict`] naming `listener.compute_id` if the workspace already has one for it.
 pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, compute_id: &str, namespaces: &[String]) -> Result<Listener> {
     let (id, now) = (ListenerId::new(), tx.now());
     let config = written(id, namespaces)?;
@@ -58,10 +50,6 @@ pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, compute_id: &str, namespa
     .await)?)
 }
 
-/// One listener.
-///
-/// # Errors
-/// [`Error::NotFound`] also for another tenant's.
 pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: ListenerId) -> Result<Listener> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
@@ -75,9 +63,6 @@ pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: ListenerId) -> Result<Li
 }
 
 /// Listeners, oldest first.
-///
-/// # Errors
-/// Those of the database.
 pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, limit: i64, offset: i64) -> Result<Vec<Listener>> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
@@ -92,9 +77,6 @@ pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, limit: i64, offset: i64) ->
 }
 
 /// Gives a listener other namespaces.
-///
-/// # Errors
-/// [`Error::NotFound`] also for another tenant's.
 pub async fn update(tx: &mut Tx<'_>, tenant: TenantId, id: ListenerId, namespaces: &[String]) -> Result<Listener> {
     let now = tx.now();
     let config = written(id, namespaces)?;
@@ -110,10 +92,7 @@ pub async fn update(tx: &mut Tx<'_>, tenant: TenantId, id: ListenerId, namespace
     .await)?)
 }
 
-/// Forgets a listener.
-///
-/// # Errors
-/// [`Error::NotFound`] also for another tenant's.
+/// Deletes a listener.
 pub async fn delete(tx: &mut Tx<'_>, tenant: TenantId, id: ListenerId) -> Result<()> {
     let gone = on!(tx, |conn| sqlx::query(
         "DELETE FROM listener WHERE tenant_id = $1 AND id = $2"

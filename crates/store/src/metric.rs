@@ -1,4 +1,4 @@
-//! What the store counts.
+//! Metrics of the store.
 
 use std::time::Duration;
 
@@ -17,22 +17,22 @@ pub fn describe() {
     metrics::describe_histogram!(
         SECONDS,
         Unit::Seconds,
-        "A call of the store with everything in it: read, write (until it is committed), write_one (one statement)"
+        "Duration of a whole call of the store: read, write (until it is committed), write_one (one statement)"
     );
     metrics::describe_counter!(
         ERRORS,
         Unit::Count,
-        "Calls of the store that the database failed: unavailable, full, driver, corrupt"
+        "Calls of the store that failed in the database: unavailable, full, driver, corrupt"
     );
     metrics::describe_histogram!(
         ACQUIRE,
         Unit::Seconds,
-        "How long a call waited for a connection (pool) or for its turn to write (writer, on SQLite)"
+        "Time a call waited for a connection (pool) or for its turn to write (writer, on SQLite)"
     );
     metrics::describe_histogram!(
         COMMIT_SECONDS,
         Unit::Seconds,
-        "A COMMIT of the SQLite file, on disk when it ends; not of a write_one that found nobody else writing"
+        "Duration of a COMMIT of the SQLite file, on disk at its end; excludes a write_one without concurrent writers"
     );
     metrics::describe_histogram!(
         COMMIT_GROUP,
@@ -41,7 +41,7 @@ pub fn describe() {
     );
 }
 
-/// Notes a call that took `took`. What a caller's own rule refused is no error of the store.
+/// Notes a call that took `took`. What a caller's own rule refused is not an error of the store.
 pub(crate) fn called<T>(op: &'static str, took: Duration, result: &Result<T>) {
     metrics::histogram!(SECONDS, "op" => op).record(took);
     let error = match result {

@@ -1,8 +1,7 @@
-//! The schema: its migrations, and which databases this build refuses.
+//! The schema: its migrations, and which databases this build supports.
 //!
-//! Migrations are pairs of files, one for each database, with the same name. `0001_schema.sql` is the schema of the
-//! first release. Builds from before it had other migrations under the same numbers, so checksums tell their databases
-//! from those of later builds.
+//! Migrations are pairs of files with the same name, one per database. `0001_schema.sql` is the schema of the first
+//! release. Earlier builds had other migrations under the same numbers; checksums tell them apart.
 
 use std::path::Path;
 
@@ -13,7 +12,7 @@ use sqlx::postgres::PgConnectOptions;
 use crate::backup;
 use crate::error::{Error, Result};
 use crate::open::Store;
-use crate::tx::{Conn, Dialect, Shared, Tx};
+use crate::tx::{Conn, Dialect, StoreContext, Tx};
 
 pub(crate) static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 pub(crate) static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
@@ -33,7 +32,7 @@ pub fn newest(dialect: Dialect) -> i64 {
 
 /// Whether this build knows a migration.
 #[must_use]
-pub fn knows(dialect: Dialect, version: i64) -> bool {
+pub fn is_known_version(dialect: Dialect, version: i64) -> bool {
     migrator(dialect).version_exists(version)
 }
 
@@ -53,7 +52,7 @@ pub struct Schema {
 }
 
 impl Schema {
-    /// Whether this build can work with the database once the pending migrations are applied.
+    /// Whether this build can use the database once pending migrations are applied.
     ///
     /// # Errors
     /// [`Error::OlderBuild`] and [`Error::NewerBuild`].
@@ -91,32 +90,23 @@ impl Schema {
 }
 
 /// The schema of a database that is open.
-///
-/// # Errors
-/// Only the database's.
 pub async fn schema(store: &Store) -> Result<Schema> {
     store.read(async |tx| read(tx, store.name()).await).await
 }
 
 /// The schema of a SQLite file, which another process may be using.
-///
-/// # Errors
-/// [`Error::Open`] when there is no such file.
 pub async fn of_sqlite(file: &Path) -> Result<Schema> {
     let mut conn = backup::connect_sqlite(file).await?;
-    let shared = Shared::default();
+    let shared = StoreContext::default();
     let schema = read(&mut Tx::new(Conn::Sqlite(&mut conn), &shared), sqlite_name(file)).await;
     let _ = conn.close().await;
     schema
 }
 
 /// The schema of a PostgreSQL database.
-///
-/// # Errors
-/// [`Error::Open`] when the address is wrong, else the database's.
 pub async fn of_postgres(uri: &str) -> Result<Schema> {
     let (mut conn, name) = backup::connect_postgres(uri).await?;
-    let shared = Shared::default();
+    let shared = StoreContext::default();
     let schema = read(&mut Tx::new(Conn::Postgres(&mut conn), &shared), name).await;
     let _ = conn.close().await;
     schema
@@ -135,7 +125,7 @@ async fn read(tx: &mut Tx<'_>, database: String) -> Result<Schema> {
     Ok(Schema::of(tx.dialect(), database, &found))
 }
 
-/// What a failed run of the migrations comes to. The runner compares versions and checksums before it changes anything.
+/// The error of a failed migration run. The runner compares versions and checksums before it changes anything.
 pub(crate) async fn refused(tx: &mut Tx<'_>, database: String, error: MigrateError) -> Error {
     if matches!(
         error,
@@ -149,12 +139,12 @@ pub(crate) async fn refused(tx: &mut Tx<'_>, database: String, error: MigrateErr
     Error::Open(format!("cannot migrate {database}: {error}"))
 }
 
-/// What messages call a SQLite file.
+/// The name of a SQLite file in messages.
 pub(crate) fn sqlite_name(file: &Path) -> String {
     format!("the database {}", file.display())
 }
 
-/// What messages call a PostgreSQL database.
+/// The name of a PostgreSQL database in messages.
 pub(crate) fn postgres_name(options: &PgConnectOptions) -> String {
     let database = options.get_database().unwrap_or_else(|| options.get_username());
     match options.get_socket() {

@@ -11,18 +11,18 @@ use crate::error::{Error, Result};
 use crate::metric;
 use crate::postgres::Postgres;
 use crate::sqlite::Sqlite;
-use crate::tx::{Dialect, Hints, Shared, Tx};
+use crate::tx::{Dialect, Hints, StoreContext, Tx};
 
 /// How to open a store.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The process's clock.
     pub clock: Clock,
-    /// Most connections of this process: to PostgreSQL in all, to SQLite for reading (one more writes).
+    /// Maximum connections of this process: all of them to PostgreSQL; on SQLite only readers (plus one writer).
     pub connections: u32,
     /// How long a call waits for a free connection before it fails as unavailable.
     pub acquire_timeout: Duration,
-    /// The lease of the workers. PostgreSQL waits for a statement, a lock or a silent transaction for parts of it only.
+    /// The lease of the workers. PostgreSQL's timeouts for statements, locks and idle transactions are fractions of it.
     pub lease: Duration,
 }
 
@@ -39,13 +39,13 @@ impl Default for Options {
 
 /// A database, opened. Clones share it.
 #[derive(Clone)]
-pub struct Store(Arc<Inner>);
+pub struct Store(Arc<StoreState>);
 
-struct Inner {
+struct StoreState {
     uri: String,
     options: Options,
-    back: Back,
-    shared: Arc<Shared>,
+    database: Database,
+    shared: Arc<StoreContext>,
 }
 
 /// Open connections.
@@ -57,7 +57,7 @@ pub struct Connections {
     pub idle: u32,
 }
 
-enum Back {
+enum Database {
     Sqlite(Box<Sqlite>),
     Postgres(Box<Postgres>),
 }
@@ -66,49 +66,46 @@ impl Store {
     /// Opens `sqlite:///absolute/path.db`, `sqlite://relative.db`, or `postgres://…`.
     ///
     /// # Errors
-    /// [`Error::Open`] with a sentence for the operator: unknown scheme, unreadable file, a second process on the
-    /// same SQLite file, a network file system.
+    /// [`Error::Open`] with a message for the operator: unknown scheme, unreadable file, a second process on the same
+    /// SQLite file, or a network file system.
     pub async fn open(uri: &str, options: Options) -> Result<Self> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(StoreContext {
             clock: options.clock.clone(),
-            ..Shared::default()
+            ..StoreContext::default()
         });
         let back = if let Some(path) = uri.strip_prefix("sqlite://") {
             let path = PathBuf::from(path.split('?').next().unwrap_or_default());
-            Back::Sqlite(Box::new(Sqlite::open(&path, &options, shared.clone()).await?))
+            Database::Sqlite(Box::new(Sqlite::open(&path, &options, shared.clone()).await?))
         } else if uri.starts_with("postgres://") || uri.starts_with("postgresql://") {
-            Back::Postgres(Box::new(Postgres::open(uri, &options, shared.clone())?))
+            Database::Postgres(Box::new(Postgres::open(uri, &options, shared.clone())?))
         } else {
             return Err(Error::Open(
                 "DATABASE_URI must begin with sqlite:// or postgres://".to_owned(),
             ));
         };
-        Ok(Self(Arc::new(Inner {
+        Ok(Self(Arc::new(StoreState {
             uri: uri.to_owned(),
             options,
-            back,
+            database: back,
             shared,
         })))
     }
 
-    /// A store on the same PostgreSQL database with `connections` of its own, opened on the calling runtime, so that
-    /// a busy pool elsewhere cannot keep it waiting. On SQLite it is this store itself: its file has one writer.
-    ///
-    /// # Errors
-    /// As [`Store::open`].
-    pub fn apart(&self, connections: u32) -> Result<Self> {
-        match &self.0.back {
-            Back::Sqlite(_) => Ok(self.clone()),
-            Back::Postgres(_) => {
+    /// A store on the same PostgreSQL database with its own `connections`, opened on the calling runtime, so that a
+    /// busy pool cannot delay it. On SQLite it is this store, since the file has one writer.
+    pub fn with_own_pool(&self, connections: u32) -> Result<Self> {
+        match &self.0.database {
+            Database::Sqlite(_) => Ok(self.clone()),
+            Database::Postgres(_) => {
                 let options = Options {
                     connections,
                     ..self.0.options.clone()
                 };
-                let back = Back::Postgres(Box::new(Postgres::open(&self.0.uri, &options, self.0.shared.clone())?));
-                Ok(Self(Arc::new(Inner {
+                let back = Database::Postgres(Box::new(Postgres::open(&self.0.uri, &options, self.0.shared.clone())?));
+                Ok(Self(Arc::new(StoreState {
                     uri: self.0.uri.clone(),
                     options,
-                    back,
+                    database: back,
                     shared: self.0.shared.clone(),
                 })))
             }
@@ -120,91 +117,84 @@ impl Store {
         let _ = self.0.shared.sink.set(Box::new(sink));
     }
 
-    /// Gives every transaction of this store something a room above wants to find there
-    /// ([`Tx::attached`]): the engine's registry of ends, so that whoever ends a job can call them. The first caller
-    /// wins.
+    /// Attaches a value to every transaction of this store ([`Tx::attached`]): the engine's end handlers, so that a
+    /// caller that ends a job can call them. The first caller wins.
     pub fn attach<T: std::any::Any + Send + Sync>(&self, value: Arc<T>) {
         let _ = self.0.shared.attached.set(value);
     }
 
-    /// Brings the schema up to date. Safe when several processes do it at once.
+    /// Applies pending migrations. Safe to call from several processes at once.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] when the database does not answer, [`Error::OlderBuild`] and [`Error::NewerBuild`] when
-    /// this build cannot work with its schema, [`Error::Open`] when a migration fails.
+    /// [`Error::Unavailable`] if the database does not answer, [`Error::OlderBuild`] or [`Error::NewerBuild`] if this
+    /// build does not support its schema, [`Error::Open`] if a migration fails.
     pub async fn migrate(&self) -> Result<()> {
-        match &self.0.back {
-            Back::Sqlite(back) => back.migrate().await,
-            Back::Postgres(back) => back.migrate().await,
+        match &self.0.database {
+            Database::Sqlite(back) => back.migrate().await,
+            Database::Postgres(back) => back.migrate().await,
         }
     }
 
-    /// Makes the indexes that migrations leave to be made beside the work, as far as they are missing. Answers how many statements
-    /// that still takes. Making one takes as long as its table is large. On SQLite none is left to be made.
+    /// Creates missing indexes that migrations leave to be built concurrently. Returns how many statements remain. The
+    /// time depends on the size of the table. SQLite has none.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] when the database does not answer, [`Error::Driver`] when it refuses.
+    /// [`Error::Unavailable`] if the database does not answer, [`Error::Driver`] if it refuses.
     pub async fn make_indexes(&self) -> Result<i64> {
-        match &self.0.back {
-            Back::Sqlite(_) => Ok(0),
-            Back::Postgres(back) => back.make_indexes().await,
+        match &self.0.database {
+            Database::Sqlite(_) => Ok(0),
+            Database::Postgres(back) => back.make_indexes().await,
         }
     }
 
-    /// Runs `f` on a connection for reading. Not a transaction: statements each see what is committed when they run.
+    /// Runs `f` on a read connection. Not a transaction: each statement sees what is committed when it runs.
     ///
     /// # Errors
-    /// What `f` answers, and [`Error::Unavailable`] when no connection was to be had.
+    /// The error of `f`, or [`Error::Unavailable`] if no connection was available.
     pub async fn read<T>(&self, f: impl AsyncFnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
         let began = Instant::now();
-        let result = match &self.0.back {
-            Back::Sqlite(back) => back.read(f).await,
-            Back::Postgres(back) => back.read(f).await,
+        let result = match &self.0.database {
+            Database::Sqlite(back) => back.read(f).await,
+            Database::Postgres(back) => back.read(f).await,
         };
         metric::called("read", began.elapsed(), &result);
         result
     }
 
-    /// Runs `f` as one transaction and returns after it is committed and on disk. An error rolls all of it back.
-    /// The closure does nothing but SQL: on SQLite everybody waits for it.
+    /// Runs `f` as one transaction and returns after it is committed and on disk. An error rolls it back. The closure
+    /// must do nothing but SQL: on SQLite all writers wait for it.
     ///
     /// # Errors
-    /// What `f` answers, and [`Error::Unavailable`] or [`Error::Full`] when the commit failed.
+    /// The error of `f`, or [`Error::Unavailable`] or [`Error::Full`] if the commit failed.
     pub async fn write<T>(&self, f: impl AsyncFnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
         let began = Instant::now();
-        let result = match &self.0.back {
-            Back::Sqlite(back) => back.write(f).await,
-            Back::Postgres(back) => back.write(f).await,
+        let result = match &self.0.database {
+            Database::Sqlite(back) => back.write(f).await,
+            Database::Postgres(back) => back.write(f).await,
         };
         metric::called("write", began.elapsed(), &result);
         result
     }
 
-    /// As [`Store::write`], for a closure that is one statement (on SQLite: one call to the library that writes). That is a
-    /// transaction by itself, which saves the two round trips of BEGIN and COMMIT: the hot path of claiming, renewing and
-    /// completing. An error the closure makes up after its statement undoes nothing.
-    ///
-    /// # Errors
-    /// As [`Store::write`].
+    /// As [`Store::write`], for a closure with a single statement (on SQLite: a single writing library call). That is a
+    /// transaction by itself and saves the round trips of BEGIN and COMMIT on the hot path of claims, renewals and
+    /// completions. An error returned after the statement does not undo it.
     pub async fn write_one<T>(&self, f: impl AsyncFnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
         let began = Instant::now();
-        let result = match &self.0.back {
-            Back::Sqlite(back) => back.write_one(f).await,
-            Back::Postgres(back) => back.write_one(f).await,
+        let result = match &self.0.database {
+            Database::Sqlite(back) => back.write_one(f).await,
+            Database::Postgres(back) => back.write_one(f).await,
         };
         metric::called("write_one", began.elapsed(), &result);
         result
     }
 
     /// Asks whether the database can do its part: it answers, and took the latest write.
-    ///
-    /// # Errors
-    /// Why not; see [`Error::told`].
     pub async fn check(&self) -> Result<()> {
         self.read(async |tx| crate::jobs::db_now(tx).await).await?;
-        match &self.0.back {
-            Back::Sqlite(back) => back.check(),
-            Back::Postgres(_) => Ok(()),
+        match &self.0.database {
+            Database::Sqlite(back) => back.check(),
+            Database::Postgres(_) => Ok(()),
         }
     }
 
@@ -214,7 +204,7 @@ impl Store {
         &self.0.shared.clock
     }
 
-    /// How many statements this store has sent: for tests of what must not grow with the rows it is about.
+    /// The number of statements sent by this store, for tests that bound it.
     #[must_use]
     pub fn statements(&self) -> u64 {
         self.0.shared.statements.load(Ordering::Relaxed)
@@ -222,27 +212,27 @@ impl Store {
 
     /// What messages call the database: its file, or its name and server.
     pub(crate) fn name(&self) -> String {
-        match &self.0.back {
-            Back::Sqlite(back) => back.name(),
-            Back::Postgres(back) => back.name(),
+        match &self.0.database {
+            Database::Sqlite(back) => back.name(),
+            Database::Postgres(back) => back.name(),
         }
     }
 
     /// Which database this is.
     #[must_use]
     pub fn dialect(&self) -> Dialect {
-        match &self.0.back {
-            Back::Sqlite(_) => Dialect::Sqlite,
-            Back::Postgres(_) => Dialect::Postgres,
+        match &self.0.database {
+            Database::Sqlite(_) => Dialect::Sqlite,
+            Database::Postgres(_) => Dialect::Postgres,
         }
     }
 
     /// The connections of this store that are open now; on SQLite those for reading.
     #[must_use]
     pub fn connections(&self) -> Connections {
-        let (open, idle) = match &self.0.back {
-            Back::Sqlite(back) => back.connections(),
-            Back::Postgres(back) => back.connections(),
+        let (open, idle) = match &self.0.database {
+            Database::Sqlite(back) => back.connections(),
+            Database::Postgres(back) => back.connections(),
         };
         let idle = u32::try_from(idle).unwrap_or(u32::MAX).min(open);
         Connections {
@@ -253,9 +243,9 @@ impl Store {
 
     /// Closes the connections; calls after it fail as unavailable.
     pub async fn close(&self) {
-        match &self.0.back {
-            Back::Sqlite(back) => back.close().await,
-            Back::Postgres(back) => back.close().await,
+        match &self.0.database {
+            Database::Sqlite(back) => back.close().await,
+            Database::Postgres(back) => back.close().await,
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Patches that name neither place nor time of their trace run and came before it. Each fold asks for those whose
-//! trace run it has just met.
+//! Pending patches: operations without the location or time of their trace run that arrived before it. Each flush looks
+//! them up for the trace runs it meets.
 //!
-//! How many wait in a workspace is counted in `pending_usage`, by triggers. Its row is also the lock of them: whoever
-//! adds or removes some locks it first, so that two who meet the same rows wait for each other at one place.
+//! Triggers count them per workspace in `pending_usage`. Its row also serves as their lock: callers that add or remove
+//! some lock it first, so that contention is at one place.
 
 use std::collections::BTreeSet;
 
@@ -17,11 +17,10 @@ use crate::{Dialect, Result, Tx};
 /// A waiting operation.
 #[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
 pub struct PendingPatch {
-    /// Its workspace.
     pub tenant_id: TenantId,
     /// The trace run it is about.
     pub run_id: TraceRunId,
-    /// Its place in the order of acceptance.
+    /// Its position in the order of acceptance.
     pub seq: i64,
     /// The operation as JSON.
     pub operation: String,
@@ -34,7 +33,7 @@ pub struct PendingPatch {
 pub struct PatchSize {
     /// The trace run it is about.
     pub run_id: TraceRunId,
-    /// Its place in the order of acceptance.
+    /// Its position in the order of acceptance.
     pub seq: i64,
     /// Bytes of the operation as JSON.
     pub bytes: i64,
@@ -73,19 +72,15 @@ impl Bounds {
     }
 }
 
-/// What was dropped of a workspace.
+/// The pending patches dropped in a workspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Dropped {
-    /// The workspace.
+pub struct DroppedPatches {
     pub tenant_id: TenantId,
     /// Operations dropped, and their bytes.
     pub usage: Usage,
 }
 
-/// Puts an operation aside. The same one again is no error: a fold may be repeated.
-///
-/// # Errors
-/// Only what the database says.
+/// Puts an operation aside. The same one again is not an error: a flush may be repeated.
 pub async fn put(tx: &mut Tx<'_>, tenant: TenantId, run: TraceRunId, seq: i64, operation: &str) -> Result<()> {
     let now = tx.now();
     on!(tx, |conn| sqlx::query(
@@ -112,10 +107,7 @@ struct PatchRow<'a> {
     operation: &'a str,
 }
 
-/// As [`put`] for each, in few statements. Their own `created_at` is not looked at.
-///
-/// # Errors
-/// Only what the database says.
+/// As [`put`] for each, in few statements. Their own `created_at` is ignored.
 pub async fn put_all(tx: &mut Tx<'_>, patches: &[PendingPatch]) -> Result<()> {
     lock(tx, patches.iter().map(|patch| patch.tenant_id)).await?;
     let (large, small): (Vec<_>, Vec<_>) = patches.iter().partition(|patch| patch.operation.len() > bulk::LARGE);
@@ -124,7 +116,7 @@ pub async fn put_all(tx: &mut Tx<'_>, patches: &[PendingPatch]) -> Result<()> {
     }
     let now = tx.now();
     let text = sql!(tx,
-        // Lists travel as JSON text in both; only the way back to rows differs.
+        // Both pass lists as JSON text and differ only in parsing rows.
         sqlite: "INSERT INTO pending_patch (tenant_id, run_id, seq, operation, created_at)
                  SELECT unhex(value ->> 'tenant_id', '-'), unhex(value ->> 'run_id', '-'), value ->> 'seq',
                         value ->> 'operation', $2
@@ -151,11 +143,8 @@ pub async fn put_all(tx: &mut Tx<'_>, patches: &[PendingPatch]) -> Result<()> {
     Ok(())
 }
 
-/// What waits for any of `runs`, in order of acceptance: how large each operation is. Their texts may not fit into memory
-/// together; [`read`] brings those of a [page](pages).
-///
-/// # Errors
-/// Only what the database says.
+/// Pending operations of `runs` with their sizes, in order of acceptance. Their texts may not fit into memory together;
+/// [`read`] reads those of a [page](pages).
 pub async fn for_runs(tx: &mut Tx<'_>, tenant: TenantId, runs: &[TraceRunId]) -> Result<Vec<PatchSize>> {
     // Nearly always nothing waits at all; then a long list of ids need not travel.
     let any: Option<i64> = on!(tx, |conn| sqlx::query_scalar(
@@ -168,7 +157,7 @@ pub async fn for_runs(tx: &mut Tx<'_>, tenant: TenantId, runs: &[TraceRunId]) ->
         return Ok(Vec::new());
     }
     let text = sql!(tx,
-        // Lists travel as JSON text in both; only the way back to ids differs.
+        // Both pass lists as JSON text and differ only in parsing ids.
         sqlite: "SELECT run_id, seq, CAST(octet_length(operation) AS bigint) AS bytes FROM pending_patch
                  WHERE tenant_id = $1 AND run_id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($2))
                  ORDER BY seq",
@@ -183,7 +172,7 @@ pub async fn for_runs(tx: &mut Tx<'_>, tenant: TenantId, runs: &[TraceRunId]) ->
         .await)?)
 }
 
-/// Cuts a list into pages of at most `bytes` of operations. A larger operation has a page of its own.
+/// Splits a list into pages of at most `bytes`. A larger operation gets its own page.
 pub fn pages(patches: &[PatchSize], bytes: usize) -> impl Iterator<Item = &[PatchSize]> {
     let most = i64::try_from(bytes).unwrap_or(i64::MAX);
     let mut rest = patches;
@@ -201,12 +190,9 @@ pub fn pages(patches: &[PatchSize], bytes: usize) -> impl Iterator<Item = &[Patc
 }
 
 /// The operations of a page. Those that were removed meanwhile are left out.
-///
-/// # Errors
-/// Only what the database says.
 pub async fn read(tx: &mut Tx<'_>, tenant: TenantId, page: &[PatchSize]) -> Result<Vec<PendingPatch>> {
     let text = sql!(tx,
-        // Lists travel as JSON text in both; only the way back to rows differs.
+        // Both pass lists as JSON text and differ only in parsing rows.
         sqlite: concat!("SELECT ", columns!(pending_patch), " FROM pending_patch WHERE (tenant_id, run_id, seq) IN (
                      SELECT $1, unhex(value ->> 0, '-'), value ->> 1 FROM json_each($2))"),
         postgres: concat!("SELECT ", columns!(found, pending_patch), "
@@ -229,9 +215,6 @@ pub async fn read(tx: &mut Tx<'_>, tenant: TenantId, page: &[PatchSize]) -> Resu
 }
 
 /// Removes an operation that has found its trace run.
-///
-/// # Errors
-/// Only what the database says.
 pub async fn remove(tx: &mut Tx<'_>, tenant: TenantId, run: TraceRunId, seq: i64) -> Result<()> {
     on!(tx, |conn| sqlx::query(
         "DELETE FROM pending_patch WHERE tenant_id = $1 AND run_id = $2 AND seq = $3"
@@ -246,13 +229,10 @@ pub async fn remove(tx: &mut Tx<'_>, tenant: TenantId, run: TraceRunId, seq: i64
 }
 
 /// As [`remove`] for each, in few statements. How many of them waited.
-///
-/// # Errors
-/// Only what the database says.
 pub async fn remove_all(tx: &mut Tx<'_>, patches: &[(TenantId, TraceRunId, i64)]) -> Result<u64> {
     lock(tx, patches.iter().map(|(tenant, ..)| *tenant)).await?;
     let text = sql!(tx,
-        // Lists travel as JSON text in both; only the way back to rows differs.
+        // Both pass lists as JSON text and differ only in parsing rows.
         sqlite: "DELETE FROM pending_patch WHERE (tenant_id, run_id, seq) IN (
                      SELECT unhex(value ->> 0, '-'), unhex(value ->> 1, '-'), value ->> 2 FROM json_each($1))",
         // Rows are never updated, so their addresses stay good within one statement.
@@ -275,11 +255,8 @@ pub async fn remove_all(tx: &mut Tx<'_>, patches: &[(TenantId, TraceRunId, i64)]
     Ok(removed)
 }
 
-/// Locks what waits in these workspaces until the transaction ends. Whoever adds or removes some in several statements
-/// locks all of their workspaces first, so that two that do so never wait for each other in a circle.
-///
-/// # Errors
-/// Only what the database says.
+/// Locks the pending operations of these workspaces until the transaction ends. A caller that changes some in several
+/// statements locks all of their workspaces first, to avoid deadlocks.
 pub async fn lock(tx: &mut Tx<'_>, tenants: impl Iterator<Item = TenantId>) -> Result<()> {
     // SQLite has one writer.
     if tx.dialect() == Dialect::Sqlite {
@@ -297,9 +274,6 @@ pub async fn lock(tx: &mut Tx<'_>, tenants: impl Iterator<Item = TenantId>) -> R
 }
 
 /// How many operations wait in a workspace. One row is read, however many they are.
-///
-/// # Errors
-/// Only what the database says.
 pub async fn usage(tx: &mut Tx<'_>, tenant: TenantId) -> Result<Usage> {
     let counted: Option<Usage> = on!(tx, |conn| sqlx::query_as(
         "SELECT patches, bytes FROM pending_usage WHERE tenant_id = $1"
@@ -310,16 +284,13 @@ pub async fn usage(tx: &mut Tx<'_>, tenant: TenantId) -> Result<Usage> {
     Ok(counted.unwrap_or_default())
 }
 
-/// Drops the oldest operations of each of `tenants` in which more wait than `bounds` allow, some thousand of a workspace
-/// at most; the next call goes on. Belongs into the transaction that puts operations aside.
-///
-/// # Errors
-/// Only what the database says.
+/// Drops the oldest operations of each of `tenants` beyond `bounds`, a few thousand per workspace at most; the next
+/// call continues. Must run in the transaction that adds operations.
 pub async fn trim(
     tx: &mut Tx<'_>,
     tenants: impl IntoIterator<Item = TenantId>,
     bounds: Bounds,
-) -> Result<Vec<Dropped>> {
+) -> Result<Vec<DroppedPatches>> {
     let tenants: BTreeSet<TenantId> = tenants.into_iter().collect();
     if tenants.is_empty() {
         return Ok(Vec::new());
@@ -338,17 +309,14 @@ pub async fn trim(
     for (tenant_id, patches, bytes) in over {
         let usage = drop_oldest(tx, tenant_id, Usage { patches, bytes }, bounds).await?;
         if usage.patches > 0 {
-            dropped.push(Dropped { tenant_id, usage });
+            dropped.push(DroppedPatches { tenant_id, usage });
         }
     }
     Ok(dropped)
 }
 
 /// Workspaces in which more waits than `bounds` allow, at most `limit` of them.
-///
-/// # Errors
-/// Only what the database says.
-pub async fn over(tx: &mut Tx<'_>, bounds: Bounds, limit: i64) -> Result<Vec<TenantId>> {
+pub async fn tenants_over_bounds(tx: &mut Tx<'_>, bounds: Bounds, limit: i64) -> Result<Vec<TenantId>> {
     Ok(on!(tx, |conn| sqlx::query_scalar(
         "SELECT tenant_id FROM pending_usage WHERE patches > $1 OR bytes > $2 ORDER BY tenant_id LIMIT $3 + 0"
     )
@@ -396,10 +364,7 @@ async fn drop_oldest(tx: &mut Tx<'_>, tenant: TenantId, mut waiting: Usage, boun
     Ok(dropped)
 }
 
-/// Operations that have waited since before `before`, the oldest first: what [`remove_all`] takes.
-///
-/// # Errors
-/// Only what the database says.
+/// Operations that have waited since before `before`, oldest first, for [`remove_all`].
 pub async fn older(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<Vec<(TenantId, TraceRunId, i64)>> {
     Ok(on!(tx, |conn| sqlx::query_as(
         "SELECT tenant_id, run_id, seq FROM pending_patch WHERE created_at < $1 ORDER BY created_at LIMIT $2 + 0"

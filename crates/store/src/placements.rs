@@ -1,4 +1,4 @@
-//! Where deployments run.
+//! Placements: where deployments run.
 
 use towpath_domain::{DeploymentId, RevisionId, TenantId, Timestamp};
 
@@ -13,7 +13,7 @@ pub enum PlacementState {
     Serving,
     /// It is being replaced or started again.
     Switching,
-    /// It does not start; it is tried again.
+    /// It does not start; it is retried.
     Down,
 }
 
@@ -32,13 +32,11 @@ impl PlacementState {
 /// Where a deployment runs.
 #[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
 pub struct Placement {
-    /// The deployment.
     pub deployment_id: DeploymentId,
-    /// Owner.
     pub tenant_id: TenantId,
-    /// What it serves.
+    /// The revision it serves.
     pub revision_id: RevisionId,
-    /// What that was built into.
+    /// The artifact of that revision.
     pub artifact: String,
     /// How it is doing.
     pub state: PlacementState,
@@ -48,16 +46,12 @@ pub struct Placement {
     pub restarts: i64,
     /// Why it does not start.
     pub error: Option<String>,
-    /// When it last changed.
     pub updated_at: Timestamp,
     /// The database that it had when it served last; any may be its own where this is not known.
     pub database_id: Option<String>,
 }
 
 /// The placement of a deployment, once a revision was deployed.
-///
-/// # Errors
-/// Those of the database.
 pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, deployment: DeploymentId) -> Result<Option<Placement>> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
@@ -71,9 +65,6 @@ pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, deployment: DeploymentId) ->
 }
 
 /// Those of several deployments: what lists show beside them.
-///
-/// # Errors
-/// Those of the database.
 pub async fn many(tx: &mut Tx<'_>, tenant: TenantId, ids: &[DeploymentId]) -> Result<Vec<Placement>> {
     let mut query = Query::new(
         tx,
@@ -89,9 +80,6 @@ pub async fn many(tx: &mut Tx<'_>, tenant: TenantId, ids: &[DeploymentId]) -> Re
 }
 
 /// Every placement of a deployment that is not being torn down, for the process that keeps them.
-///
-/// # Errors
-/// Those of the database.
 pub async fn all(tx: &mut Tx<'_>) -> Result<Vec<Placement>> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
@@ -105,9 +93,6 @@ pub async fn all(tx: &mut Tx<'_>) -> Result<Vec<Placement>> {
 }
 
 /// A revision serves at this address from now on, on this database.
-///
-/// # Errors
-/// Those of the database.
 pub async fn put(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -141,10 +126,7 @@ pub async fn put(
     Ok(())
 }
 
-/// What serves is being replaced, or started again: requests wait. False when nothing was deployed yet.
-///
-/// # Errors
-/// Those of the database.
+/// The running revision is being replaced or restarted: requests wait. False if nothing was deployed yet.
 pub async fn switching(tx: &mut Tx<'_>, tenant: TenantId, deployment: DeploymentId) -> Result<bool> {
     let now = tx.now();
     let changed = on!(tx, |conn| sqlx::query(
@@ -160,10 +142,7 @@ pub async fn switching(tx: &mut Tx<'_>, tenant: TenantId, deployment: Deployment
     Ok(changed == 1)
 }
 
-/// Everything is started anew: no address of an earlier life counts.
-///
-/// # Errors
-/// Those of the database.
+/// Everything is started again: no address of an earlier life counts.
 pub async fn begin(tx: &mut Tx<'_>) -> Result<()> {
     let now = tx.now();
     on!(tx, |conn| sqlx::query(
@@ -176,10 +155,7 @@ pub async fn begin(tx: &mut Tx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The same revision serves again, on this database. `again` counts a restart. False when another revision serves by now.
-///
-/// # Errors
-/// Those of the database.
+/// The same revision serves again, on this database. `again` counts a restart. False if another revision serves by now.
 pub async fn serving(
     tx: &mut Tx<'_>,
     placement: &Placement,
@@ -206,11 +182,8 @@ pub async fn serving(
     Ok(changed == 1)
 }
 
-/// What served has ended by itself and is not started again at once. `why` says that it takes so long that requests need
-/// not wait. Counts as a restart. Nothing changes when another revision serves by now, or it was said before.
-///
-/// # Errors
-/// Those of the database.
+/// The agent server exited and is not restarted immediately. `why` is set if the delay is so long that requests need
+/// not wait. Counts as a restart. No effect if another revision serves by now, or it was recorded before.
 pub async fn ended(tx: &mut Tx<'_>, placement: &Placement, why: Option<&str>) -> Result<()> {
     let now = tx.now();
     let state = match why {
@@ -235,9 +208,6 @@ pub async fn ended(tx: &mut Tx<'_>, placement: &Placement, why: Option<&str>) ->
 }
 
 /// It does not start.
-///
-/// # Errors
-/// Those of the database.
 pub async fn down(tx: &mut Tx<'_>, placement: &Placement, error: &str) -> Result<()> {
     let now = tx.now();
     on!(tx, |conn| sqlx::query(
@@ -256,9 +226,6 @@ pub async fn down(tx: &mut Tx<'_>, placement: &Placement, error: &str) -> Result
 }
 
 /// As [`accept_database`], for all deployments.
-///
-/// # Errors
-/// Those of the database.
 pub async fn accept_databases(tx: &mut Tx<'_>) -> Result<()> {
     let now = tx.now();
     on!(tx, |conn| sqlx::query(
@@ -271,11 +238,8 @@ pub async fn accept_databases(tx: &mut Tx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Has a deployment start on whatever database there is, or on an empty one: the one it had is not asked for any more.
-/// False when nothing was deployed yet.
-///
-/// # Errors
-/// Those of the database.
+/// Lets a deployment start on any existing database or an empty one; its previous database is no longer required. False
+/// if nothing was deployed yet.
 pub async fn accept_database(tx: &mut Tx<'_>, deployment: DeploymentId) -> Result<bool> {
     let now = tx.now();
     let changed = on!(tx, |conn| sqlx::query(

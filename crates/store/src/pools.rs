@@ -13,18 +13,12 @@ use crate::{gauges, workers};
 
 pub use depth::{COUNTED, Depth, Oldest, depths, depths_of, oldest_ready, oldest_ready_of};
 
-/// Pauses or resumes a pool. A paused pool's jobs are not claimed; those at work go on. It drains no more.
-///
-/// # Errors
-/// As every statement.
+/// Pauses or resumes a pool. Jobs of a paused pool are not claimed; running ones continue. Ends a drain.
 pub async fn pause(tx: &mut Tx<'_>, name: &str, paused: bool) -> Result<()> {
     set(tx, name, paused, false).await
 }
 
 /// Pauses a pool so that it gets empty: once the jobs at work are over it counts as drained.
-///
-/// # Errors
-/// As every statement.
 pub async fn drain(tx: &mut Tx<'_>, name: &str) -> Result<()> {
     set(tx, name, true, true).await
 }
@@ -49,9 +43,6 @@ async fn set(tx: &mut Tx<'_>, name: &str, paused: bool, draining: bool) -> Resul
 }
 
 /// Whether a pool is paused.
-///
-/// # Errors
-/// As every statement.
 pub async fn is_paused(tx: &mut Tx<'_>, name: &str) -> Result<bool> {
     Ok(on!(tx, |conn| {
         sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM pool WHERE name = $1 AND paused)")
@@ -64,7 +55,6 @@ pub async fn is_paused(tx: &mut Tx<'_>, name: &str) -> Result<bool> {
 /// A pool as operators see it. Of jobs that wait, no more are counted than [`depths`] counts.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Overview {
-    /// Its name.
     pub pool: String,
     /// Nothing is claimed.
     pub paused: bool,
@@ -90,9 +80,9 @@ pub struct Overview {
 
 /// Pools by their names, as what is known of them comes together.
 #[derive(Default)]
-struct Pools(BTreeMap<String, Overview>);
+struct PoolOverviews(BTreeMap<String, Overview>);
 
-impl Pools {
+impl PoolOverviews {
     fn named(&mut self, name: &str) -> &mut Overview {
         self.0.entry(name.to_owned()).or_insert_with(|| Overview {
             pool: name.to_owned(),
@@ -100,7 +90,7 @@ impl Pools {
         })
     }
 
-    fn know(&mut self, known: &gauges::Pool) {
+    fn add_pool(&mut self, known: &gauges::Pool) {
         let pool = self.named(&known.name);
         pool.paused = known.paused;
         pool.draining = known.draining;
@@ -127,13 +117,10 @@ impl Pools {
 }
 
 /// Every pool that has an open job, a worker seen within `window`, or was ever paused, by name.
-///
-/// # Errors
-/// As every statement.
 pub async fn list(tx: &mut Tx<'_>, window: Duration) -> Result<Vec<Overview>> {
-    let mut pools = Pools::default();
+    let mut pools = PoolOverviews::default();
     for known in gauges::pools(tx).await? {
-        pools.know(&known);
+        pools.add_pool(&known);
     }
     for depth in depths(tx).await? {
         pools.count(&depth);
@@ -149,14 +136,11 @@ pub async fn list(tx: &mut Tx<'_>, window: Duration) -> Result<Vec<Overview>> {
     Ok(pools.0.into_values().collect())
 }
 
-/// One pool; `None` when nobody knows it. What waits in other pools is not counted for it.
-///
-/// # Errors
-/// As every statement.
+/// One pool; `None` when no one knows it. What waits in other pools is not counted for it.
 pub async fn overview(tx: &mut Tx<'_>, name: &str, window: Duration) -> Result<Option<Overview>> {
-    let mut pools = Pools::default();
+    let mut pools = PoolOverviews::default();
     for known in gauges::pools(tx).await?.iter().filter(|known| known.name == name) {
-        pools.know(known);
+        pools.add_pool(known);
     }
     for depth in depths_of(tx, name).await? {
         pools.count(&depth);

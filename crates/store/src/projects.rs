@@ -14,9 +14,8 @@ use crate::{Error, Result, Tx};
 /// A tracing project.
 #[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
 pub struct Project {
-    /// The project. Unique in the workspace: clients choose ids, and nobody learns which are taken elsewhere.
+    /// Unique in the workspace only: clients choose ids and must not learn which are taken elsewhere.
     pub id: ProjectId,
-    /// Its workspace.
     pub tenant_id: TenantId,
     /// Unique in the workspace.
     pub name: String,
@@ -26,33 +25,29 @@ pub struct Project {
     pub extra: Option<String>,
     /// The data set an experiment ran on.
     pub reference_dataset_id: Option<Uuid>,
-    /// When it was made, unless its maker said otherwise.
+    /// When it was made, unless set by its creator.
     pub start_time: Timestamp,
-    /// When it was over, where somebody said so.
+    /// When it was over, where a caller said so.
     pub end_time: Option<Timestamp>,
 }
 
 /// What a client says about a project it makes.
 #[derive(Clone, Debug, Default)]
 pub struct NewProject {
-    /// The client's own id, or ours.
+    /// Chosen by the client or generated.
     pub id: Option<ProjectId>,
-    /// Name.
     pub name: String,
-    /// Description.
     pub description: Option<String>,
     /// A JSON object.
     pub extra: Option<Box<RawValue>>,
     /// The data set an experiment runs on.
     pub reference_dataset_id: Option<Uuid>,
-    /// Now, if not said.
+    /// Defaults to now.
     pub start_time: Option<Timestamp>,
 }
 
-/// Makes a project.
-///
 /// # Errors
-/// [`Error::Rejected`] for a bad name, [`Error::Conflict`] naming `project.name` or `project.id` where that is taken.
+/// [`Error::Rejected`] for a bad name, [`Error::Conflict`] naming `project.name` or `project.id` if that is taken.
 pub async fn create(tx: &mut Tx<'_>, tenant: TenantId, new: &NewProject) -> Result<Project> {
     check_project_name(&new.name)?;
     let made = insert(tx, tenant, new).await?;
@@ -71,10 +66,7 @@ pub async fn create(tx: &mut Tx<'_>, tenant: TenantId, new: &NewProject) -> Resu
     }
 }
 
-/// Makes a project, or changes the description and extra of the one that has its name.
-///
-/// # Errors
-/// As [`create`], but a taken name is no conflict.
+/// Creates a project, or changes the description and extra of the one that has its name.
 pub async fn upsert(tx: &mut Tx<'_>, tenant: TenantId, new: &NewProject) -> Result<Project> {
     check_project_name(&new.name)?;
     if let Some(project) = insert(tx, tenant, new).await? {
@@ -120,15 +112,15 @@ pub async fn ensure(tx: &mut Tx<'_>, tenant: TenantId, name: &str) -> Result<Pro
     {
         return Ok(project.id);
     }
-    // On PostgreSQL somebody else made it between the two statements, and has committed by now.
+    // On PostgreSQL another process made it between the two statements, and has committed by now.
     by_name(tx, tenant, name)
         .await?
         .map(|project| project.id)
         .ok_or(Error::NotFound)
 }
 
-/// The projects of these names, in their order, each made if there is none: how ingest finds where trace runs go. `named`
-/// has each once, sorted, so that two processes that make the same ones wait for each other in one direction only.
+/// The projects of these names, in their order; missing ones are created. For ingest. `named` is sorted and without
+/// duplicates, so that concurrent callers do not deadlock.
 ///
 /// # Errors
 /// [`Error::Rejected`] for a bad name.
@@ -150,7 +142,7 @@ pub async fn ensure_all(tx: &mut Tx<'_>, named: &[(TenantId, &str)]) -> Result<V
             found[at] = Some(*id);
         }
     } else {
-        // On PostgreSQL somebody else made some between the two statements, and has committed by now.
+        // On PostgreSQL another process made some between the two statements, and has committed by now.
         let named: Vec<_> = missing.iter().map(|&at| named[at]).collect();
         for (&at, id) in missing.iter().zip(by_names(tx, &named).await?) {
             found[at] = id;
@@ -179,7 +171,7 @@ async fn by_names(tx: &mut Tx<'_>, named: &[(TenantId, &str)]) -> Result<Vec<Opt
         .await)?)
 }
 
-/// Answers how many were made: not those whose name is taken.
+/// Returns how many were made: not those whose name is taken.
 async fn insert_all(tx: &mut Tx<'_>, new: &[(TenantId, &str, ProjectId)]) -> Result<usize> {
     let now = tx.now();
     let text = sql!(tx,
@@ -202,9 +194,6 @@ async fn insert_all(tx: &mut Tx<'_>, new: &[(TenantId, &str, ProjectId)]) -> Res
 }
 
 /// Which of these are not there, or not in the workspace beside them.
-///
-/// # Errors
-/// Only what the database says.
 pub async fn missing(tx: &mut Tx<'_>, ids: &[(TenantId, ProjectId)]) -> Result<Vec<(TenantId, ProjectId)>> {
     if ids.is_empty() {
         return Ok(Vec::new());
@@ -255,10 +244,6 @@ async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: &NewProject) -> Result<O
     .await)?)
 }
 
-/// One project.
-///
-/// # Errors
-/// [`Error::NotFound`], also for a project of another workspace.
 pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: ProjectId) -> Result<Project> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
@@ -272,9 +257,6 @@ pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: ProjectId) -> Result<Pro
 }
 
 /// The project of that name.
-///
-/// # Errors
-/// Only what the database says.
 pub async fn by_name(tx: &mut Tx<'_>, tenant: TenantId, name: &str) -> Result<Option<Project>> {
     if name.contains('\0') {
         return Ok(None); // PostgreSQL refuses the parameter itself.
@@ -290,11 +272,8 @@ pub async fn by_name(tx: &mut Tx<'_>, tenant: TenantId, name: &str) -> Result<Op
     .await)?)
 }
 
-/// Deletes a project and remembers that it was there: what still comes in for it is not shown. Its row groups are the
-/// caller's to retire.
-///
-/// # Errors
-/// [`Error::NotFound`], also for a project of another workspace.
+/// Deletes a project and remembers that it existed, so that late data for it stay hidden. The caller retires its row
+/// groups.
 pub async fn delete(tx: &mut Tx<'_>, tenant: TenantId, id: ProjectId) -> Result<()> {
     let gone = on!(tx, |conn| sqlx::query(
         "DELETE FROM project WHERE tenant_id = $1 AND id = $2"
@@ -321,12 +300,9 @@ pub async fn delete(tx: &mut Tx<'_>, tenant: TenantId, id: ProjectId) -> Result<
 }
 
 /// Those of `ids` that were deleted.
-///
-/// # Errors
-/// Only what the database says.
 pub async fn deleted(tx: &mut Tx<'_>, tenant: TenantId, ids: &[ProjectId]) -> Result<Vec<ProjectId>> {
     let text = sql!(tx,
-        // Lists travel as JSON text in both; only the way back to ids differs.
+        // Both pass lists as JSON text and differ only in parsing ids.
         sqlite: "SELECT project_id FROM project_tombstone WHERE tenant_id = $1
                    AND project_id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($2))",
         postgres: "SELECT project_id FROM project_tombstone WHERE tenant_id = $1
@@ -341,26 +317,22 @@ pub async fn deleted(tx: &mut Tx<'_>, tenant: TenantId, ids: &[ProjectId]) -> Re
 
 /// Which projects are listed.
 #[derive(Clone, Debug, Default)]
-pub struct Wanted {
-    /// One of these.
+pub struct Filter {
     pub ids: Vec<ProjectId>,
     /// Of exactly this name.
     pub name: Option<String>,
-    /// With this in its name, in upper or lower case.
+    /// With this in its name, case-insensitive.
     pub name_contains: Option<String>,
     /// Of this data set.
     pub reference_dataset: Option<Uuid>,
     /// Whether of any data set, or of none.
-    pub reference_free: Option<bool>,
+    pub without_reference: Option<bool>,
     /// With this in `extra.metadata`.
     pub metadata: Option<serde_json::Value>,
 }
 
 /// Projects, newest first.
-///
-/// # Errors
-/// Only what the database says.
-pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, wanted: &Wanted, limit: i64, offset: i64) -> Result<Vec<Project>> {
+pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, wanted: &Filter, limit: i64, offset: i64) -> Result<Vec<Project>> {
     // PostgreSQL refuses the parameter itself, and no name has one.
     let nul = |text: &Option<String>| text.as_deref().is_some_and(|text| text.contains('\0'));
     if nul(&wanted.name) || nul(&wanted.name_contains) {
@@ -389,7 +361,7 @@ pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, wanted: &Wanted, limit: i64
     if let Some(dataset) = wanted.reference_dataset {
         query.push(" AND reference_dataset_id = ").bind(Arg::Uuid(dataset));
     }
-    match wanted.reference_free {
+    match wanted.without_reference {
         Some(true) => query.push(" AND reference_dataset_id IS NULL"),
         Some(false) => query.push(" AND reference_dataset_id IS NOT NULL"),
         None => &mut query,
@@ -405,20 +377,22 @@ pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, wanted: &Wanted, limit: i64
     query.fetch_all(tx).await
 }
 
-/// A project, and where it stands among those of its workspace.
+/// A project, and where it is among those of its workspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, sqlx::FromRow)]
-pub struct Listed {
-    /// When it was made, unless its maker said otherwise.
+pub struct ProjectSummary {
+    /// When it was made, unless set by its creator.
     pub start_time: Timestamp,
     /// The project.
     pub id: ProjectId,
 }
 
 /// The next projects of a workspace behind `after`, newest first.
-///
-/// # Errors
-/// Only what the database says.
-pub async fn next(tx: &mut Tx<'_>, tenant: TenantId, after: Option<Listed>, limit: i64) -> Result<Vec<Listed>> {
+pub async fn next(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    after: Option<ProjectSummary>,
+    limit: i64,
+) -> Result<Vec<ProjectSummary>> {
     let mut query = Query::new(tx, "SELECT start_time, id FROM project WHERE tenant_id = ");
     query.bind(Arg::Uuid(tenant.0));
     if let Some(after) = after {
@@ -435,12 +409,9 @@ fn longer_than_a_name(part: &str) -> bool {
 }
 
 /// Those of `ids` that are there.
-///
-/// # Errors
-/// Only what the database says.
 pub async fn existing(tx: &mut Tx<'_>, tenant: TenantId, ids: &[ProjectId]) -> Result<Vec<ProjectId>> {
     let text = sql!(tx,
-        // Lists travel as JSON text in both; only the way back to ids differs.
+        // Both pass lists as JSON text and differ only in parsing ids.
         sqlite: "SELECT id FROM project WHERE tenant_id = $1
                    AND id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($2))",
         postgres: "SELECT id FROM project WHERE tenant_id = $1
@@ -456,20 +427,15 @@ pub async fn existing(tx: &mut Tx<'_>, tenant: TenantId, ids: &[ProjectId]) -> R
 /// What changes of a project; `None` leaves it.
 #[derive(Clone, Debug, Default)]
 pub struct ProjectChange {
-    /// Name.
     pub name: Option<String>,
-    /// Description.
     pub description: Option<String>,
     /// A JSON object.
     pub extra: Option<Box<RawValue>>,
-    /// When it was over.
     pub end_time: Option<Timestamp>,
 }
 
-/// Changes a project.
-///
 /// # Errors
-/// [`Error::NotFound`], [`Error::Rejected`] for a bad name, [`Error::Conflict`] for one that is taken.
+/// [`Error::NotFound`], [`Error::Rejected`] for a bad name, [`Error::Conflict`] for a taken one.
 pub async fn update(tx: &mut Tx<'_>, tenant: TenantId, id: ProjectId, change: &ProjectChange) -> Result<Project> {
     if let Some(name) = &change.name {
         check_project_name(name)?;

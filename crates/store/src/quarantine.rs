@@ -1,6 +1,6 @@
-//! Accepted trace data that could not be folded: kept, counted as missing, and folded again when an operator asks.
+//! Accepted trace data that could not be flushed: kept, counted as missing, and flushed again at an operator's request.
 //!
-//! An entry is a frame of a unit of the write-ahead log, or a whole unit whose object is not there.
+//! An entry is a frame of a WAL segment, or a whole WAL segment whose object is missing.
 
 use towpath_domain::{ProjectId, QuarantineId, TenantId, Timestamp};
 
@@ -36,13 +36,12 @@ impl Kind {
 pub struct Entry {
     /// The entry.
     pub id: QuarantineId,
-    /// Its workspace.
     pub tenant_id: TenantId,
     /// Why it is here.
     pub kind: Kind,
-    /// Why it is here, for people. Says nothing of what the client sent.
+    /// The reason, for operators. Contains nothing that the client sent.
     pub reason: String,
-    /// The object that holds its frames, in the format of a unit.
+    /// The object that holds its frames, in the format of a WAL segment.
     pub path: String,
     /// The first byte of its frames there.
     pub byte_offset: i64,
@@ -62,12 +61,12 @@ pub struct Entry {
     pub last_start: Option<Timestamp>,
     /// When it was accepted.
     pub accepted_at: Timestamp,
-    /// When it came here.
+    /// When it was quarantined.
     pub created_at: Timestamp,
 }
 
 impl Entry {
-    /// Where a list that ends with this entry goes on.
+    /// The cursor after this entry.
     #[must_use]
     pub const fn cursor(&self) -> Cursor {
         Cursor {
@@ -78,23 +77,21 @@ impl Entry {
     }
 }
 
-/// A place in a list of entries.
+/// A position in the list of entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cursor {
     /// The workspace of the last entry seen.
     pub tenant_id: TenantId,
-    /// When that entry came here.
+    /// When that entry was quarantined.
     pub created_at: Timestamp,
     /// That entry.
     pub id: QuarantineId,
 }
 
-/// What a workspace has in quarantine.
+/// The quarantine usage of a workspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, sqlx::FromRow)]
 pub struct Usage {
-    /// The workspace.
     pub tenant_id: TenantId,
-    /// Entries.
     pub entries: i64,
     /// Operations, feedback and attachments in them.
     pub items: i64,
@@ -105,7 +102,6 @@ pub struct Usage {
 /// How much a workspace may have in quarantine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
-    /// Entries.
     pub entries: i64,
     /// Bytes of their frames.
     pub bytes: i64,
@@ -123,10 +119,7 @@ impl Default for Quota {
 /// Entries that one statement inserts.
 const INSERTED: usize = 500;
 
-/// Puts entries into quarantine. One that is there already stays as it is: a fold may be repeated.
-///
-/// # Errors
-/// Only what the database says.
+/// Adds entries to the quarantine. Existing ones stay unchanged, since a flush may be repeated.
 pub async fn put_all(tx: &mut Tx<'_>, entries: &[Entry]) -> Result<()> {
     let now = tx.now();
     for entries in entries.chunks(INSERTED) {
@@ -160,10 +153,6 @@ pub async fn put_all(tx: &mut Tx<'_>, entries: &[Entry]) -> Result<()> {
     Ok(())
 }
 
-/// One entry.
-///
-/// # Errors
-/// [`Error::NotFound`](crate::Error::NotFound).
 pub async fn get(tx: &mut Tx<'_>, id: QuarantineId) -> Result<Entry> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
@@ -176,9 +165,6 @@ pub async fn get(tx: &mut Tx<'_>, id: QuarantineId) -> Result<Entry> {
 }
 
 /// Entries of one workspace or of all, the newest first within a workspace.
-///
-/// # Errors
-/// Only what the database says.
 pub async fn list(tx: &mut Tx<'_>, tenant: Option<TenantId>, limit: i64, offset: i64) -> Result<Vec<Entry>> {
     let mut query = Query::new(tx, concat!("SELECT ", columns!(quarantine), " FROM quarantine"));
     if let Some(tenant) = tenant {
@@ -191,9 +177,6 @@ pub async fn list(tx: &mut Tx<'_>, tenant: Option<TenantId>, limit: i64, offset:
 }
 
 /// As [`list`], from the entry behind `after` on.
-///
-/// # Errors
-/// Only what the database says.
 pub async fn list_after(
     tx: &mut Tx<'_>,
     tenant: Option<TenantId>,
@@ -221,9 +204,6 @@ pub async fn list_after(
 }
 
 /// Entries whose objects were not there, by id from behind `after` on.
-///
-/// # Errors
-/// Only what the database says.
 pub async fn missing_objects(tx: &mut Tx<'_>, after: QuarantineId, limit: i64) -> Result<Vec<Entry>> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
@@ -236,10 +216,7 @@ pub async fn missing_objects(tx: &mut Tx<'_>, after: QuarantineId, limit: i64) -
     .await)?)
 }
 
-/// What each workspace has in quarantine, only those that have anything.
-///
-/// # Errors
-/// Only what the database says.
+/// The quarantine usage of each workspace with entries.
 pub async fn usage(tx: &mut Tx<'_>) -> Result<Vec<Usage>> {
     Ok(on!(tx, |conn| {
         sqlx::query_as(
@@ -252,10 +229,7 @@ pub async fn usage(tx: &mut Tx<'_>) -> Result<Vec<Usage>> {
     })?)
 }
 
-/// What one workspace has in quarantine.
-///
-/// # Errors
-/// Only what the database says.
+/// The quarantine usage of a workspace.
 pub async fn usage_of(tx: &mut Tx<'_>, tenant: TenantId) -> Result<Usage> {
     let (entries, items, bytes) = on!(tx, |conn| sqlx::query_as(
         "SELECT COUNT(*), CAST(COALESCE(SUM(items), 0) AS bigint), CAST(COALESCE(SUM(bytes), 0) AS bigint)
@@ -272,11 +246,8 @@ pub async fn usage_of(tx: &mut Tx<'_>, tenant: TenantId) -> Result<Usage> {
     })
 }
 
-/// Operations, feedback and attachments in quarantine that may belong to `project` and to starts from `from` until
-/// before `until`.
-///
-/// # Errors
-/// Only what the database says.
+/// The number of quarantined operations, feedback and attachments that may belong to `project` and to starts from
+/// `from` until before `until`.
 pub async fn missing(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -297,10 +268,7 @@ pub async fn missing(
     .await)?)
 }
 
-/// Takes an entry out. Answers whether it was there.
-///
-/// # Errors
-/// Only what the database says.
+/// Takes an entry out. Returns whether it was there.
 pub async fn remove(tx: &mut Tx<'_>, id: QuarantineId) -> Result<bool> {
     Ok(on!(tx, |conn| sqlx::query("DELETE FROM quarantine WHERE id = $1")
         .bind(id)
@@ -309,10 +277,10 @@ pub async fn remove(tx: &mut Tx<'_>, id: QuarantineId) -> Result<bool> {
         .map(|done| done.rows_affected() > 0))?)
 }
 
-/// Takes an entry out and answers it.
+/// Removes an entry and returns it.
 ///
 /// # Errors
-/// [`Error::NotFound`](crate::Error::NotFound), also where somebody else was faster.
+/// [`Error::NotFound`](crate::Error::NotFound), also if another process was faster.
 pub async fn take(tx: &mut Tx<'_>, id: QuarantineId) -> Result<Entry> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "DELETE FROM quarantine WHERE id = $1 RETURNING ",
@@ -323,10 +291,7 @@ pub async fn take(tx: &mut Tx<'_>, id: QuarantineId) -> Result<Entry> {
     .await)?)
 }
 
-/// Takes the oldest entries of a workspace out, so that it stays within its quota, and answers them.
-///
-/// # Errors
-/// Only what the database says.
+/// Removes and returns the oldest entries of a workspace beyond its quota.
 pub async fn trim(tx: &mut Tx<'_>, tenant: TenantId, quota: Quota) -> Result<Vec<Entry>> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "DELETE FROM quarantine WHERE id IN (
@@ -345,9 +310,6 @@ pub async fn trim(tx: &mut Tx<'_>, tenant: TenantId, quota: Quota) -> Result<Vec
 }
 
 /// Which of these objects an entry names.
-///
-/// # Errors
-/// Only what the database says.
 pub async fn named(tx: &mut Tx<'_>, paths: &[String]) -> Result<Vec<String>> {
     let mut query = Query::new(tx, "SELECT path FROM quarantine WHERE ");
     query.any_of("path", paths.iter().cloned().map(Arg::Text));
@@ -355,12 +317,9 @@ pub async fn named(tx: &mut Tx<'_>, paths: &[String]) -> Result<Vec<String>> {
     Ok(rows.into_iter().map(|row| row.0).collect())
 }
 
-/// Which of these objects an entry or a unit of the write-ahead log names.
-///
-/// # Errors
-/// Only what the database says.
+/// Which of these objects an entry or a WAL segment of the write-ahead log names.
 pub async fn needed(tx: &mut Tx<'_>, paths: &[String]) -> Result<Vec<String>> {
-    // One statement: a retry moves a name from one table to the other, and must not slip through between two.
+    // One statement: a retry moves a name from one table to the other, and must not be missed in between.
     let text = sql!(tx,
         // Lists travel as JSON text in both; only the way back differs.
         sqlite: "SELECT path FROM quarantine WHERE path IN (SELECT value FROM json_each($1))

@@ -1,4 +1,4 @@
-//! Statements put together at run time, for searches with many optional parts. Values are always bound.
+//! Statements built at run time, for searches with many optional conditions. Values are always bound.
 
 use std::ops::ControlFlow;
 
@@ -21,8 +21,9 @@ pub enum Arg {
     Int(i64),
     /// Any other number.
     Real(f64),
-    /// A UUID.
     Uuid(Uuid),
+    /// A UUID or nothing.
+    MaybeUuid(Option<Uuid>),
     /// A point in time.
     Time(Timestamp),
     /// A point in time or nothing.
@@ -47,6 +48,7 @@ macro_rules! bind_all {
                 Arg::Int(value) => query.bind(value),
                 Arg::Real(value) => query.bind(value),
                 Arg::Uuid(value) => query.bind(value),
+                Arg::MaybeUuid(value) => query.bind(value),
                 Arg::Time(value) => query.bind(value),
                 Arg::MaybeTime(value) => query.bind(value),
                 Arg::Date(value) => query.bind(value),
@@ -60,15 +62,12 @@ macro_rules! bind_all {
 }
 
 /// Refuses a filter that [`Query::contains`] would refuse: for callers that hand it on to others.
-///
-/// # Errors
-/// It is too large.
 pub fn check_filter(field: &str, filter: &serde_json::Value) -> Result<(), Rejection> {
     crate::containment::check(field, filter)
 }
 
-/// Brackets before and behind each of so many conditions that have to hold together: with `AND` between them they form a
-/// balanced tree. A chain is as deep as it is long, and SQLite refuses expressions deeper than 1000.
+/// The brackets before and after each of this many conditions: joined by `AND` they form a balanced tree. A chain would
+/// be as deep as it is long, and SQLite limits the depth of expressions to 1000.
 pub(crate) fn brackets(conditions: usize) -> Vec<(usize, usize)> {
     let mut brackets = vec![(0, 0); conditions];
     let mut spans = vec![(0, conditions)];
@@ -124,10 +123,10 @@ impl Query {
         self
     }
 
-    /// Adds the most rows there may be.
+    /// Adds a limit.
     ///
-    /// SQLite plans for the value of a LIMIT that is a bare parameter, and so prepares the statement anew whenever it is
-    /// bound: for a claim that took as long as the claim itself. Of a sum it makes nothing.
+    /// SQLite plans for the value of a bare LIMIT parameter, and prepares the statement again whenever it is bound,
+    /// which doubles the cost of a claim. For a sum it does not.
     pub fn limit(&mut self, rows: i64) -> &mut Self {
         self.push(" LIMIT ").bind(Arg::Int(rows)).push(" + 0")
     }
@@ -152,7 +151,7 @@ impl Query {
         self.push(")")
     }
 
-    /// Adds ` IN …` for any number of ids: the text is the same for all numbers, so it is prepared once.
+    /// Adds ` IN …` for any number of ids with a constant text, so that it is prepared once.
     pub fn among(&mut self, ids: impl IntoIterator<Item = Uuid>) -> &mut Self {
         let ids: Vec<String> = ids.into_iter().map(|id| format!("\"{}\"", id.simple())).collect();
         let ids = Arg::Text(format!("[{}]", ids.join(",")));
@@ -186,8 +185,8 @@ impl Query {
         self
     }
 
-    /// Adds what holds when `column`, JSON kept as text, contains `filter`: see [`crate::containment`]. The caller knows the
-    /// filter as `field`.
+    /// Adds the condition that `column`, JSON as text, contains `filter`: see [`crate::containment`]. `field` is the
+    /// name of the filter for messages.
     ///
     /// # Errors
     /// `Rejected` for a filter that is too large.
@@ -196,16 +195,13 @@ impl Query {
         Ok(self)
     }
 
-    /// Adds what holds when `column` has `part` in it, in upper or lower case: see [`crate::caseless`].
+    /// Adds what holds when `column` has `part` in it, case-insensitive: see [`crate::caseless`].
     pub fn has_part(&mut self, column: &str, part: &str) -> &mut Self {
         let (operator, pattern) = (caseless::operator(self.dialect), caseless::pattern(self.dialect, part));
         self.push(column).push(operator).bind(Arg::Text(pattern))
     }
 
     /// Runs it and reads all rows.
-    ///
-    /// # Errors
-    /// As every statement.
     pub async fn fetch_all<T>(self, tx: &mut Tx<'_>) -> Result<Vec<T>>
     where
         T: for<'r> FromRow<'r, sqlx::sqlite::SqliteRow> + for<'r> FromRow<'r, sqlx::postgres::PgRow> + Send + Unpin,
@@ -217,10 +213,7 @@ impl Query {
         })?)
     }
 
-    /// Runs it and hands out its rows one by one, until `take` breaks off. Others are never in memory together.
-    ///
-    /// # Errors
-    /// As every statement.
+    /// Streams the rows to `take` until it breaks. They are never in memory together.
     pub async fn each<T>(self, tx: &mut Tx<'_>, mut take: impl FnMut(T) -> ControlFlow<()>) -> Result<()>
     where
         T: for<'r> FromRow<'r, sqlx::sqlite::SqliteRow> + for<'r> FromRow<'r, sqlx::postgres::PgRow> + Send + Unpin,
@@ -238,10 +231,7 @@ impl Query {
         Ok(())
     }
 
-    /// Runs it and says how many rows it changed.
-    ///
-    /// # Errors
-    /// As every statement.
+    /// Runs it and returns how many rows it changed.
     pub async fn execute(self, tx: &mut Tx<'_>) -> Result<u64> {
         let Self { text, args, kept, .. } = self;
         Ok(on!(tx, |conn| {
@@ -254,9 +244,6 @@ impl Query {
     }
 
     /// Runs a statement that answers one number.
-    ///
-    /// # Errors
-    /// As every statement.
     pub async fn count(self, tx: &mut Tx<'_>) -> Result<i64> {
         let rows: Vec<(i64,)> = self.fetch_all(tx).await?;
         Ok(rows.first().map_or(0, |row| row.0))

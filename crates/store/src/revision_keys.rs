@@ -1,9 +1,9 @@
-//! Keys of deployments. Each revision has one of its own, which is kept sealed: its agent server is started again with it.
+//! Keys of deployments. Each revision has its own, stored sealed, because its agent server is restarted with it.
 
 use towpath_domain::{DeploymentId, KeyId, OrganizationId, RevisionId, Scopes, Secret, TenantId};
 
 use crate::access::{self, KeyLimits, NewKey};
-use crate::sealing::{OpenError, Place, Sealer};
+use crate::sealing::{OpenError, SealContext, Sealer};
 use crate::{Error, Result, Tx};
 
 /// A revision's key as it is stored.
@@ -11,11 +11,8 @@ use crate::{Error, Result, Tx};
 pub struct RevisionKey {
     /// The revision.
     pub id: RevisionId,
-    /// Its workspace.
     pub tenant_id: TenantId,
-    /// Its deployment.
     pub deployment_id: DeploymentId,
-    /// The key.
     pub key_id: KeyId,
     /// Sealed; open it with [`RevisionKey::secret`].
     pub secret: Vec<u8>,
@@ -23,18 +20,15 @@ pub struct RevisionKey {
 
 impl RevisionKey {
     /// Its secret, opened.
-    ///
-    /// # Errors
-    /// The record does not open: another key, or somebody moved it.
     pub fn secret(&self, sealer: &Sealer) -> Result<Secret, OpenError> {
-        let text = sealer.open(place(self.tenant_id, self.id), &self.secret)?;
+        let text = sealer.open(seal_context(self.tenant_id, self.id), &self.secret)?;
         let text = std::str::from_utf8(&text).map_err(|_| OpenError::Malformed)?;
         Ok(Secret::new(text))
     }
 }
 
-const fn place(tenant: TenantId, revision: RevisionId) -> Place<'static> {
-    Place {
+const fn seal_context(tenant: TenantId, revision: RevisionId) -> SealContext<'static> {
+    SealContext {
         tenant,
         table: "revision_key",
         column: "secret",
@@ -45,22 +39,16 @@ const fn place(tenant: TenantId, revision: RevisionId) -> Place<'static> {
 /// The key that a revision is to have.
 #[derive(Clone, Debug)]
 pub struct NewRevisionKey<'a> {
-    /// The revision.
     pub revision: RevisionId,
-    /// Its deployment.
     pub deployment: DeploymentId,
     /// The owner of its workspace.
     pub organization: OrganizationId,
-    /// What people call it.
     pub name: &'a str,
     /// What it may do in the workspace.
     pub scopes: Scopes,
 }
 
-/// Makes sure that a revision has a key. One that it has stays as it is.
-///
-/// # Errors
-/// `NotFound` when the workspace is not the organisation's; those of the database.
+/// Ensures that a revision has a key. One that it has stays as it is.
 pub async fn ensure(tx: &mut Tx<'_>, tenant: TenantId, sealer: &Sealer, new: &NewRevisionKey<'_>) -> Result<()> {
     if get(tx, tenant, new.revision).await?.is_some() {
         return Ok(());
@@ -76,7 +64,7 @@ pub async fn ensure(tx: &mut Tx<'_>, tenant: TenantId, sealer: &Sealer, new: &Ne
         expires_at: None,
     };
     let (key, secret) = access::create_limited_key(tx, made, limits).await?;
-    let sealed = sealer.seal(place(tenant, new.revision), secret.reveal().as_bytes());
+    let sealed = sealer.seal(seal_context(tenant, new.revision), secret.reveal().as_bytes());
     on!(tx, |conn| sqlx::query(
         "INSERT INTO revision_key (id, tenant_id, deployment_id, key_id, secret) VALUES ($1, $2, $3, $4, $5)"
     )
@@ -92,9 +80,6 @@ pub async fn ensure(tx: &mut Tx<'_>, tenant: TenantId, sealer: &Sealer, new: &Ne
 }
 
 /// The key of a revision; `None` where it has none, or none any more.
-///
-/// # Errors
-/// Only the database's.
 pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, revision: RevisionId) -> Result<Option<RevisionKey>> {
     Ok(on!(tx, |conn| sqlx::query_as(
         "SELECT id, tenant_id, deployment_id, key_id, secret FROM revision_key WHERE tenant_id = $1 AND id = $2"
@@ -106,9 +91,6 @@ pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, revision: RevisionId) -> Res
 }
 
 /// Revokes the key of a revision, where it has one.
-///
-/// # Errors
-/// Only the database's.
 pub async fn revoke(tx: &mut Tx<'_>, tenant: TenantId, revision: RevisionId) -> Result<()> {
     if let Some(key) = get(tx, tenant, revision).await? {
         take(tx, &key).await?;
@@ -117,16 +99,13 @@ pub async fn revoke(tx: &mut Tx<'_>, tenant: TenantId, revision: RevisionId) -> 
 }
 
 /// Revokes the keys of a deployment's revisions, but the one of `kept`.
-///
-/// # Errors
-/// Only the database's.
 pub async fn revoke_all(
     tx: &mut Tx<'_>,
     tenant: TenantId,
     deployment: DeploymentId,
     kept: Option<RevisionId>,
 ) -> Result<()> {
-    // In the order of the keys, as uses of keys are recorded: neither waits for the other in a circle.
+    // In key order, like the recording of key uses, to avoid deadlocks.
     let keys: Vec<RevisionKey> = on!(tx, |conn| sqlx::query_as(
         "SELECT id, tenant_id, deployment_id, key_id, secret FROM revision_key
          WHERE tenant_id = $1 AND deployment_id = $2 ORDER BY key_id"

@@ -1,7 +1,7 @@
 //! Log lines of revisions and deployments.
 //!
-//! A line's id is made inside the transaction that records it and sorts in the order of recording, so a reader that
-//! asks for what comes after the last id it has seen reads on where it was.
+//! A line's id is created inside the recording transaction and sorts in the order of recording, so a reader can
+//! continue after the last id it has seen.
 
 use towpath_domain::deployment::{Level, LogKind};
 use towpath_domain::{DeploymentId, LogLineId, RevisionId, TenantId, Timestamp};
@@ -13,7 +13,6 @@ use crate::{Result, Tx};
 /// Longest line that is kept, in characters; the rest is cut.
 const LONGEST: usize = 16_000;
 
-/// A line as it is stored.
 #[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
 pub struct LogLine {
     /// Id; sorts in the order of recording.
@@ -22,29 +21,22 @@ pub struct LogLine {
     pub revision_id: Option<RevisionId>,
     /// Whose words.
     pub kind: LogKind,
-    /// When it was said.
     pub at: Timestamp,
     /// How loud.
     pub level: Level,
-    /// What was said.
     pub message: String,
 }
 
 /// A line to record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewLine {
-    /// When it was said.
     pub at: Timestamp,
     /// How loud.
     pub level: Level,
-    /// What was said.
     pub message: String,
 }
 
 /// Records lines in their order.
-///
-/// # Errors
-/// Those of the database.
 pub async fn append(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -104,14 +96,10 @@ pub struct Filter {
     pub end: Option<Timestamp>,
     /// Recorded after this line, or before it where the newest come first.
     pub past: Option<LogLineId>,
-    /// Newest first.
     pub newest_first: bool,
 }
 
 /// Lines of a deployment.
-///
-/// # Errors
-/// Those of the database.
 pub async fn list(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -178,11 +166,8 @@ pub async fn list(
     query.fetch_all(tx).await
 }
 
-/// Forgets at most `limit` lines of agent servers that were recorded before `before`, the oldest first. How many there
-/// were. Lines of builds stay as long as their revision.
-///
-/// # Errors
-/// Those of the database.
+/// Deletes at most `limit` lines of agent servers that were recorded before `before`, oldest first, and returns how
+/// many. Lines of builds stay with their revision.
 pub async fn forget(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<u64> {
     // Ids begin with their millisecond, so that no line but those that are old is looked at.
     let millis = u128::from(before.micros().max(0).unsigned_abs() / 1000);
@@ -198,11 +183,7 @@ pub async fn forget(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<u6
     .map(|done| done.rows_affected()))?)
 }
 
-/// Forgets at most `limit` of the lines of a revision that are older than its newest `keep` of that kind. How many there
-/// were.
-///
-/// # Errors
-/// Those of the database.
+/// Deletes at most `limit` lines of a revision beyond its newest `keep` of that kind. Returns how many.
 pub async fn trim(
     tx: &mut Tx<'_>,
     tenant: TenantId,

@@ -1,29 +1,23 @@
-//! Revisions of deployments. Every change of status is a compare-and-set along the ways the domain allows.
+//! Revisions of deployments. Every change of status is a compare-and-set along the transitions of the domain.
 
 use towpath_domain::deployment::{EnvSecret, RevisionConfig, RevisionStatus, Source, SourceConfig};
 use towpath_domain::{DeploymentId, JobId, RevisionId, TenantId, Timestamp};
 
 use crate::query::{Arg, Query};
-use crate::sealing::{OpenError, Place, Sealer};
+use crate::sealing::{OpenError, SealContext, Sealer};
 use crate::{Error, Result, Tx};
 
 /// Longest reason that is kept, in characters.
 const LONGEST_ERROR: usize = 16_000;
 
-/// A revision as it is stored.
 #[derive(Clone, Debug, sqlx::FromRow)]
 pub struct Revision {
-    /// Id.
     pub id: RevisionId,
-    /// Owner.
     pub tenant_id: TenantId,
-    /// Whose it is.
     pub deployment_id: DeploymentId,
     /// Its number; the first is 1.
     pub seq: i64,
-    /// Where it comes from.
     pub source: Source,
-    /// Where it stands.
     pub status: RevisionStatus,
     /// JSON; read it with [`Revision::config`].
     pub config: String,
@@ -35,57 +29,41 @@ pub struct Revision {
     pub secret_names: String,
     /// The revision whose artifact it deploys again.
     pub redeploy_of: Option<RevisionId>,
-    /// The job that does it; absent where there was nothing to do.
+    /// The job that performs it; absent if there was nothing to do.
     pub job_id: Option<JobId>,
     /// Why it failed.
     pub error: Option<String>,
-    /// When it was made.
     pub created_at: Timestamp,
-    /// When it last changed.
     pub updated_at: Timestamp,
-    /// When it came to a final status.
     pub finished_at: Option<Timestamp>,
 }
 
 impl Revision {
-    /// What it is made from.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`].
     pub fn config(&self) -> Result<RevisionConfig> {
         serde_json::from_str(&self.config).map_err(|_| Error::corrupt("revision", "config", self.id))
     }
 
     /// The deployment's configuration as it was when the revision was made.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`].
     pub fn source_config(&self) -> Result<SourceConfig> {
         serde_json::from_str(&self.source_config).map_err(|_| Error::corrupt("revision", "source_config", self.id))
     }
 
     /// The names of its secrets, in their order.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`].
     pub fn secret_names(&self) -> Result<Vec<String>> {
         serde_json::from_str(&self.secret_names).map_err(|_| Error::corrupt("revision", "secret_names", self.id))
     }
 
     /// Its secrets, opened.
-    ///
-    /// # Errors
-    /// The record does not open: another key, or somebody moved it.
     pub fn secrets(&self, sealer: &Sealer) -> Result<Vec<EnvSecret>, OpenError> {
         let Some(sealed) = &self.secrets else {
             return Ok(Vec::new());
         };
-        let text = sealer.open(place(self.tenant_id, self.id), sealed)?;
+        let text = sealer.open(seal_context(self.tenant_id, self.id), sealed)?;
         serde_json::from_slice(&text).map_err(|_| OpenError::Malformed)
     }
 }
 
-/// Seals secrets for the row of `id`; `None` where there are none.
+/// Seals secrets for the row of `id`; `None` if there are none.
 #[must_use]
 #[expect(clippy::missing_panics_doc, reason = "the expectation cannot fail")]
 pub fn seal(sealer: &Sealer, tenant: TenantId, id: RevisionId, secrets: &[EnvSecret]) -> Option<Vec<u8>> {
@@ -93,11 +71,11 @@ pub fn seal(sealer: &Sealer, tenant: TenantId, id: RevisionId, secrets: &[EnvSec
         return None;
     }
     let text = zeroize::Zeroizing::new(serde_json::to_vec(secrets).expect("pairs of texts are JSON"));
-    Some(sealer.seal(place(tenant, id), &text))
+    Some(sealer.seal(seal_context(tenant, id), &text))
 }
 
-fn place(tenant: TenantId, id: RevisionId) -> Place<'static> {
-    Place {
+fn seal_context(tenant: TenantId, id: RevisionId) -> SealContext<'static> {
+    SealContext {
         tenant,
         table: "revision",
         column: "secrets",
@@ -105,35 +83,28 @@ fn place(tenant: TenantId, id: RevisionId) -> Place<'static> {
     }
 }
 
-/// What is recorded of a revision.
+/// The fields of a new revision.
 #[derive(Clone, Debug)]
 pub struct NewRevision<'a> {
     /// Id; the secrets are sealed for it.
     pub id: RevisionId,
-    /// Whose it is.
     pub deployment: DeploymentId,
-    /// Where it comes from.
     pub source: Source,
-    /// Where it stands: `CREATING`, `QUEUED` or `SKIPPED`.
+    /// Where it is: `CREATING`, `QUEUED` or `SKIPPED`.
     pub status: RevisionStatus,
-    /// What it is made from.
     pub config: &'a RevisionConfig,
     /// The deployment's configuration.
     pub source_config: &'a SourceConfig,
     /// Sealed secrets.
     pub secrets: Option<Vec<u8>>,
-    /// Their names.
     pub secret_names: Vec<&'a str>,
     /// The revision whose artifact it deploys again.
     pub redeploy_of: Option<RevisionId>,
-    /// The job that does it.
+    /// The job that performs it.
     pub job: Option<JobId>,
 }
 
 /// Records a revision under the next number. The caller holds the deployment.
-///
-/// # Errors
-/// Those of the database.
 pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: NewRevision<'_>) -> Result<Revision> {
     let now = tx.now();
     let config = serde_json::to_string(new.config).map_err(|_| Error::corrupt("revision", "config", new.id))?;
@@ -166,10 +137,6 @@ pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: NewRevision<'_>) -> 
     .await)?)
 }
 
-/// One revision.
-///
-/// # Errors
-/// [`Error::NotFound`] also for another tenant's.
 pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: RevisionId) -> Result<Revision> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
@@ -183,9 +150,6 @@ pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: RevisionId) -> Result<Re
 }
 
 /// One revision of a deployment.
-///
-/// # Errors
-/// [`Error::NotFound`] also for another deployment's or tenant's.
 pub async fn of(tx: &mut Tx<'_>, tenant: TenantId, deployment: DeploymentId, id: RevisionId) -> Result<Revision> {
     let revision = get(tx, tenant, id).await?;
     if revision.deployment_id == deployment {
@@ -196,9 +160,6 @@ pub async fn of(tx: &mut Tx<'_>, tenant: TenantId, deployment: DeploymentId, id:
 }
 
 /// Revisions of a deployment, newest first; with `statuses`, those that stand there.
-///
-/// # Errors
-/// Those of the database.
 pub async fn list(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -225,9 +186,6 @@ pub async fn list(
 }
 
 /// The newest revisions of several deployments: what lists show beside them.
-///
-/// # Errors
-/// Those of the database.
 pub async fn many(tx: &mut Tx<'_>, tenant: TenantId, ids: &[RevisionId]) -> Result<Vec<Revision>> {
     let mut query = Query::new(
         tx,
@@ -239,9 +197,6 @@ pub async fn many(tx: &mut Tx<'_>, tenant: TenantId, ids: &[RevisionId]) -> Resu
 }
 
 /// Revisions of a deployment that are not over, oldest first.
-///
-/// # Errors
-/// Those of the database.
 pub async fn open(tx: &mut Tx<'_>, tenant: TenantId, deployment: DeploymentId) -> Result<Vec<Revision>> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
@@ -255,9 +210,6 @@ pub async fn open(tx: &mut Tx<'_>, tenant: TenantId, deployment: DeploymentId) -
 }
 
 /// Whether the deployment has a revision made after this one.
-///
-/// # Errors
-/// [`Error::NotFound`] also for another tenant's.
 pub async fn newer_exists(tx: &mut Tx<'_>, tenant: TenantId, id: RevisionId) -> Result<bool> {
     let revision = get(tx, tenant, id).await?;
     let (newer,): (i64,) = on!(tx, |conn| sqlx::query_as(
@@ -271,28 +223,20 @@ pub async fn newer_exists(tx: &mut Tx<'_>, tenant: TenantId, id: RevisionId) -> 
     Ok(newer > 0)
 }
 
-/// Moves a revision on. False when it is not where it could come from: somebody interrupted it, or it is over.
-///
-/// # Errors
-/// [`Error::NotFound`]; those of the database.
+/// Moves a revision to another status. False if its current status does not allow it: it was interrupted, or it is
+/// over.
 pub async fn advance(tx: &mut Tx<'_>, tenant: TenantId, id: RevisionId, to: RevisionStatus) -> Result<bool> {
     finish(tx, tenant, id, to, None).await
 }
 
-/// Ends a revision as failed, in the way that fits where it stands. The reason is shown to the user; its end is kept
-/// where it is long. False when it is over already.
-///
-/// # Errors
-/// [`Error::NotFound`]; those of the database.
+/// Ends a revision as failed, with the status that fits. The reason is shown to the user; of a long one, the end is
+/// kept. False if it is already over.
 pub async fn fail(tx: &mut Tx<'_>, tenant: TenantId, id: RevisionId, reason: &str) -> Result<bool> {
     let to = get(tx, tenant, id).await?.status.failed();
     finish(tx, tenant, id, to, Some(reason)).await
 }
 
 /// Moves a revision on, with a reason.
-///
-/// # Errors
-/// [`Error::NotFound`]; those of the database.
 pub async fn finish(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -330,9 +274,6 @@ fn end_of(text: &str) -> String {
 }
 
 /// Says which commit the revision's ref was found to be.
-///
-/// # Errors
-/// [`Error::NotFound`] also for another tenant's.
 pub async fn resolved(tx: &mut Tx<'_>, tenant: TenantId, id: RevisionId, commit: &str) -> Result<()> {
     let config = RevisionConfig {
         repo_commit_sha: Some(commit.to_owned()),

@@ -1,7 +1,7 @@
-//! The log of what runs streamed: batches of frames, for readers that resume or missed some.
+//! The log of streamed events of runs: batches of frames, for readers that resume or missed some.
 //!
-//! A reader goes by the position of a batch, which is the order of commits on its thread. Ids of frames do not give that
-//! order: a run at work makes them by its worker's clock, while another process logs the end of another run.
+//! Readers use the position of a batch, which is the commit order on its thread. Frame ids do not give that order: a
+//! run's worker uses its own clock, while another process may log the end of another run.
 
 use sqlx::FromRow;
 use towpath_domain::agent::{EventId, Frame, frame};
@@ -14,7 +14,7 @@ use crate::tx::{Conn, Dialect, Tx};
 
 /// Batches whose sizes are looked at for one page.
 const PAGE_ROWS: i64 = 200;
-/// Batches that are searched for a frame: it is in the first or in the second, unless it was never logged.
+/// Batches that are searched for a frame: it is in the first or second one, unless it was never logged.
 const SEARCHED: usize = 4;
 
 /// Frames that follow each other.
@@ -39,7 +39,7 @@ pub struct NewBatch<'a> {
 /// Frames as they were logged.
 #[derive(Clone, Debug, FromRow)]
 pub struct Batch {
-    /// Where it stands in the log of its thread.
+    /// Where it is in the log of its thread.
     pub log_position: i64,
     /// The run; absent for events of the thread itself.
     pub run_id: Option<RunId>,
@@ -58,8 +58,8 @@ pub struct Page {
 
 /// A frame in a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Found {
-    /// Where its batch stands.
+pub struct FramePosition {
+    /// Where its batch is.
     pub log_position: i64,
     /// Its run; absent for events of the thread itself.
     pub run: Option<RunId>,
@@ -69,28 +69,22 @@ pub struct Found {
     pub number: i64,
 }
 
-/// Where a reader goes on that has seen a frame.
+/// Where a reader continues that has seen a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Resume {
-    /// Batches behind this position hold everything that the reader may not have seen, perhaps with some that it has.
+pub struct ResumePoint {
+    /// Batches after this position contain everything that the reader may not have seen, and possibly some that it has.
     pub after: i64,
     /// The frame itself, where the log has it.
-    pub found: Option<Found>,
+    pub found: Option<FramePosition>,
 }
 
 /// Logs frames.
-///
-/// # Errors
-/// As every statement.
 pub async fn append(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, new: &NewBatch<'_>) -> Result<()> {
     append_all(tx, tenant, thread, std::slice::from_ref(new)).await
 }
 
-/// Logs batches of frames that follow each other. Others who log on the thread wait until the transaction is over, so call it
-/// behind everything that takes a lock.
-///
-/// # Errors
-/// As every statement.
+/// Appends batches of consecutive frames. Other writers of the thread wait until the transaction is over, so call it
+/// after everything that takes a lock.
 pub async fn append_all(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, all: &[NewBatch<'_>]) -> Result<()> {
     if all.is_empty() {
         return Ok(());
@@ -102,7 +96,7 @@ pub async fn append_all(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, all
     Ok(())
 }
 
-/// Keeps others from logging on the thread until the transaction is over: positions become visible in their order.
+/// Locks the log of the thread until the transaction is over, so that positions become visible in order.
 async fn lock(tx: &mut Tx<'_>, thread: ThreadId) -> Result<()> {
     // SQLite has one writer.
     if tx.dialect() == Dialect::Sqlite {
@@ -153,10 +147,8 @@ async fn insert(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, new: &NewBa
     Ok(())
 }
 
-/// The next batches of a thread, or of one run of it, behind a position: about `bytes` of frames, and one batch at least.
-///
-/// # Errors
-/// As every statement.
+/// The next batches of a thread, or of one of its runs, after a position: about `bytes` of frames, and at least one
+/// batch.
 pub async fn read(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -198,17 +190,14 @@ pub async fn read(
     })
 }
 
-/// Where a reader goes on that has seen the frame of this id, and what came before it.
-///
-/// # Errors
-/// As every statement.
+/// Where a reader continues that has seen the frame of this id, and what came before it.
 pub async fn resume(
     tx: &mut Tx<'_>,
     tenant: TenantId,
     thread: ThreadId,
     run: Option<RunId>,
     seen: EventId,
-) -> Result<Resume> {
+) -> Result<ResumePoint> {
     // Ids of one run rise, so its first batch that goes so far holds the frame, if any does.
     let mut query = Query::new(
         tx,
@@ -229,30 +218,30 @@ pub async fn resume(
             Some(_) => last_position(tx, tenant, thread, run).await? - 1,
             None => last_position(tx, tenant, thread, None).await?,
         };
-        return Ok(Resume { after, found: None });
+        return Ok(ResumePoint { after, found: None });
     };
     for &(position,) in positions.iter().take(SEARCHED) {
         for batch in read(tx, tenant, thread, run, position - 1, 0).await?.batches {
             if let Some(found) = search(&batch, seen) {
                 let after = if run.is_some() { position } else { first } - 1;
-                return Ok(Resume {
+                return Ok(ResumePoint {
                     after,
                     found: Some(found),
                 });
             }
         }
     }
-    Ok(Resume {
+    Ok(ResumePoint {
         after: first - 1,
         found: None,
     })
 }
 
-fn search(batch: &Batch, id: EventId) -> Option<Found> {
+fn search(batch: &Batch, id: EventId) -> Option<FramePosition> {
     let frame = frame::split(&batch.frames)
         .filter_map(Frame::decode)
         .find(|frame| frame.id == id)?;
-    Some(Found {
+    Some(FramePosition {
         log_position: batch.log_position,
         run: frame.run,
         attempt: frame.attempt,
@@ -261,9 +250,6 @@ fn search(batch: &Batch, id: EventId) -> Option<Found> {
 }
 
 /// The position of the last batch of a thread, or of one run of it; 0 when there is none.
-///
-/// # Errors
-/// As every statement.
 pub async fn last_position(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, run: Option<RunId>) -> Result<i64> {
     let mut query = Query::new(
         tx,
@@ -274,9 +260,6 @@ pub async fn last_position(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, 
 }
 
 /// Attempt and number of the last frame of a run that was logged by its worker.
-///
-/// # Errors
-/// As every statement.
 pub async fn last_frame(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, run: RunId) -> Result<Option<(i64, i64)>> {
     Ok(on!(tx, |conn| sqlx::query_as(
         "SELECT attempt, last FROM run_event WHERE thread_id = $1 AND tenant_id = $2 AND run_id = $3
@@ -289,11 +272,8 @@ pub async fn last_frame(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, run
     .await)?)
 }
 
-/// The run of a thread that was logged last. What ends a run from outside counts where no worker logged anything.
-///
-/// # Errors
-/// As every statement.
-pub async fn last_run(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId) -> Result<Option<RunId>> {
+/// The run of a thread that was logged last. Ends from outside count only if no worker logged anything.
+pub async fn last_logged_run(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId) -> Result<Option<RunId>> {
     for least_attempt in [1_i64, 0] {
         let run: Option<RunId> = on!(tx, |conn| sqlx::query_scalar(
             "SELECT run_id FROM run_event
@@ -321,9 +301,6 @@ fn narrow(query: &mut Query, tenant: TenantId, thread: ThreadId, run: Option<Run
 }
 
 /// The id of the last frame logged for a thread.
-///
-/// # Errors
-/// As every statement.
 pub async fn last_id(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId) -> Result<Option<EventId>> {
     let last: Option<(i64, i64)> = on!(tx, |conn| sqlx::query_as(
         "SELECT last_ms, last_seq FROM run_event WHERE thread_id = $1 AND tenant_id = $2
@@ -337,9 +314,6 @@ pub async fn last_id(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId) -> Res
 }
 
 /// Says until when the frames of a run that is over are kept.
-///
-/// # Errors
-/// As every statement.
 pub async fn expire(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, run: RunId, at: Timestamp) -> Result<()> {
     on!(tx, |conn| sqlx::query(
         "UPDATE run_event SET expires_at = $4
@@ -355,11 +329,7 @@ pub async fn expire(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, run: Ru
     Ok(())
 }
 
-/// Deletes the log of a thread.
-///
-/// # Errors
-/// As every statement.
-pub async fn delete_all(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId) -> Result<()> {
+pub async fn delete_thread_log(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId) -> Result<()> {
     on!(tx, |conn| sqlx::query(
         "DELETE FROM run_event WHERE thread_id = $1 AND tenant_id = $2"
     )
@@ -371,10 +341,7 @@ pub async fn delete_all(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId) -> 
     Ok(())
 }
 
-/// Deletes at most `limit` batches whose time is over; answers how many.
-///
-/// # Errors
-/// As every statement.
+/// Deletes at most `limit` batches that have expired; returns how many.
 pub async fn prune(tx: &mut Tx<'_>, limit: i64) -> Result<u64> {
     let now = tx.now();
     let text = sql!(tx,

@@ -1,11 +1,11 @@
-//! The catalog of index files: which Parquet objects say where the trace runs of a workspace lie.
+//! The catalog of index files: which Parquet objects say where the trace runs of a workspace are.
 //!
 //! ```text
 //! writing ──► live ──► superseded ──► deleting ──► (row gone)
 //!    └────────────────────────────────────▲   an intent whose writer is gone
 //! ```
 //! Segments are the truth, and index files repeat it in the order of ids. A live segment is `indexed` when live index
-//! files name every row of it. Whoever looks for an id reads the live index files and the segments that are not
+//! files name every row of it. A caller that looks for an id reads the live index files and the segments that are not
 //! indexed: see [`sources`].
 
 use towpath_domain::{JobId, RunIndexId, SegmentId, TenantId, Timestamp, TraceRunId};
@@ -13,16 +13,14 @@ use towpath_domain::{JobId, RunIndexId, SegmentId, TenantId, Timestamp, TraceRun
 use crate::segments::{Segment, SegmentState, id_list};
 use crate::{Error, Result, Tx};
 
-/// An index file.
 #[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
 pub struct IndexFile {
     /// The file.
     pub id: RunIndexId,
-    /// Its workspace.
     pub tenant_id: TenantId,
     /// Its object.
     pub path: String,
-    /// Where it stands. It has the states of a segment.
+    /// Where it is. It has the states of a segment.
     pub state: SegmentState,
     /// The job that wrote it.
     pub job: Option<JobId>,
@@ -36,13 +34,12 @@ pub struct IndexFile {
     pub last_run: Option<TraceRunId>,
     /// When it was intended.
     pub created_at: Timestamp,
-    /// When it came into this state.
     pub changed_at: Timestamp,
 }
 
 /// An index file that was written and is to be made live.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Written {
+pub struct IndexFileRecord {
     /// The file.
     pub id: RunIndexId,
     /// Trace runs in it.
@@ -55,9 +52,9 @@ pub struct Written {
     pub last_run: TraceRunId,
 }
 
-/// An object that says where trace runs lie.
+/// An object that says where trace runs are.
 #[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
-pub struct Source {
+pub struct IndexSource {
     /// The object.
     pub path: String,
     /// The smallest id in an index file; `None` for a segment.
@@ -67,9 +64,6 @@ pub struct Source {
 }
 
 /// Records that an index file is going to be written, before it is.
-///
-/// # Errors
-/// Only what the database says.
 pub async fn intend(tx: &mut Tx<'_>, tenant: TenantId, id: RunIndexId, path: &str, job: Option<JobId>) -> Result<()> {
     let now = tx.now();
     on!(tx, |conn| sqlx::query(
@@ -87,12 +81,12 @@ pub async fn intend(tx: &mut Tx<'_>, tenant: TenantId, id: RunIndexId, path: &st
     Ok(())
 }
 
-/// Makes index files live which together name every row of `segments`, and marks those as indexed.
+/// Makes index files live that together name every row of `segments`, and marks those as indexed.
 ///
 /// # Errors
-/// [`Error::Stale`] when a file is not `writing`: its intent was swept, so its object may be gone.
-pub async fn publish(tx: &mut Tx<'_>, tenant: TenantId, new: &[Written], segments: &[SegmentId]) -> Result<()> {
-    bring_in(tx, tenant, new).await?;
+/// [`Error::Stale`] if a file is not `writing`: its intent was swept, so its object may be gone.
+pub async fn publish(tx: &mut Tx<'_>, tenant: TenantId, new: &[IndexFileRecord], segments: &[SegmentId]) -> Result<()> {
+    publish_file(tx, tenant, new).await?;
     // Compactions and sweeps lock segments in this order, too. One that is gone needs no mark.
     let lock = sql!(tx,
         // SQLite has one writer.
@@ -107,7 +101,7 @@ pub async fn publish(tx: &mut Tx<'_>, tenant: TenantId, new: &[Written], segment
         .fetch_all(conn)
         .await)?;
     let text = sql!(tx,
-        // Lists travel as JSON text in both; only the way back to ids differs.
+        // Both pass lists as JSON text and differ only in parsing ids.
         sqlite: "UPDATE segment SET indexed = 1
                  WHERE id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($1))",
         postgres: "UPDATE segment SET indexed = true
@@ -117,12 +111,12 @@ pub async fn publish(tx: &mut Tx<'_>, tenant: TenantId, new: &[Written], segment
     Ok(())
 }
 
-/// Puts `new`, which names the same trace runs, in the place of `old`. Those who began to read `old` before go on: its
-/// objects stay for a while.
+/// Replaces `old` by `new`, which names the same trace runs. Running readers may continue with `old`, whose objects
+/// stay for a while.
 ///
 /// # Errors
-/// [`Error::Stale`] when a file of `old` is not live any more, or an intent of `new` was swept.
-pub async fn replace(tx: &mut Tx<'_>, tenant: TenantId, old: &[RunIndexId], new: &[Written]) -> Result<()> {
+/// [`Error::Stale`] if a file of `old` is not live any more, or an intent of `new` was swept.
+pub async fn replace(tx: &mut Tx<'_>, tenant: TenantId, old: &[RunIndexId], new: &[IndexFileRecord]) -> Result<()> {
     let now = tx.now();
     let text = sql!(tx,
         sqlite: "UPDATE run_index SET state = 'superseded', changed_at = $3
@@ -141,10 +135,10 @@ pub async fn replace(tx: &mut Tx<'_>, tenant: TenantId, old: &[RunIndexId], new:
     if usize::try_from(changed) != Ok(old.len()) {
         return Err(Error::Stale);
     }
-    bring_in(tx, tenant, new).await
+    publish_file(tx, tenant, new).await
 }
 
-async fn bring_in(tx: &mut Tx<'_>, tenant: TenantId, new: &[Written]) -> Result<()> {
+async fn publish_file(tx: &mut Tx<'_>, tenant: TenantId, new: &[IndexFileRecord]) -> Result<()> {
     let now = tx.now();
     for file in new {
         let changed = on!(tx, |conn| {
@@ -171,9 +165,6 @@ async fn bring_in(tx: &mut Tx<'_>, tenant: TenantId, new: &[Written]) -> Result<
 }
 
 /// The live index files of a workspace, the smallest first.
-///
-/// # Errors
-/// Only what the database says.
 pub async fn live(tx: &mut Tx<'_>, tenant: TenantId) -> Result<Vec<IndexFile>> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
@@ -185,12 +176,8 @@ pub async fn live(tx: &mut Tx<'_>, tenant: TenantId) -> Result<Vec<IndexFile>> {
     .await)?)
 }
 
-/// The objects that say together where every trace run of a workspace lies: live index files, and live segments that
-/// are not indexed.
-///
-/// # Errors
-/// Only what the database says.
-pub async fn sources(tx: &mut Tx<'_>, tenant: TenantId) -> Result<Vec<Source>> {
+/// The objects that together locate every trace run of a workspace: live index files, and live unindexed segments.
+pub async fn sources(tx: &mut Tx<'_>, tenant: TenantId) -> Result<Vec<IndexSource>> {
     // One statement sees one moment. Two would miss a segment that is indexed in between.
     Ok(on!(tx, |conn| sqlx::query_as(
         "SELECT path, first_run, last_run FROM run_index WHERE tenant_id = $1 AND state = 'live'
@@ -203,9 +190,6 @@ pub async fn sources(tx: &mut Tx<'_>, tenant: TenantId) -> Result<Vec<Source>> {
 }
 
 /// Live segments of a workspace that are not indexed, the oldest first.
-///
-/// # Errors
-/// Only what the database says.
 pub async fn unindexed(tx: &mut Tx<'_>, tenant: TenantId, limit: i64) -> Result<Vec<Segment>> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
@@ -220,9 +204,6 @@ pub async fn unindexed(tx: &mut Tx<'_>, tenant: TenantId, limit: i64) -> Result<
 }
 
 /// Those of `tenants` that have at least so many live segments that are not indexed.
-///
-/// # Errors
-/// Only what the database says.
 pub async fn due_among(tx: &mut Tx<'_>, tenants: &[TenantId], least: i64) -> Result<Vec<TenantId>> {
     let text = sql!(tx,
         sqlite: "SELECT tenant_id FROM segment WHERE state = 'live' AND NOT indexed
@@ -238,11 +219,8 @@ pub async fn due_among(tx: &mut Tx<'_>, tenants: &[TenantId], least: i64) -> Res
         .await)?)
 }
 
-/// Workspaces that have at least so many live segments that are not indexed, or one that has been live since before
-/// `before`; those that have waited longest first.
-///
-/// # Errors
-/// Only what the database says.
+/// Workspaces with at least that many live unindexed segments, or one that has been live since before `before`; longest
+/// waiting first.
 pub async fn due(tx: &mut Tx<'_>, least: i64, before: Timestamp, limit: i64) -> Result<Vec<TenantId>> {
     Ok(on!(tx, |conn| sqlx::query_scalar(
         "SELECT tenant_id FROM segment WHERE state = 'live' AND NOT indexed
@@ -256,11 +234,8 @@ pub async fn due(tx: &mut Tx<'_>, least: i64, before: Timestamp, limit: i64) -> 
     .await)?)
 }
 
-/// Supersedes the index files of those of `tenants` that have no live segment left: nothing that they name is there.
-///
-/// # Errors
-/// Only what the database says.
-pub(crate) async fn supersede_needless(tx: &mut Tx<'_>, tenants: &[TenantId]) -> Result<()> {
+/// Supersedes the index files of those of `tenants` without live segments.
+pub(crate) async fn supersede_unneeded(tx: &mut Tx<'_>, tenants: &[TenantId]) -> Result<()> {
     let now = tx.now();
     let text = sql!(tx,
         sqlite: "UPDATE run_index SET state = 'superseded', changed_at = $2 WHERE state = 'live'
@@ -278,11 +253,8 @@ pub(crate) async fn supersede_needless(tx: &mut Tx<'_>, tenants: &[TenantId]) ->
     Ok(())
 }
 
-/// Takes files that were superseded before `before`: they are `deleting` afterwards, and their objects may go. `before`
-/// must be longer ago than the longest lookup takes.
-///
-/// # Errors
-/// Only what the database says.
+/// Moves files that were superseded before `before` to `deleting`, so that their objects can be removed. `before` must
+/// be longer ago than the longest lookup takes.
 pub async fn collect(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<u64> {
     let now = tx.now();
     Ok(on!(tx, |conn| sqlx::query(
@@ -297,11 +269,8 @@ pub async fn collect(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<u
     .map(|done| done.rows_affected()))?)
 }
 
-/// Takes intents that nobody finished since `before`, so that their objects can be removed: they are `deleting`
-/// afterwards, and their writer, should it still live, cannot publish them any more.
-///
-/// # Errors
-/// Only what the database says.
+/// Moves intents that were not finished since `before` to `deleting`, so that their objects can be removed; their
+/// writer can no longer publish them.
 pub async fn abandon(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<u64> {
     let now = tx.now();
     Ok(on!(tx, |conn| sqlx::query(
@@ -317,9 +286,6 @@ pub async fn abandon(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<u
 }
 
 /// Takes the intents of `job`, which is over, as [`abandon`] takes old ones.
-///
-/// # Errors
-/// Only what the database says.
 pub async fn abandon_of(tx: &mut Tx<'_>, job: JobId) -> Result<u64> {
     let now = tx.now();
     Ok(on!(tx, |conn| sqlx::query(
@@ -335,11 +301,8 @@ pub async fn abandon_of(tx: &mut Tx<'_>, job: JobId) -> Result<u64> {
 /// Where a walk through files in `deleting` begins: before all of them.
 pub const FIRST: (Timestamp, RunIndexId) = (Timestamp::from_micros(0), RunIndexId::nil());
 
-/// Files in `deleting` behind `after`, by when they came there: their objects may be there still. Of those that were never
-/// published only what was given up before `abandoned`: until then their writer may be at it.
-///
-/// # Errors
-/// Only what the database says.
+/// Files in `deleting` after `after`, by the time of that change: their objects may still exist. Files that were never
+/// published only if abandoned before `abandoned`: until then their writer may be active.
 pub async fn deleting(
     tx: &mut Tx<'_>,
     abandoned: Timestamp,
@@ -360,7 +323,7 @@ pub async fn deleting(
     .await)?)
 }
 
-/// Forgets a file whose object is gone.
+/// Deletes a file whose object is gone.
 ///
 /// # Errors
 /// [`Error::Stale`] when it is not `deleting`.

@@ -1,8 +1,7 @@
-//! Runs of the agent server. Whether a run that is not over is at work is what its job says, so no write of its own
-//! tells that it began.
+//! Runs of the agent server. Whether an unfinished run is executing follows from its job, so its start needs no write.
 
 mod orphaned;
-pub mod temporary;
+pub mod stateless;
 
 use serde_json::Value;
 use sqlx::FromRow;
@@ -15,36 +14,29 @@ use crate::tx::Tx;
 
 pub use orphaned::orphaned;
 
-/// A run as it stands.
+/// A run as it is.
 #[derive(Clone, Debug, FromRow)]
 pub struct Run {
-    /// Id.
     pub id: RunId,
-    /// Its thread.
     pub thread_id: ThreadId,
-    /// Its assistant.
     pub assistant_id: AssistantId,
-    /// The job that does it.
+    /// The job that performs it.
     pub job_id: JobId,
-    /// Where it stands.
     pub status: RunStatus,
     /// JSON object.
     pub metadata: String,
     /// JSON object: [`towpath_domain::agent::Kwargs`].
     pub kwargs: String,
-    /// What it did to runs in its way.
+    /// How it affected unfinished runs.
     pub multitask_strategy: MultitaskStrategy,
     /// How the last cancel wants it stopped.
     pub cancel_action: Option<CancelAction>,
     /// When it was asked for; of a delayed run: when it is due.
     pub created_at: Timestamp,
-    /// When it changed last.
     pub updated_at: Timestamp,
-    /// When it was over.
     pub finished_at: Option<Timestamp>,
     /// When a worker took it first.
     pub started_at: Option<Timestamp>,
-    /// Which attempt it is at.
     pub attempt: i64,
 }
 
@@ -59,13 +51,10 @@ const COLUMNS: &str = "SELECT run.id, run.tenant_id, run.thread_id, run.assistan
 /// A run about to be recorded.
 #[derive(Clone, Debug)]
 pub struct NewRun<'a> {
-    /// Id.
     pub id: RunId,
-    /// Its thread.
     pub thread: ThreadId,
-    /// Its assistant.
     pub assistant: AssistantId,
-    /// The job that does it.
+    /// The job that performs it.
     pub job: JobId,
     /// The cron that fired it, and the instant it stands for.
     pub cron: Option<(CronId, Timestamp)>,
@@ -73,7 +62,7 @@ pub struct NewRun<'a> {
     pub metadata: &'a str,
     /// JSON object.
     pub kwargs: &'a str,
-    /// What it does to runs in its way.
+    /// How it affects unfinished runs.
     pub strategy: MultitaskStrategy,
     /// When it is due.
     pub created_at: Timestamp,
@@ -82,7 +71,7 @@ pub struct NewRun<'a> {
 /// Records a run as pending.
 ///
 /// # Errors
-/// [`Error::Conflict`](crate::Error::Conflict) when the cron has fired for that instant already.
+/// [`Error::Conflict`](crate::Error::Conflict) if the cron has already fired for that instant.
 pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: &NewRun<'_>) -> Result<()> {
     let now = tx.now();
     on!(tx, |conn| sqlx::query(
@@ -108,10 +97,6 @@ pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: &NewRun<'_>) -> Resu
     Ok(())
 }
 
-/// One run.
-///
-/// # Errors
-/// [`Error::NotFound`](crate::Error::NotFound) also for another workspace's.
 pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: RunId) -> Result<Run> {
     let mut query = Query::new(tx, COLUMNS);
     query.push("WHERE run.tenant_id = ").bind(Arg::Uuid(tenant.0));
@@ -120,19 +105,16 @@ pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: RunId) -> Result<Run> {
     found.into_iter().next().ok_or(crate::Error::NotFound)
 }
 
-/// Those of these runs that are there, in any order, whoever's they are.
-///
-/// # Errors
-/// As every statement.
+/// The existing ones of these runs, in any order, no matter which caller's they are.
 pub async fn get_each(tx: &mut Tx<'_>, ids: &[RunId]) -> Result<Vec<(TenantId, Run)>> {
     let mut query = Query::new(tx, COLUMNS);
     query.push("WHERE run.id").among(ids.iter().map(|id| id.0));
-    let rows: Vec<Owned> = query.fetch_all(tx).await?;
+    let rows: Vec<TenantRun> = query.fetch_all(tx).await?;
     Ok(rows.into_iter().map(|row| (row.tenant_id, row.run)).collect())
 }
 
 #[derive(FromRow)]
-struct Owned {
+struct TenantRun {
     tenant_id: TenantId,
     #[sqlx(flatten)]
     run: Run,
@@ -143,21 +125,16 @@ struct Owned {
 pub struct Page {
     /// Only those that stand there.
     pub status: Option<RunStatus>,
-    /// At most so many.
     pub limit: i64,
-    /// After so many.
     pub offset: i64,
 }
 
 /// Runs of a thread, newest first.
-///
-/// # Errors
-/// As every statement.
 pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, page: Page) -> Result<Vec<Run>> {
     let mut query = Query::new(tx, COLUMNS);
     query.push("WHERE run.tenant_id = ").bind(Arg::Uuid(tenant.0));
     query.push(" AND run.thread_id = ").bind(Arg::Uuid(thread.0));
-    stands(&mut query, page.status);
+    push_status_condition(&mut query, page.status);
     query
         .push(" ORDER BY run.created_at DESC, run.id DESC")
         .page(page.limit, page.offset);
@@ -167,9 +144,7 @@ pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, page: Pag
 /// Which runs of a workspace.
 #[derive(Clone, Debug, Default)]
 pub struct Filter {
-    /// Of this thread.
     pub thread: Option<ThreadId>,
-    /// Of this assistant.
     pub assistant: Option<AssistantId>,
     /// Standing there.
     pub status: Option<RunStatus>,
@@ -178,9 +153,6 @@ pub struct Filter {
 }
 
 /// Runs of a workspace, newest first.
-///
-/// # Errors
-/// As every statement.
 pub async fn search(tx: &mut Tx<'_>, tenant: TenantId, filter: &Filter, limit: i64, offset: i64) -> Result<Vec<Run>> {
     let mut query = Query::new(tx, COLUMNS);
     query.push("WHERE run.tenant_id = ").bind(Arg::Uuid(tenant.0));
@@ -190,7 +162,7 @@ pub async fn search(tx: &mut Tx<'_>, tenant: TenantId, filter: &Filter, limit: i
     if let Some(assistant) = filter.assistant {
         query.push(" AND run.assistant_id = ").bind(Arg::Uuid(assistant.0));
     }
-    stands(&mut query, filter.status);
+    push_status_condition(&mut query, filter.status);
     if let Some(metadata) = &filter.metadata {
         query.push(" AND ");
         query.contains("run.metadata", "metadata", metadata)?;
@@ -201,7 +173,7 @@ pub async fn search(tx: &mut Tx<'_>, tenant: TenantId, filter: &Filter, limit: i
     query.fetch_all(tx).await
 }
 
-fn stands(query: &mut Query, status: Option<RunStatus>) {
+fn push_status_condition(query: &mut Query, status: Option<RunStatus>) {
     match status {
         None => {}
         Some(RunStatus::Running) => {
@@ -218,10 +190,7 @@ fn stands(query: &mut Query, status: Option<RunStatus>) {
     }
 }
 
-/// The job that does a run, whoever's it is: for operators, who see the jobs of all.
-///
-/// # Errors
-/// As every statement.
+/// The job of a run in any workspace, for operators.
 pub async fn job_of(tx: &mut Tx<'_>, id: RunId) -> Result<Option<JobId>> {
     Ok(on!(tx, |conn| {
         sqlx::query_scalar("SELECT job_id FROM run WHERE id = $1")
@@ -231,27 +200,22 @@ pub async fn job_of(tx: &mut Tx<'_>, id: RunId) -> Result<Option<JobId>> {
     })?)
 }
 
-/// A run that is not over.
+/// An unfinished run.
 #[derive(Clone, Copy, Debug, FromRow)]
-pub struct Open {
-    /// Id.
+pub struct OpenRun {
     pub id: RunId,
-    /// Its thread.
     pub thread_id: ThreadId,
-    /// The job that does it.
+    /// The job that performs it.
     pub job_id: JobId,
 }
 
-/// Runs that are not over, oldest first: of a thread, of an assistant, or all of a workspace.
-///
-/// # Errors
-/// As every statement.
+/// Unfinished runs, oldest first: of a thread, of an assistant, or all of a workspace.
 pub async fn open(
     tx: &mut Tx<'_>,
     tenant: TenantId,
     thread: Option<ThreadId>,
     assistant: Option<AssistantId>,
-) -> Result<Vec<Open>> {
+) -> Result<Vec<OpenRun>> {
     let mut query = Query::new(tx, "SELECT id, thread_id, job_id FROM run WHERE tenant_id = ");
     query.bind(Arg::Uuid(tenant.0)).push(" AND status = 'pending'");
     if let Some(thread) = thread {
@@ -265,10 +229,7 @@ pub async fn open(
 }
 
 /// Runs of these threads that are not over, oldest first.
-///
-/// # Errors
-/// As every statement.
-pub async fn open_on(tx: &mut Tx<'_>, tenant: TenantId, threads: &[ThreadId]) -> Result<Vec<Open>> {
+pub async fn open_on(tx: &mut Tx<'_>, tenant: TenantId, threads: &[ThreadId]) -> Result<Vec<OpenRun>> {
     let mut query = Query::new(tx, "SELECT id, thread_id, job_id FROM run WHERE tenant_id = ");
     query.bind(Arg::Uuid(tenant.0));
     query.push(" AND status = 'pending' AND thread_id");
@@ -277,25 +238,31 @@ pub async fn open_on(tx: &mut Tx<'_>, tenant: TenantId, threads: &[ThreadId]) ->
     query.fetch_all(tx).await
 }
 
-/// Runs that stand there and are not over, oldest first.
+/// Unfinished runs with these metadata, oldest first.
 ///
 /// # Errors
-/// As every statement.
-pub async fn open_standing(tx: &mut Tx<'_>, tenant: TenantId, status: Option<RunStatus>) -> Result<Vec<Open>> {
+/// `Rejected` for metadata that are too large.
+pub async fn open_with_metadata(tx: &mut Tx<'_>, tenant: TenantId, metadata: &Value) -> Result<Vec<OpenRun>> {
+    let mut query = Query::new(tx, "SELECT id, thread_id, job_id FROM run WHERE tenant_id = ");
+    query.bind(Arg::Uuid(tenant.0)).push(" AND status = 'pending' AND ");
+    query.contains("metadata", "metadata", metadata)?;
+    query.push(" ORDER BY created_at, id");
+    query.fetch_all(tx).await
+}
+
+/// Runs that stand there and are not over, oldest first.
+pub async fn open_with_status(tx: &mut Tx<'_>, tenant: TenantId, status: Option<RunStatus>) -> Result<Vec<OpenRun>> {
     let mut query = Query::new(
         tx,
         "SELECT run.id, run.thread_id, run.job_id FROM run LEFT JOIN job ON job.id = run.job_id WHERE run.tenant_id = ",
     );
     query.bind(Arg::Uuid(tenant.0)).push(" AND run.status = 'pending'");
-    stands(&mut query, status);
+    push_status_condition(&mut query, status);
     query.push(" ORDER BY run.created_at, run.id");
     query.fetch_all(tx).await
 }
 
 /// Whether a run of the thread is not over.
-///
-/// # Errors
-/// As every statement.
 pub async fn any_open(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId) -> Result<bool> {
     Ok(on!(tx, |conn| sqlx::query_scalar(
         "SELECT EXISTS (SELECT 1 FROM run WHERE tenant_id = $1 AND thread_id = $2 AND status = 'pending')"
@@ -306,16 +273,14 @@ pub async fn any_open(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId) -> Re
     .await)?)
 }
 
-/// Notes how runs are to be stopped. Of two cancels the later one counts.
-///
-/// # Errors
-/// As every statement.
+/// Records how runs are to be stopped. Of two cancels the later one counts.
 pub async fn set_cancel_all(tx: &mut Tx<'_>, tenant: TenantId, ids: &[RunId], action: CancelAction) -> Result<()> {
     let now = tx.now();
     let text = sql!(tx,
         sqlite: "UPDATE run SET cancel_action = $3, updated_at = $4 WHERE tenant_id = $1 AND status = 'pending'
                    AND id IN (SELECT unhex(value) FROM json_each($2))",
-        // An array, because plans for joins read the table, and no index of open runs, which would be compared with all of it.
+        // An array, because join plans read the table; and no index of open runs, which would be compared with all of
+        // it.
         postgres: "UPDATE run SET cancel_action = $3, updated_at = $4 WHERE tenant_id = $1 AND status || '' = 'pending'
                      AND id = ANY (ARRAY (SELECT value::uuid FROM json_array_elements_text($2::json)))");
     let ids: Vec<String> = ids.iter().map(|id| id.0.simple().to_string()).collect();
@@ -331,10 +296,7 @@ pub async fn set_cancel_all(tx: &mut Tx<'_>, tenant: TenantId, ids: &[RunId], ac
     Ok(())
 }
 
-/// Brings a run to a final state. True when this call did it; a final state never changes again.
-///
-/// # Errors
-/// As every statement.
+/// Brings a run to a final state. True if this call made the change; a final state never changes again.
 pub async fn finish(tx: &mut Tx<'_>, tenant: TenantId, id: RunId, status: RunStatus) -> Result<bool> {
     let now = tx.now();
     let changed = on!(tx, |conn| sqlx::query(
@@ -352,9 +314,6 @@ pub async fn finish(tx: &mut Tx<'_>, tenant: TenantId, id: RunId, status: RunSta
 }
 
 /// Deletes a run. True when it was there.
-///
-/// # Errors
-/// As every statement.
 pub async fn delete(tx: &mut Tx<'_>, tenant: TenantId, id: RunId) -> Result<bool> {
     let gone = on!(tx, |conn| sqlx::query(
         "DELETE FROM run WHERE tenant_id = $1 AND id = $2"

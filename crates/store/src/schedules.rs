@@ -9,9 +9,7 @@ use crate::tx::Tx;
 /// Something that spawns work again and again.
 #[derive(Clone, Debug, FromRow)]
 pub struct Schedule {
-    /// Its id.
     pub id: ScheduleId,
-    /// Whose it is.
     pub tenant_id: TenantId,
     /// Kind of the spawn job.
     pub kind: String,
@@ -25,16 +23,12 @@ pub struct Schedule {
     pub paused: bool,
     /// The job recorded for `next_at`.
     pub spawn_job: Option<JobId>,
-    /// When it was made.
     pub created_at: Timestamp,
     /// Set once it spawns no more.
     pub ended_at: Option<Timestamp>,
 }
 
 /// Records a schedule.
-///
-/// # Errors
-/// As every statement.
 pub async fn insert(tx: &mut Tx<'_>, schedule: &Schedule) -> Result<()> {
     on!(tx, |conn| {
         sqlx::query(
@@ -59,9 +53,6 @@ pub async fn insert(tx: &mut Tx<'_>, schedule: &Schedule) -> Result<()> {
 }
 
 /// Reads a schedule.
-///
-/// # Errors
-/// As every statement.
 pub async fn get(tx: &mut Tx<'_>, id: ScheduleId) -> Result<Option<Schedule>> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
@@ -73,11 +64,8 @@ pub async fn get(tx: &mut Tx<'_>, id: ScheduleId) -> Result<Option<Schedule>> {
     .await)?)
 }
 
-/// Moves `next_at` from the instant the caller saw to the next one, and names the job recorded for that. Answers
-/// whether the caller was the one to move it; if not, or if the schedule is paused, the transaction must spawn nothing.
-///
-/// # Errors
-/// As every statement.
+/// Moves `next_at` from the instant the caller saw to the next one, and names the job recorded for it. Returns whether
+/// the caller moved it; if not, or if the schedule is paused, the transaction must spawn nothing.
 pub async fn advance(
     tx: &mut Tx<'_>,
     id: ScheduleId,
@@ -100,11 +88,8 @@ pub async fn advance(
     })? == 1)
 }
 
-/// Names the job recorded for the instant the schedule stands at, if that is still `seen` and `before` is still the
-/// job named for it. Answers whether it is; if not, somebody else was faster and the transaction must record nothing.
-///
-/// # Errors
-/// As every statement.
+/// Names the job recorded for the schedule's current instant, if that is still `seen` and the named job is still
+/// `before`. If it returns false, another process was faster and the transaction must record nothing.
 pub async fn set_spawn(
     tx: &mut Tx<'_>,
     id: ScheduleId,
@@ -127,10 +112,7 @@ pub async fn set_spawn(
     })? == 1)
 }
 
-/// Schedules that have not ended, the latest first, at most `limit` of those made before the schedule `before`.
-///
-/// # Errors
-/// As every statement.
+/// Schedules that have not ended, newest first, at most `limit` of those created before `before`.
 pub async fn list(tx: &mut Tx<'_>, before: Option<ScheduleId>, limit: i64) -> Result<Vec<Schedule>> {
     Ok(on!(tx, |conn| {
         sqlx::query_as(concat!(
@@ -145,11 +127,8 @@ pub async fn list(tx: &mut Tx<'_>, before: Option<ScheduleId>, limit: i64) -> Re
     })?)
 }
 
-/// Pauses a schedule or lets it go on. Forgets its spawn job, which the caller has cancelled: one is recorded anew once
-/// it goes on. Answers whether there is one that has not ended.
-///
-/// # Errors
-/// As every statement.
+/// Pauses or resumes a schedule. Clears its spawn job, which the caller has cancelled; a new one is recorded after a
+/// resume. Returns whether there is such a schedule that has not ended.
 pub async fn pause(tx: &mut Tx<'_>, id: ScheduleId, paused: bool) -> Result<bool> {
     Ok(on!(tx, |conn| {
         sqlx::query(
@@ -165,9 +144,6 @@ pub async fn pause(tx: &mut Tx<'_>, id: ScheduleId, paused: bool) -> Result<bool
 }
 
 /// Ends a schedule.
-///
-/// # Errors
-/// As every statement.
 pub async fn end(tx: &mut Tx<'_>, id: ScheduleId) -> Result<()> {
     let now = tx.now();
     on!(tx, |conn| {
@@ -181,11 +157,8 @@ pub async fn end(tx: &mut Tx<'_>, id: ScheduleId) -> Result<()> {
     Ok(())
 }
 
-/// Deletes at most `limit` schedules that ended before `before`. Returns how many. By then nobody asks for them: what they
-/// spawned is in business tables, and spawn jobs that were left over are forgotten.
-///
-/// # Errors
-/// As every statement.
+/// Deletes at most `limit` schedules that ended before `before` and returns how many. What they spawned is in business
+/// tables, and leftover spawn jobs are deleted by then.
 pub async fn prune(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<u64> {
     Ok(on!(tx, |conn| {
         sqlx::query(
@@ -200,10 +173,7 @@ pub async fn prune(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<u64
     })?)
 }
 
-/// How many schedules ended before `before`; `most` means so many or more.
-///
-/// # Errors
-/// As every statement.
+/// How many schedules ended before `before`; `most` means at least that many.
 pub async fn count_before(tx: &mut Tx<'_>, before: Timestamp, most: i64) -> Result<i64> {
     Ok(on!(tx, |conn| sqlx::query_scalar(
         "SELECT count(*) FROM (SELECT 1 FROM schedule WHERE ended_at < $1 LIMIT $2 + 0) found"
@@ -214,13 +184,10 @@ pub async fn count_before(tx: &mut Tx<'_>, before: Timestamp, most: i64) -> Resu
     .await)?)
 }
 
-/// Active schedules that have no spawn job: it was never recorded, it is gone, or it ended before `rested` without
-/// advancing them. One that ended later is left alone until its time: a spawn that fails at once must not be repeated as fast
-/// as somebody looks.
-///
-/// # Errors
-/// As every statement.
-pub async fn without_spawn(tx: &mut Tx<'_>, rested: Timestamp, limit: i64) -> Result<Vec<Schedule>> {
+/// Active schedules without a spawn job: it was never recorded, it is gone, or it ended before `rested` without
+/// advancing them. One that ended later is skipped: a spawn that fails immediately must not be repeated in a tight
+/// loop.
+pub async fn active_without_spawn(tx: &mut Tx<'_>, rested: Timestamp, limit: i64) -> Result<Vec<Schedule>> {
     Ok(on!(tx, |conn| {
         sqlx::query_as(concat!(
             "SELECT ",

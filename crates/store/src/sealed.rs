@@ -1,21 +1,21 @@
-//! What is sealed in the database, under which keys, and the record that tells whether a process was given the right one.
+//! What is sealed in the database under which keys, and the record that verifies a process's keys.
 
 use serde::{Deserialize, Serialize};
 use towpath_domain::TenantId;
 use uuid::Uuid;
 
-use crate::sealing::{Place, Sealer, key_id};
+use crate::sealing::{SealContext, Sealer, key_id};
 use crate::{Result, Tx};
 
-/// Where the canary lies.
-const CANARY: Place<'static> = Place {
+/// The seal context of the canary.
+const CANARY: SealContext<'static> = SealContext {
     tenant: TenantId::nil(),
     table: "sealing_canary",
     column: "sealed",
     row: Uuid::nil(),
 };
 
-/// What is sealed in it.
+/// The plaintext of the canary.
 const TEXT: &[u8] = b"towpath";
 
 /// A column of sealed records.
@@ -28,11 +28,11 @@ struct Column {
     counts: &'static str,
     /// Records behind a row, in the order of the rows.
     page: &'static str,
-    /// Puts a record in the place of another one.
+    /// Puts a record instead of another one.
     replace: &'static str,
 }
 
-/// The id of a record's key stands behind the version, which is one byte.
+/// The id of a record's key is behind the version, which is one byte.
 macro_rules! sealed {
     ($table:literal, $column:literal) => {
         Column {
@@ -78,7 +78,7 @@ macro_rules! sealed {
     };
 }
 
-static COLUMNS: [Column; 7] = [
+static COLUMNS: [Column; 8] = [
     sealed!("revision", "secrets"),
     sealed!("destination", "credentials"),
     sealed!("image_pull_secret", "logins"),
@@ -86,25 +86,20 @@ static COLUMNS: [Column; 7] = [
     sealed!("integration", "webhook_secret"),
     sealed!("feedback_token", "token"),
     sealed!("revision_key", "secret"),
+    sealed!("sandbox_registry", "credentials"),
 ];
 
 /// How many records of a column are sealed under one key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Count {
-    /// Table.
     pub table: &'static str,
-    /// Column.
     pub column: &'static str,
     /// Id of the key, in hexadecimal digits.
     pub key: String,
-    /// How many.
     pub rows: i64,
 }
 
 /// How many records are sealed under which key. Reads every row of these tables.
-///
-/// # Errors
-/// Only the database's.
 pub async fn counts(tx: &mut Tx<'_>) -> Result<Vec<Count>> {
     let mut counts = Vec::new();
     for sealed in &COLUMNS {
@@ -122,8 +117,7 @@ pub async fn counts(tx: &mut Tx<'_>) -> Result<Vec<Count>> {
 
 /// Whether a process was given the key of the installation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Standing {
-    /// It was.
+pub enum KeyStatus {
     Known,
     /// It was not: what is stored is sealed under another key, whose id this is.
     Unknown {
@@ -133,9 +127,6 @@ pub enum Standing {
 }
 
 /// The canary, where the installation has one.
-///
-/// # Errors
-/// Only the database's.
 pub async fn canary(tx: &mut Tx<'_>) -> Result<Option<Vec<u8>>> {
     Ok(on!(tx, |conn| sqlx::query_scalar(
         "SELECT sealed FROM sealing_canary WHERE id = 1"
@@ -146,19 +137,16 @@ pub async fn canary(tx: &mut Tx<'_>) -> Result<Option<Vec<u8>>> {
 
 /// Whether the keys of `sealer` open a canary.
 #[must_use]
-pub fn opens(sealer: &Sealer, canary: &[u8]) -> Standing {
+pub fn key_status(sealer: &Sealer, canary: &[u8]) -> KeyStatus {
     match sealer.open(CANARY, canary) {
-        Ok(_) => Standing::Known,
-        Err(_) => Standing::Unknown {
+        Ok(_) => KeyStatus::Known,
+        Err(_) => KeyStatus::Unknown {
             key: key_id(canary).unwrap_or_default(),
         },
     }
 }
 
 /// The id of a key that the installation needs; `None` where nothing was sealed yet.
-///
-/// # Errors
-/// Only the database's.
 pub async fn needed_key(tx: &mut Tx<'_>) -> Result<Option<String>> {
     if let Some(canary) = canary(tx).await? {
         return Ok(Some(key_id(&canary).unwrap_or_default()));
@@ -166,21 +154,18 @@ pub async fn needed_key(tx: &mut Tx<'_>) -> Result<Option<String>> {
     Ok(newest_keys(tx).await?.into_iter().next())
 }
 
-/// Compares the keys of `sealer` with those of the installation. The first process of an installation leaves the canary for
-/// the others, unless what is sealed already needs another key.
-///
-/// # Errors
-/// Only the database's.
-pub async fn ensure(tx: &mut Tx<'_>, sealer: &Sealer) -> Result<Standing> {
+/// Compares the keys of `sealer` with those of the installation. The first process stores the canary, unless existing
+/// sealed data need another key.
+pub async fn ensure(tx: &mut Tx<'_>, sealer: &Sealer) -> Result<KeyStatus> {
     if let Some(canary) = canary(tx).await? {
-        return Ok(opens(sealer, &canary));
+        return Ok(key_status(sealer, &canary));
     }
     let needed = newest_keys(tx).await?;
     let given = sealer.key_ids();
     if let Some(key) = needed.first()
         && !needed.iter().any(|key| given.contains(key))
     {
-        return Ok(Standing::Unknown { key: key.clone() });
+        return Ok(KeyStatus::Unknown { key: key.clone() });
     }
     let now = tx.now();
     on!(tx, |conn| sqlx::query(
@@ -193,15 +178,14 @@ pub async fn ensure(tx: &mut Tx<'_>, sealer: &Sealer) -> Result<Standing> {
     .map(drop))?;
     // Another process may have been first.
     Ok(match canary(tx).await? {
-        Some(canary) => opens(sealer, &canary),
-        None => Standing::Known,
+        Some(canary) => key_status(sealer, &canary),
+        None => KeyStatus::Known,
     })
 }
 
-/// How far a walk through the sealed records has come.
+/// The position of a scan of the sealed records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Position {
-    /// Which of the columns.
     column: usize,
     /// The row before; nil for none.
     row: Uuid,
@@ -223,10 +207,10 @@ pub struct Change {
     after: Vec<u8>,
 }
 
-/// What is to be done with a page of records.
+/// A page of records to process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Page {
-    /// Where the walk goes on; `None` at its end.
+    /// Where the scan continues; `None` at its end.
     pub next: Option<Position>,
     /// Records that are sealed under another key than the first.
     pub changes: Vec<Change>,
@@ -235,9 +219,6 @@ pub struct Page {
 }
 
 /// At most `limit` records from a position on, all of one column.
-///
-/// # Errors
-/// Only the database's.
 pub async fn records(tx: &mut Tx<'_>, at: Position, limit: i64) -> Result<Vec<Record>> {
     let Some(page) = COLUMNS.get(at.column).map(|sealed| sealed.page) else {
         return Ok(Vec::new());
@@ -253,7 +234,7 @@ pub async fn records(tx: &mut Tx<'_>, at: Position, limit: i64) -> Result<Vec<Re
     Ok(records.collect())
 }
 
-/// Seals those of `records` anew, found at `at`, that are not sealed under the first key.
+/// Seals those of `records` again, found at `at`, that are not sealed under the first key.
 #[must_use]
 pub fn reseal(sealer: &Sealer, at: Position, records: &[Record]) -> Page {
     let first = sealer.key_ids().into_iter().next();
@@ -269,7 +250,7 @@ pub fn reseal(sealer: &Sealer, at: Position, records: &[Record]) -> Page {
         if key_id(&record.sealed) == first {
             continue;
         }
-        let place = Place {
+        let place = SealContext {
             tenant: record.tenant,
             table,
             column,
@@ -287,7 +268,7 @@ pub fn reseal(sealer: &Sealer, at: Position, records: &[Record]) -> Page {
     page
 }
 
-/// Behind the last record of its column the walk goes on with the next column.
+/// Behind the last record of its column the walk continues with the next column.
 fn next(at: Position, records: &[Record]) -> Option<Position> {
     let next = match records.last() {
         Some(last) => Position { row: last.row, ..at },
@@ -299,10 +280,7 @@ fn next(at: Position, records: &[Record]) -> Option<Position> {
     (next.column < COLUMNS.len()).then_some(next)
 }
 
-/// Writes what [`reseal`] answered for `at`. A record that was changed meanwhile stays: it was sealed just now.
-///
-/// # Errors
-/// Only the database's.
+/// Writes the result of [`reseal`] for `at`. A record that was changed meanwhile stays: it has just been sealed.
 pub async fn replace(tx: &mut Tx<'_>, at: Position, changes: &[Change]) -> Result<()> {
     let Some(replace) = COLUMNS.get(at.column).map(|sealed| sealed.replace) else {
         return Ok(());
@@ -319,10 +297,7 @@ pub async fn replace(tx: &mut Tx<'_>, at: Position, changes: &[Change]) -> Resul
     Ok(())
 }
 
-/// Seals the canary under the first key of `sealer`: from then on the others are not needed for a start.
-///
-/// # Errors
-/// Only the database's.
+/// Seals the canary under the first key of `sealer`: from then on the other keys are not needed to start.
 pub async fn renew(tx: &mut Tx<'_>, sealer: &Sealer) -> Result<()> {
     on!(tx, |conn| sqlx::query(
         "UPDATE sealing_canary SET sealed = $1 WHERE id = 1"

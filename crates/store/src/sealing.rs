@@ -32,14 +32,11 @@ const KEY: usize = 32;
 const HEADER: usize = 1 + KEY_ID;
 const SHORTEST: usize = HEADER + NONCE + KEY + TAG + NONCE + TAG;
 
-/// Where a sealed text lies. It opens nowhere else.
+/// The location of a sealed text, outside of which it cannot be opened.
 #[derive(Clone, Copy, Debug)]
-pub struct Place<'a> {
-    /// Owner.
+pub struct SealContext<'a> {
     pub tenant: TenantId,
-    /// Table.
     pub table: &'a str,
-    /// Column.
     pub column: &'a str,
     /// Primary key of the row.
     pub row: Uuid,
@@ -52,10 +49,10 @@ pub enum OpenError {
     #[error("not a sealed record")]
     Malformed,
     /// It was sealed under a key that this process was not given.
-    #[error("sealed under a key that was not given; give it as a further key")]
+    #[error("sealed under an unknown key; add that key to the decryption keys")]
     UnknownKey,
     /// It was changed, or it was moved from another place.
-    #[error("the sealed record does not belong here or was changed")]
+    #[error("the sealed record was changed or belongs elsewhere")]
     Refused,
 }
 
@@ -75,12 +72,12 @@ impl Sealer {
     /// Seals `text` for `place`.
     #[must_use]
     #[expect(clippy::missing_panics_doc, reason = "the two expectations cannot fail")]
-    pub fn seal(&self, place: Place<'_>, text: &[u8]) -> Vec<u8> {
+    pub fn seal(&self, place: SealContext<'_>, text: &[u8]) -> Vec<u8> {
         let (key_id, wrapping) = self.keys.current();
         let mut data_key = Zeroizing::new([0_u8; KEY]);
         let (mut outer, mut inner) = ([0_u8; NONCE], [0_u8; NONCE]);
         for bytes in [&mut data_key[..], &mut outer, &mut inner] {
-            // A system without randomness must not go on with a guessable key.
+            // A system without randomness must not continue with a guessable key.
             OsRng.try_fill_bytes(bytes).expect("the system gives randomness");
         }
 
@@ -108,33 +105,29 @@ impl Sealer {
         record
     }
 
-    /// A key for one purpose, the same in every process of the installation. It tells nothing of the one it comes from,
-    /// nor of those for other purposes.
+    /// A key for one purpose, the same in every process of the installation. It reveals nothing about the key it is
+    /// derived from, nor about other purposes.
     #[must_use]
     pub fn derive(&self, purpose: &str) -> [u8; KEY] {
         let (_, key) = self.keys.current();
         derived(key, purpose)
     }
 
-    /// The key for one purpose out of every key that was given, that of [`Sealer::derive`] first: what was signed before
-    /// a rotation is still known.
+    /// The keys for one purpose derived from every given key, that of [`Sealer::derive`] first: signatures from before
+    /// a rotation stay valid.
     #[must_use]
     pub fn derive_all(&self, purpose: &str) -> Vec<[u8; KEY]> {
         self.keys.all().map(|(_, key)| derived(key, purpose)).collect()
     }
 
-    /// The ids of the keys that were given, in hexadecimal digits; the one that seals first. They tell nothing of the
-    /// keys.
+    /// The ids of the given keys in hexadecimal, the sealing one first. They reveal nothing about the keys.
     #[must_use]
     pub fn key_ids(&self) -> Vec<String> {
         self.keys.all().map(|(id, _)| hex::encode(id)).collect()
     }
 
     /// Opens what was sealed for `place`.
-    ///
-    /// # Errors
-    /// See [`OpenError`]; it never says which byte was wrong.
-    pub fn open(&self, place: Place<'_>, record: &[u8]) -> Result<Zeroizing<Vec<u8>>, OpenError> {
+    pub fn open(&self, place: SealContext<'_>, record: &[u8]) -> Result<Zeroizing<Vec<u8>>, OpenError> {
         if record.len() < SHORTEST || record[0] != VERSION {
             return Err(OpenError::Malformed);
         }
@@ -163,7 +156,7 @@ impl Sealer {
     }
 }
 
-/// The id of the key that a record was sealed under, in hexadecimal digits. `None` for what is no sealed record.
+/// The id of the key under which a record was sealed, in hexadecimal. `None` for anything else.
 #[must_use]
 pub fn key_id(record: &[u8]) -> Option<String> {
     let is_whole = record.len() >= SHORTEST && record[0] == VERSION;
@@ -177,7 +170,7 @@ fn derived(key: &[u8; KEY], purpose: &str) -> [u8; KEY] {
 }
 
 /// Lengths stand before the names, so that no two places give the same bytes.
-fn associated(header: &[u8], place: Place<'_>) -> Vec<u8> {
+fn associated(header: &[u8], place: SealContext<'_>) -> Vec<u8> {
     let mut bytes = header.to_vec();
     bytes.extend_from_slice(place.tenant.0.as_bytes());
     for name in [place.table, place.column] {
@@ -192,8 +185,8 @@ fn associated(header: &[u8], place: Place<'_>) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    fn place() -> Place<'static> {
-        Place {
+    fn place() -> SealContext<'static> {
+        SealContext {
             tenant: TenantId::nil(),
             table: "destination",
             column: "credentials",
@@ -236,24 +229,24 @@ mod tests {
         let sealer = sealer(1);
         let record = sealer.seal(place(), b"hush");
         for moved in [
-            Place {
+            SealContext {
                 tenant: TenantId(Uuid::from_u128(1)),
                 ..place()
             },
-            Place {
+            SealContext {
                 table: "deployment",
                 ..place()
             },
-            Place {
+            SealContext {
                 column: "secrets",
                 ..place()
             },
-            Place {
+            SealContext {
                 row: Uuid::from_u128(8),
                 ..place()
             },
             // The same letters, cut elsewhere.
-            Place {
+            SealContext {
                 table: "destinationc",
                 column: "redentials",
                 ..place()

@@ -5,10 +5,11 @@
 //!    └────────────────────────────────────▲   an intent whose writer is gone
 //! ```
 //! `segment_part` holds the row groups that readers see, `segment_part_past` those that only holders of a pin still
-//! read: their rows lie in a newer segment, or were deleted. A segment none of whose row groups is seen is superseded.
-//! How row groups are replaced and removed stands in [`replace`] and [`waste`], how many are pinned at once in [`pins`].
+//! read: their rows are in a newer segment, or were deleted. A segment none of whose row groups is seen is superseded.
+//! How row groups are replaced and removed is in [`replace`] and [`waste`], how many are pinned at once in [`pins`].
 
 pub mod pins;
+mod removal;
 pub mod replace;
 pub mod waste;
 
@@ -16,13 +17,14 @@ use chrono::NaiveDate;
 use towpath_domain::{JobId, ProjectId, SegmentId, TenantId, Timestamp};
 use uuid::Uuid;
 
+pub use self::removal::{abandon, abandon_of, deleting, forget, put_off_removal};
 use crate::query::{Arg, Query};
 use crate::{Error, Result, Tx};
 
 /// Parts that one statement inserts. Databases bound how many values a statement binds.
 const INSERTED: usize = 1000;
 
-/// Where a segment stands.
+/// The state of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, sqlx::Type)]
 #[sqlx(type_name = "text", rename_all = "snake_case")]
 pub enum SegmentState {
@@ -36,30 +38,25 @@ pub enum SegmentState {
     Deleting,
 }
 
-/// A segment.
 #[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
 pub struct Segment {
     /// The segment.
     pub id: SegmentId,
-    /// Its workspace.
     pub tenant_id: TenantId,
     /// Its object.
     pub path: String,
-    /// Where it stands.
     pub state: SegmentState,
     /// The job that wrote it.
     pub job: Option<JobId>,
-    /// Whether it is of one project and one day, sorted from end to end.
+    /// Whether it is of one project, each of its days sorted from end to end.
     pub compacted: bool,
-    /// Whether index files say where its rows lie: see [`run_index`](crate::run_index).
+    /// Whether index files say where its rows are: see [`run_index`](crate::run_index).
     pub indexed: bool,
-    /// Rows in it.
     pub rows: i64,
     /// Size of the object.
     pub bytes: i64,
     /// When it was intended.
     pub created_at: Timestamp,
-    /// When it came into this state.
     pub changed_at: Timestamp,
     /// How often its object could not be removed.
     pub removal_failures: i64,
@@ -68,9 +65,7 @@ pub struct Segment {
 /// A row group: rows of one project and one UTC day, sorted by (sort time, id).
 #[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
 pub struct Part {
-    /// The segment.
     pub segment_id: SegmentId,
-    /// Its workspace.
     pub tenant_id: TenantId,
     /// Project of all rows.
     pub project_id: ProjectId,
@@ -78,7 +73,6 @@ pub struct Part {
     pub day: NaiveDate,
     /// Which row group of the file.
     pub row_group: i64,
-    /// Rows in it.
     pub rows: i64,
     /// First sort time.
     pub min_sort_time: Timestamp,
@@ -90,7 +84,7 @@ pub struct Part {
     pub max_seq: i64,
 }
 
-/// What is read of a [`PlacedPart`], where `p` is the row group and `s` its segment.
+/// What is read of a [`LocatedPart`], where `p` is the row group and `s` its segment.
 macro_rules! placed {
     () => {
         concat!(
@@ -102,26 +96,22 @@ macro_rules! placed {
 
 /// A part together with the object it is in.
 #[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
-pub struct PlacedPart {
-    /// The part.
+pub struct LocatedPart {
     #[sqlx(flatten)]
     pub part: Part,
     /// Path of the segment's object.
     pub path: String,
     /// Size of the segment's object.
     pub bytes: i64,
-    /// Whether the segment is of one project and one day, sorted from end to end.
+    /// Whether the segment is of one project, each of its days sorted from end to end.
     pub compacted: bool,
-    /// Whether index files say where the segment's rows lie.
+    /// Whether index files say where the segment's rows are.
     pub indexed: bool,
     /// Since when the segment is in its state; of a live one, since when it is there.
     pub changed_at: Timestamp,
 }
 
 /// Writes down that an object is going to be written, before it is.
-///
-/// # Errors
-/// Only what the database says.
 pub async fn intend(tx: &mut Tx<'_>, tenant: TenantId, id: SegmentId, path: &str, job: Option<JobId>) -> Result<()> {
     let now = tx.now();
     on!(tx, |conn| sqlx::query(
@@ -140,9 +130,6 @@ pub async fn intend(tx: &mut Tx<'_>, tenant: TenantId, id: SegmentId, path: &str
 }
 
 /// Bytes of the segments of a workspace that readers see.
-///
-/// # Errors
-/// Only what the database says.
 pub async fn live_bytes(tx: &mut Tx<'_>, tenant: TenantId) -> Result<i64> {
     Ok(on!(tx, |conn| {
         sqlx::query_scalar(
@@ -154,10 +141,10 @@ pub async fn live_bytes(tx: &mut Tx<'_>, tenant: TenantId) -> Result<i64> {
     })?)
 }
 
-/// Lets readers see a segment whose object is on disk, with its parts.
+/// Publishes a segment whose object is on disk, with its parts.
 ///
 /// # Errors
-/// [`Error::Stale`] when it is not `writing`: its intent was swept, so its object may be gone.
+/// [`Error::Stale`] if it is not `writing`: its intent was swept, so its object may be gone.
 pub async fn publish(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -208,16 +195,13 @@ pub async fn publish(
 }
 
 /// Live parts of a project from `first` to `last` day, both included, by day and then sort time.
-///
-/// # Errors
-/// Only what the database says.
 pub async fn live_parts(
     tx: &mut Tx<'_>,
     tenant: TenantId,
     project: ProjectId,
     first: NaiveDate,
     last: NaiveDate,
-) -> Result<Vec<PlacedPart>> {
+) -> Result<Vec<LocatedPart>> {
     Ok(on!(tx, |conn| {
         sqlx::query_as(concat!(
             "SELECT ",
@@ -235,11 +219,35 @@ pub async fn live_parts(
     })?)
 }
 
-/// Days of a project from `first` to `last`, both included, of which at least `rows` rows lie in segments that are not
-/// compacted, the first days first, at most `limit`.
-///
-/// # Errors
-/// Only what the database says.
+/// Live parts of a project on some days, by day and then sort time.
+pub async fn live_parts_on(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    project: ProjectId,
+    days: &[NaiveDate],
+) -> Result<Vec<LocatedPart>> {
+    let text = sql!(tx,
+        sqlite: concat!("SELECT ", placed!(), " FROM segment_part p JOIN segment s ON s.id = p.segment_id
+                 WHERE p.tenant_id = $1 AND p.project_id = $2 AND p.day IN (SELECT value FROM json_each($3))
+                   AND s.state = 'live'
+                 ORDER BY p.day, p.min_sort_time, p.segment_id, p.row_group"),
+        postgres: concat!("SELECT ", placed!(), " FROM segment_part p JOIN segment s ON s.id = p.segment_id
+                   WHERE p.tenant_id = $1 AND p.project_id = $2
+                     AND p.day = ANY (ARRAY (SELECT value::date FROM json_array_elements_text($3::json)))
+                     AND s.state = 'live'
+                   ORDER BY p.day, p.min_sort_time, p.segment_id, p.row_group"));
+    let days: Vec<String> = days.iter().map(NaiveDate::to_string).collect();
+    let days = serde_json::to_string(&days).expect("texts are always JSON");
+    Ok(on!(tx, |conn| sqlx::query_as(text)
+        .bind(tenant)
+        .bind(project)
+        .bind(days)
+        .fetch_all(conn)
+        .await)?)
+}
+
+/// Days of a project from `first` to `last`, inclusive, with at least `rows` rows in uncompacted segments, first days
+/// first, at most `limit`.
 pub async fn scattered_days(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -267,18 +275,15 @@ pub async fn scattered_days(
 }
 
 /// Live parts of some projects from `first` to `last` day, both included, in no particular order.
-///
-/// # Errors
-/// Only what the database says.
 pub async fn live_parts_of(
     tx: &mut Tx<'_>,
     tenant: TenantId,
     projects: &[ProjectId],
     first: NaiveDate,
     last: NaiveDate,
-) -> Result<Vec<PlacedPart>> {
+) -> Result<Vec<LocatedPart>> {
     let text = sql!(tx,
-        // Lists travel as JSON text in both; only the way back to ids differs.
+        // Both pass lists as JSON text and differ only in parsing ids.
         sqlite: concat!("SELECT ", placed!(), " FROM segment_part p JOIN segment s ON s.id = p.segment_id
                  WHERE p.tenant_id = $1 AND p.project_id IN (SELECT unhex(value, '-') FROM json_each($2))
                    AND p.day BETWEEN $3 AND $4 AND s.state = 'live'"),
@@ -297,10 +302,7 @@ pub async fn live_parts_of(
 }
 
 /// Live parts of all projects of a workspace on one day.
-///
-/// # Errors
-/// Only what the database says.
-pub async fn live_of_day(tx: &mut Tx<'_>, tenant: TenantId, day: NaiveDate) -> Result<Vec<PlacedPart>> {
+pub async fn live_of_day(tx: &mut Tx<'_>, tenant: TenantId, day: NaiveDate) -> Result<Vec<LocatedPart>> {
     Ok(on!(tx, |conn| {
         sqlx::query_as(concat!(
             "SELECT ",
@@ -315,10 +317,7 @@ pub async fn live_of_day(tx: &mut Tx<'_>, tenant: TenantId, day: NaiveDate) -> R
     })?)
 }
 
-/// Live segments of a workspace, newest first: where to look for a trace run of which only the id is known.
-///
-/// # Errors
-/// Only what the database says.
+/// Live segments of a workspace, newest first, for the search for a trace run by id.
 pub async fn live(tx: &mut Tx<'_>, tenant: TenantId) -> Result<Vec<Segment>> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
@@ -331,9 +330,6 @@ pub async fn live(tx: &mut Tx<'_>, tenant: TenantId) -> Result<Vec<Segment>> {
 }
 
 /// Live segments of a workspace with rows from `first` to `last` day, both included, newest first.
-///
-/// # Errors
-/// Only what the database says.
 pub async fn live_within(tx: &mut Tx<'_>, tenant: TenantId, first: NaiveDate, last: NaiveDate) -> Result<Vec<Segment>> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
@@ -350,9 +346,6 @@ pub async fn live_within(tx: &mut Tx<'_>, tenant: TenantId, first: NaiveDate, la
 }
 
 /// The parts of one segment in the order of the file.
-///
-/// # Errors
-/// Only what the database says.
 pub async fn parts(tx: &mut Tx<'_>, tenant: TenantId, id: SegmentId) -> Result<Vec<Part>> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
@@ -366,12 +359,9 @@ pub async fn parts(tx: &mut Tx<'_>, tenant: TenantId, id: SegmentId) -> Result<V
 }
 
 /// The parts of several segments of a workspace, those of one in the order of the file.
-///
-/// # Errors
-/// Only what the database says.
 pub async fn parts_of(tx: &mut Tx<'_>, tenant: TenantId, segments: &[SegmentId]) -> Result<Vec<Part>> {
     let text = sql!(tx,
-        // Lists travel as JSON text in both; only the way back to ids differs.
+        // Both pass lists as JSON text and differ only in parsing ids.
         sqlite: concat!("SELECT ", columns!(segment_part), " FROM segment_part WHERE tenant_id = $1
                    AND segment_id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($2))
                  ORDER BY segment_id, row_group"),
@@ -385,13 +375,9 @@ pub async fn parts_of(tx: &mut Tx<'_>, tenant: TenantId, segments: &[SegmentId])
         .await)?)
 }
 
-/// Pins what is live of a project from `first` to `last` day for `holder` and answers those parts. Until
-/// [`unpin`] the holder reads exactly these, whatever is folded, compacted or collected meanwhile.
-/// Asked again, a holder gets what it pinned the first time. A holder pins one day: of two, one could have been
-/// replaced in a segment that the other keeps.
-///
-/// # Errors
-/// Only what the database says.
+/// Pins the live parts of a project from `first` to `last` day for `holder` and returns them. Until [`unpin`] the
+/// holder reads exactly these, regardless of flushes, compaction and collection. Repeated calls return the first
+/// result. A holder pins one day: of two, one could be replaced in a segment that the other keeps.
 pub async fn pin(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -399,7 +385,7 @@ pub async fn pin(
     first: NaiveDate,
     last: NaiveDate,
     holder: Uuid,
-) -> Result<Vec<PlacedPart>> {
+) -> Result<Vec<LocatedPart>> {
     if pinned(tx, tenant, project, first, last, holder).await?.is_empty() {
         for segment in pins::lock_live(tx, tenant, project, first, last).await? {
             let now = tx.now();
@@ -418,9 +404,6 @@ pub async fn pin(
 }
 
 /// The parts of a project from `first` to `last` day that `holder` has pinned, by day and then sort time.
-///
-/// # Errors
-/// Only what the database says.
 pub async fn pinned(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -428,7 +411,7 @@ pub async fn pinned(
     first: NaiveDate,
     last: NaiveDate,
     holder: Uuid,
-) -> Result<Vec<PlacedPart>> {
+) -> Result<Vec<LocatedPart>> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
         placed!(),
@@ -454,10 +437,7 @@ pub async fn pinned(
     .await)?)
 }
 
-/// Lets go of everything `holder` has pinned.
-///
-/// # Errors
-/// Only what the database says.
+/// Releases all pins of `holder`.
 pub async fn unpin(tx: &mut Tx<'_>, holder: Uuid) -> Result<u64> {
     Ok(on!(tx, |conn| sqlx::query(
         "DELETE FROM segment_pin WHERE holder = $1"
@@ -466,98 +446,6 @@ pub async fn unpin(tx: &mut Tx<'_>, holder: Uuid) -> Result<u64> {
     .execute(conn)
     .await
     .map(|done| done.rows_affected()))?)
-}
-
-/// Takes intents that nobody finished since `before`, so that their objects can be removed: they are `deleting`
-/// afterwards, and their writer, should it still live, cannot publish them any more.
-///
-/// # Errors
-/// Only what the database says.
-pub async fn abandon(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<Vec<Segment>> {
-    let now = tx.now();
-    Ok(on!(tx, |conn| sqlx::query_as(concat!(
-        "UPDATE segment SET state = 'deleting', changed_at = $3 WHERE state = 'writing' AND id IN (
-             SELECT id FROM segment WHERE state = 'writing' AND changed_at < $1 ORDER BY changed_at LIMIT $2 + 0)
-         RETURNING ",
-        columns!(segment)
-    ),)
-    .bind(before)
-    .bind(limit)
-    .bind(now)
-    .fetch_all(conn)
-    .await)?)
-}
-
-/// Takes the intents of `job`, which is over, as [`abandon`] takes old ones.
-///
-/// # Errors
-/// Only what the database says.
-pub async fn abandon_of(tx: &mut Tx<'_>, job: JobId) -> Result<u64> {
-    let now = tx.now();
-    Ok(on!(tx, |conn| sqlx::query(
-        "UPDATE segment SET state = 'deleting', changed_at = $2 WHERE state = 'writing' AND job = $1",
-    )
-    .bind(job)
-    .bind(now)
-    .execute(conn)
-    .await
-    .map(|done| done.rows_affected()))?)
-}
-
-/// Segments in `deleting`, whose objects may be there still: those that are to be tried by now. Of those that were never published
-/// only what was given up before `abandoned`: until then their writer may be at it, and an object that comes after its row is gone
-/// would stay for ever.
-///
-/// # Errors
-/// Only what the database says.
-pub async fn deleting(tx: &mut Tx<'_>, abandoned: Timestamp, limit: i64) -> Result<Vec<Segment>> {
-    let now = tx.now();
-    Ok(on!(tx, |conn| sqlx::query_as(concat!(
-        "SELECT ",
-        columns!(segment),
-        " FROM segment WHERE state = 'deleting' AND coalesce(remove_at, changed_at) <= $1
-           AND (rows > 0 OR changed_at < $2)
-         ORDER BY coalesce(remove_at, changed_at) LIMIT $3 + 0"
-    ))
-    .bind(now)
-    .bind(abandoned)
-    .bind(limit)
-    .fetch_all(conn)
-    .await)?)
-}
-
-/// Notes that the object of a segment in `deleting` could not be removed; it is tried again at `again`.
-///
-/// # Errors
-/// Only what the database says.
-pub async fn put_off_removal(tx: &mut Tx<'_>, tenant: TenantId, id: SegmentId, again: Timestamp) -> Result<()> {
-    on!(tx, |conn| sqlx::query(
-        "UPDATE segment SET removal_failures = removal_failures + 1, remove_at = $3
-         WHERE tenant_id = $1 AND id = $2 AND state = 'deleting'"
-    )
-    .bind(tenant)
-    .bind(id)
-    .bind(again)
-    .execute(conn)
-    .await
-    .map(drop))?;
-    Ok(())
-}
-
-/// Forgets a segment whose object is gone.
-///
-/// # Errors
-/// [`Error::Stale`] when it is not `deleting`.
-pub async fn forget(tx: &mut Tx<'_>, tenant: TenantId, id: SegmentId) -> Result<()> {
-    let gone = on!(tx, |conn| sqlx::query(
-        "DELETE FROM segment WHERE tenant_id = $1 AND id = $2 AND state = 'deleting'"
-    )
-    .bind(tenant)
-    .bind(id)
-    .execute(conn)
-    .await
-    .map(|done| done.rows_affected()))?;
-    if gone == 1 { Ok(()) } else { Err(Error::Stale) }
 }
 
 /// Ids as the JSON text in which lists are bound on both databases.

@@ -1,4 +1,4 @@
-//! Source archives that clients send: handed out by us, sent once, under a token that opens nothing else.
+//! Source archives uploaded by clients: each upload is used once, under a token that allows nothing else.
 
 use std::time::Duration;
 
@@ -9,14 +9,10 @@ use crate::{Result, Tx};
 /// How long a client may take between asking for an address and having sent the archive.
 pub const PATIENCE: Duration = Duration::from_secs(60 * 60);
 
-/// An upload as it is stored.
 #[derive(Clone, Debug, sqlx::FromRow)]
 pub struct SourceUpload {
-    /// Id.
     pub id: UploadId,
-    /// Owner.
     pub tenant_id: TenantId,
-    /// For which deployment.
     pub deployment_id: DeploymentId,
     /// SHA-256 of its token.
     pub token: Vec<u8>,
@@ -35,9 +31,6 @@ pub struct SourceUpload {
 }
 
 /// Hands out an upload.
-///
-/// # Errors
-/// Those of the database.
 pub async fn insert(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -64,11 +57,8 @@ pub async fn insert(
     Ok(())
 }
 
-/// An upload that somebody sends: the token, checked next, says that they may.
-///
-/// # Errors
-/// [`crate::Error::NotFound`].
-pub async fn sent(tx: &mut Tx<'_>, id: UploadId) -> Result<SourceUpload> {
+/// An upload that a caller sends: the token, checked next, says that they may.
+pub async fn get_by_id(tx: &mut Tx<'_>, id: UploadId) -> Result<SourceUpload> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
         columns!(source_upload),
@@ -80,10 +70,7 @@ pub async fn sent(tx: &mut Tx<'_>, id: UploadId) -> Result<SourceUpload> {
 }
 
 /// The archive is there. False when it was before.
-///
-/// # Errors
-/// Those of the database.
-pub async fn arrived(tx: &mut Tx<'_>, tenant: TenantId, id: UploadId, bytes: i64) -> Result<bool> {
+pub async fn mark_uploaded(tx: &mut Tx<'_>, tenant: TenantId, id: UploadId, bytes: i64) -> Result<bool> {
     let now = tx.now();
     let changed = on!(tx, |conn| sqlx::query(
         "UPDATE source_upload SET bytes = $3, uploaded_at = $4
@@ -99,11 +86,16 @@ pub async fn arrived(tx: &mut Tx<'_>, tenant: TenantId, id: UploadId, bytes: i64
     Ok(changed == 1)
 }
 
-/// The upload of that path, of this deployment.
+/// The upload at that path, of this deployment.
 ///
 /// # Errors
-/// [`crate::Error::NotFound`]: it was not handed out, or for another deployment, or goes because nothing needs it.
-pub async fn at(tx: &mut Tx<'_>, tenant: TenantId, deployment: DeploymentId, path: &str) -> Result<SourceUpload> {
+/// [`crate::Error::NotFound`]: it does not exist, belongs to another deployment, or was released.
+pub async fn get_by_path(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    deployment: DeploymentId,
+    path: &str,
+) -> Result<SourceUpload> {
     if path.contains('\0') {
         return Err(crate::Error::NotFound); // PostgreSQL refuses the parameter itself.
     }
@@ -120,9 +112,6 @@ pub async fn at(tx: &mut Tx<'_>, tenant: TenantId, deployment: DeploymentId, pat
 }
 
 /// The archives of a deployment: what is to be deleted with it.
-///
-/// # Errors
-/// Those of the database.
 pub async fn paths(tx: &mut Tx<'_>, tenant: TenantId, deployment: DeploymentId) -> Result<Vec<String>> {
     let rows: Vec<(String,)> = on!(tx, |conn| sqlx::query_as(
         "SELECT path FROM source_upload WHERE tenant_id = $1 AND deployment_id = $2 ORDER BY path"
@@ -134,11 +123,8 @@ pub async fn paths(tx: &mut Tx<'_>, tenant: TenantId, deployment: DeploymentId) 
     Ok(rows.into_iter().map(|row| row.0).collect())
 }
 
-/// Uploads that nothing came of, whose time was over before `before`: the oldest first, at most `limit`.
-///
-/// # Errors
-/// Those of the database.
-pub async fn unsent(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<Vec<SourceUpload>> {
+/// Unused uploads that expired before `before`: oldest first, at most `limit`.
+pub async fn expired(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<Vec<SourceUpload>> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
         columns!(source_upload),
@@ -150,11 +136,8 @@ pub async fn unsent(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<Ve
     .await)?)
 }
 
-/// Forgets an upload, unless it arrived meanwhile.
-///
-/// # Errors
-/// Those of the database.
-pub async fn forget_unsent(tx: &mut Tx<'_>, tenant: TenantId, id: UploadId) -> Result<bool> {
+/// Deletes an upload, unless it arrived meanwhile.
+pub async fn delete_expired(tx: &mut Tx<'_>, tenant: TenantId, id: UploadId) -> Result<bool> {
     let gone = on!(tx, |conn| sqlx::query(
         "DELETE FROM source_upload WHERE tenant_id = $1 AND id = $2 AND uploaded_at IS NULL"
     )
@@ -168,20 +151,21 @@ pub async fn forget_unsent(tx: &mut Tx<'_>, tenant: TenantId, id: UploadId) -> R
 
 /// An archive that is there.
 #[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
-pub struct Archive {
+pub struct UploadedArchive {
     /// Its upload.
     pub id: UploadId,
-    /// Owner.
     pub tenant_id: TenantId,
     /// Its key in the platform's object store.
     pub path: String,
 }
 
-/// Archives that arrived before `before` and were not released, behind the id `after`, at most `limit`.
-///
-/// # Errors
-/// Those of the database.
-pub async fn arrived_before(tx: &mut Tx<'_>, before: Timestamp, after: UploadId, limit: i64) -> Result<Vec<Archive>> {
+/// Archives that arrived before `before` and were not released, after the id `after`, at most `limit`.
+pub async fn uploaded_before(
+    tx: &mut Tx<'_>,
+    before: Timestamp,
+    after: UploadId,
+    limit: i64,
+) -> Result<Vec<UploadedArchive>> {
     Ok(on!(tx, |conn| sqlx::query_as(
         "SELECT id, tenant_id, path FROM source_upload
          WHERE uploaded_at < $1 AND released_at IS NULL AND id > $2 ORDER BY id LIMIT $3"
@@ -194,10 +178,7 @@ pub async fn arrived_before(tx: &mut Tx<'_>, before: Timestamp, after: UploadId,
 }
 
 /// Archives that were released before `before`, the oldest first, at most `limit`.
-///
-/// # Errors
-/// Those of the database.
-pub async fn released_before(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<Vec<Archive>> {
+pub async fn released_before(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<Vec<UploadedArchive>> {
     Ok(on!(tx, |conn| sqlx::query_as(
         "SELECT id, tenant_id, path FROM source_upload WHERE released_at < $1 ORDER BY released_at, id LIMIT $2"
     )
@@ -207,11 +188,8 @@ pub async fn released_before(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> 
     .await)?)
 }
 
-/// Nothing needs an archive any more, or something does again: from now on it can be asked for, or cannot.
-///
-/// # Errors
-/// Those of the database.
-pub async fn release(tx: &mut Tx<'_>, archive: &Archive, is_released: bool) -> Result<()> {
+/// Marks an archive as released or needed again; a released one cannot be requested.
+pub async fn release(tx: &mut Tx<'_>, archive: &UploadedArchive, is_released: bool) -> Result<()> {
     let at = is_released.then(|| tx.now());
     on!(tx, |conn| sqlx::query(
         "UPDATE source_upload SET released_at = $3 WHERE tenant_id = $1 AND id = $2"
@@ -225,11 +203,8 @@ pub async fn release(tx: &mut Tx<'_>, archive: &Archive, is_released: bool) -> R
     Ok(())
 }
 
-/// Forgets an archive that was released and is not there any more.
-///
-/// # Errors
-/// Those of the database.
-pub async fn forget_released(tx: &mut Tx<'_>, archive: &Archive) -> Result<()> {
+/// Deletes an archive that was released and is not there any more.
+pub async fn delete_released(tx: &mut Tx<'_>, archive: &UploadedArchive) -> Result<()> {
     on!(tx, |conn| sqlx::query(
         "DELETE FROM source_upload WHERE tenant_id = $1 AND id = $2 AND released_at IS NOT NULL"
     )

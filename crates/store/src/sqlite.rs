@@ -2,20 +2,20 @@
 //!
 //! A caller takes the lock over the write connection, runs its closure inside a SAVEPOINT, lets go, and waits. The
 //! committer task asks for the same lock; it gets it after the callers that were already waiting (tokio's mutex is
-//! first come, first served), so one COMMIT, and one fsync, serves all of them. There is no timer: while one commit
-//! is being written, the next group gathers behind the lock.
+//! first come, first served), so one COMMIT, and one fsync, serves all of them. There is no timer: while one commit is
+//! being written, the next group gathers behind the lock.
 //!
 //! Each call to the library goes to a thread and back, which takes longer than most statements do. So what belongs
 //! together is one call: BEGIN with the first SAVEPOINT, and the RELEASE of one caller with the SAVEPOINT of the next.
-//! COMMIT releases the last one. These are prepared once ([`sqlx::query`] keeps a statement, a bare text is prepared anew).
-//! A caller that makes one call anyway ([`Sqlite::write_one`]) needs none of it while nobody else writes: its call is the
-//! transaction.
+//! COMMIT releases the last one. These are prepared once ([`sqlx::query`] keeps a statement, a bare text is prepared
+//! again). A caller that makes one call anyway ([`Sqlite::write_one`]) needs none of it while no other caller writes:
+//! its call is the transaction.
 //!
-//! A caller may be dropped wherever it waits. [`At`] says how far it had come; whoever takes the lock next puts that
-//! right before doing anything else, and may be dropped while doing so.
+//! A caller may be dropped wherever it waits. [`WriterState`] says how far it had come; the caller that takes the lock
+//! next puts that right before doing anything else, and may be dropped while doing so.
 //!
-//! When there is no room, SQLite may roll back the whole transaction by itself, and with it what earlier callers of
-//! the group did. They are told; nothing is answered that is not on disk.
+//! When there is no room, SQLite may roll back the whole transaction by itself, and with it what earlier callers of the
+//! group did. They are told; nothing is answered that is not on disk.
 
 mod readers;
 
@@ -32,24 +32,24 @@ use crate::jobs::SQLITE_PICKED;
 use crate::metric;
 use crate::migrations;
 use crate::open::Options;
-use crate::tx::{Conn, Hints, Shared, Tx};
-use readers::Readers;
+use crate::tx::{Conn, Hints, StoreContext, Tx};
+use readers::ReaderPool;
 
 pub(crate) struct Sqlite {
     writer: Arc<Mutex<Writer>>,
     /// Callers that ask for the writer and do not have it yet.
-    asking: AtomicUsize,
-    work: Arc<Notify>,
-    readers: Readers,
-    shared: Arc<Shared>,
+    waiting_callers: AtomicUsize,
+    commit_signal: Arc<Notify>,
+    readers: ReaderPool,
+    shared: Arc<StoreContext>,
     path: std::path::PathBuf,
     health: Arc<Health>,
     /// Held for the life of the store: a second process on the same file would rescue our leases.
     _lock: Option<std::fs::File>,
 }
 
-/// How the latest write went that had something to write: reading goes on when the disk is full, and so does a
-/// transaction that changes nothing, like a claim that finds no job.
+/// The result of the latest write: reads continue when the disk is full, and so does a transaction that changes
+/// nothing, like an empty claim.
 #[derive(Default)]
 struct Health(AtomicU8);
 
@@ -85,53 +85,53 @@ impl Health {
     }
 }
 
-/// How many COMMITs in a row serve one caller before nobody else is expected.
-const COMPANY: u8 = 8;
+/// How many COMMITs in a row serve one caller before no other caller is expected.
+const GROUP_EXPECTATION: u8 = 8;
 
 struct Writer {
     conn: SqliteConnection,
     health: Arc<Health>,
-    /// Where the open transaction began after a failure: rows that this connection had changed until then.
+    /// The number of changed rows of this connection when the open transaction began after a failure.
     changed: Option<i64>,
     /// BEGIN was issued and not yet committed.
     open: bool,
     /// The latest caller's SAVEPOINT is not released yet; it has done its work.
-    saved: bool,
-    /// For so many COMMITs more company is expected: somebody came while a write was on its way, or shared its COMMIT.
-    company: u8,
-    at: At,
-    waiting: Vec<Waiting>,
+    savepoint_open: bool,
+    /// The number of further COMMITs for which concurrent writers are expected, after one arrived during a write or
+    /// shared its COMMIT.
+    group_expectation: u8,
+    state: WriterState,
+    pending_commits: Vec<PendingCommit>,
 }
 
-/// Where the caller that holds the lock is, or was when it was dropped. Each is set before its statement is issued,
-/// so a statement under way may have been executed or not.
+/// The state of the lock holder, or of one that was dropped. Each is set before its statement is issued, so an
+/// unfinished statement may or may not have been executed.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum At {
-    /// Nobody is on the way.
-    Rest,
+enum WriterState {
+    /// No one is on the way.
+    Idle,
     /// BEGIN and the first SAVEPOINT are under way, or a call that is a transaction by itself.
-    Begins,
+    Beginning,
     /// The SAVEPOINT is under way, after the RELEASE of the caller before.
-    Enters,
-    /// The closure.
-    Inside,
+    OpeningSavepoint,
+    InClosure,
     /// It is being found out whether there still is a transaction.
-    Asks,
+    CheckingTransaction,
 }
 
-struct Waiting {
-    done: oneshot::Sender<Result<(), Refused>>,
+struct PendingCommit {
+    done: oneshot::Sender<Result<(), CommitFailure>>,
     hints: Hints,
 }
 
 /// Why a group was not committed.
 #[derive(Clone)]
-enum Refused {
+enum CommitFailure {
     Full,
     Unavailable(Arc<sqlx::Error>),
 }
 
-impl From<sqlx::Error> for Refused {
+impl From<sqlx::Error> for CommitFailure {
     fn from(error: sqlx::Error) -> Self {
         match &error {
             sqlx::Error::Database(refusal) if refusal.code().as_deref() == Some("13") => Self::Full,
@@ -140,17 +140,17 @@ impl From<sqlx::Error> for Refused {
     }
 }
 
-impl From<Refused> for Error {
-    fn from(refused: Refused) -> Self {
+impl From<CommitFailure> for Error {
+    fn from(refused: CommitFailure) -> Self {
         match refused {
-            Refused::Full => Self::Full,
-            Refused::Unavailable(error) => Self::Unavailable(error),
+            CommitFailure::Full => Self::Full,
+            CommitFailure::Unavailable(error) => Self::Unavailable(error),
         }
     }
 }
 
 impl Sqlite {
-    pub(crate) async fn open(path: &std::path::Path, options: &Options, shared: Arc<Shared>) -> Result<Self> {
+    pub(crate) async fn open(path: &std::path::Path, options: &Options, shared: Arc<StoreContext>) -> Result<Self> {
         let lock = lock_file(path)?;
         refuse_network_file_system(path)?;
         let base = SqliteConnectOptions::new()
@@ -161,34 +161,34 @@ impl Sqlite {
             .foreign_keys(true)
             .busy_timeout(Duration::from_secs(5))
             .pragma("temp_store", "memory")
-            // More is slower: where a tree of rows was rebalanced, the COMMIT looks through the whole cache (SQLite 3.51).
+            // A larger cache is slower: after a tree was rebalanced, the COMMIT scans the whole cache (SQLite 3.51).
             .pragma("cache_size", "-4096")
             .disable_statement_logging();
         let refused = |error| Error::Open(format!("cannot open the database file {}: {error}", path.display()));
         let mut conn = SqliteConnection::connect_with(&base).await.map_err(refused)?;
         conn.execute(SQLITE_PICKED).await.map_err(refused)?;
-        // What they read once they seldom read again, and the system keeps the file's pages for all of them: with the
-        // writer's size each would fill up over tens of thousands of jobs.
+        // Readers seldom read a page again, and the system caches the file for all of them: with the writer's cache
+        // size each would fill up over tens of thousands of jobs.
         let reading = base.read_only(true).pragma("cache_size", "-2048");
-        let readers = Readers::new(reading, options.connections, options.acquire_timeout);
+        let readers = ReaderPool::new(reading, options.connections, options.acquire_timeout);
         let health = Arc::new(Health::default());
         let writer = Arc::new(Mutex::new(Writer {
             conn,
             health: health.clone(),
             changed: None,
             open: false,
-            saved: false,
-            company: 0,
-            at: At::Rest,
-            waiting: Vec::new(),
+            savepoint_open: false,
+            group_expectation: 0,
+            state: WriterState::Idle,
+            pending_commits: Vec::new(),
         }));
         let work = Arc::new(Notify::new());
-        // The committer lives as long as somebody can still write.
+        // The committer lives as long as a caller can still write.
         tokio::spawn(commit_loop(Arc::downgrade(&writer), work.clone(), shared.clone()));
         Ok(Self {
             writer,
-            asking: AtomicUsize::new(0),
-            work,
+            waiting_callers: AtomicUsize::new(0),
+            commit_signal: work,
             readers,
             shared,
             path: path.to_owned(),
@@ -200,7 +200,7 @@ impl Sqlite {
     pub(crate) async fn read<T>(&self, f: impl AsyncFnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
         let mut reader = self.readers.reader().await?;
         let result = f(&mut Tx::new(Conn::Sqlite(reader.conn()), &self.shared)).await;
-        reader.keep();
+        reader.release();
         result
     }
 
@@ -218,8 +218,8 @@ impl Sqlite {
             }
         }
         let asked = std::time::Instant::now();
-        self.asking.fetch_add(1, Ordering::Relaxed);
-        let asks = Asks(&self.asking);
+        self.waiting_callers.fetch_add(1, Ordering::Relaxed);
+        let asks = Asks(&self.waiting_callers);
         let writer = self.writer.lock().await;
         drop(asks);
         metrics::histogram!(metric::ACQUIRE, "of" => "writer").record(asked.elapsed());
@@ -227,44 +227,45 @@ impl Sqlite {
     }
 
     pub(crate) async fn write<T>(&self, f: impl AsyncFnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
-        self.write_with_others(self.writer().await, f).await
+        self.write_in_group(self.writer().await, f).await
     }
 
-    /// As [`Sqlite::write`], for a closure that makes one call to the library that writes. While nobody else writes that call
-    /// is a transaction by itself, see [`Tx::is_alone`]: a third of the ways to the library's thread and back.
+    /// As [`Sqlite::write`], for a closure with a single writing library call. While no other caller writes, that call
+    /// is its own transaction, see [`Tx::is_single_statement`], which saves a third of the round trips to the library's
+    /// thread.
     pub(crate) async fn write_one<T>(&self, f: impl AsyncFnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
         let mut guard = self.writer().await;
         let writer = &mut *guard;
-        writer.put_right(None).await;
-        // With company one COMMIT serves all: two that write in turn would never see each other wait. Whether a disk that
-        // failed takes writes again is for `commit` to see.
-        let company = writer.open || writer.company > 0 || self.asking.load(Ordering::Relaxed) > 0;
+        writer.roll_back_unfinished(None).await;
+        // Under contention one COMMIT serves all callers. Whether a failed disk is writable again is for `commit` to
+        // find out.
+        let company = writer.open || writer.group_expectation > 0 || self.waiting_callers.load(Ordering::Relaxed) > 0;
         if company || !self.health.is_well() {
-            return self.write_with_others(guard, f).await;
+            return self.write_in_group(guard, f).await;
         }
-        writer.at = At::Begins;
-        let mut tx = Tx::new(Conn::Sqlite(&mut writer.conn), &self.shared).alone();
+        writer.state = WriterState::Beginning;
+        let mut tx = Tx::new(Conn::Sqlite(&mut writer.conn), &self.shared).single_statement();
         let result = f(&mut tx).await;
         let hints = tx.into_hints();
         match &result {
             Ok(_) => {
-                writer.at = At::Rest;
-                if self.asking.load(Ordering::Relaxed) > 0 {
-                    writer.company = COMPANY;
+                writer.state = WriterState::Idle;
+                if self.waiting_callers.load(Ordering::Relaxed) > 0 {
+                    writer.group_expectation = GROUP_EXPECTATION;
                 }
                 metrics::histogram!(metric::COMMIT_GROUP).record(1.0);
-                // Before anybody else commits: hints are told in the order of the commits.
+                // Before anyone else commits: hints are told in the order of the commits.
                 self.shared.tell(hints);
             }
             Err(error) => {
                 self.health.failed(error);
-                writer.put_right(None).await;
+                writer.roll_back_unfinished(None).await;
             }
         }
         result
     }
 
-    async fn write_with_others<T>(
+    async fn write_in_group<T>(
         &self,
         mut guard: MutexGuard<'_, Writer>,
         f: impl AsyncFnOnce(&mut Tx<'_>) -> Result<T>,
@@ -281,7 +282,7 @@ impl Sqlite {
             Ok(value) => {
                 let committed = writer.leave(hints);
                 drop(guard);
-                self.work.notify_one();
+                self.commit_signal.notify_one();
                 match committed.await {
                     Ok(Ok(())) => Ok(value),
                     Ok(Err(refused)) => Err(refused.into()),
@@ -294,10 +295,12 @@ impl Sqlite {
                 // What it changed before counts as changed, and is undone.
                 writer.changed = None;
                 let no_room = matches!(error, Error::Full);
-                writer.put_right(if no_room { Some(Refused::Full) } else { None }).await;
+                writer
+                    .roll_back_unfinished(if no_room { Some(CommitFailure::Full) } else { None })
+                    .await;
                 drop(guard);
-                // Nobody may be waiting, but the transaction must not stay open.
-                self.work.notify_one();
+                // No one may be waiting, but the transaction must not stay open.
+                self.commit_signal.notify_one();
                 Err(error)
             }
         }
@@ -312,7 +315,7 @@ impl Sqlite {
         Err(migrations::refused(&mut tx, self.name(), error).await)
     }
 
-    /// What messages call it.
+    /// The name for messages.
     pub(crate) fn name(&self) -> String {
         migrations::sqlite_name(&self.path)
     }
@@ -334,27 +337,27 @@ impl Sqlite {
 impl Writer {
     /// Opens a SAVEPOINT for a caller.
     async fn enter(&mut self) -> Result<()> {
-        self.put_right(None).await;
+        self.roll_back_unfinished(None).await;
         if self.open {
-            self.at = At::Enters;
-            let text = if self.saved {
+            self.state = WriterState::OpeningSavepoint;
+            let text = if self.savepoint_open {
                 "RELEASE caller; SAVEPOINT caller"
             } else {
                 "SAVEPOINT caller"
             };
             if let Err(error) = sqlx::query(text).execute(&mut self.conn).await {
-                self.put_right(None).await;
+                self.roll_back_unfinished(None).await;
                 if self.open {
                     return Err(error.into());
                 }
-                // The caller before went on after SQLite had rolled everything back. Its group has been told, and
-                // this caller begins another one.
+                // The previous caller continued after SQLite had rolled everything back. Its group got the error; this
+                // caller begins a new one.
             }
         }
         if !self.open {
-            self.at = At::Begins;
-            // IMMEDIATE: a deferred transaction that turns into a writer can fail with BUSY_SNAPSHOT, which no busy
-            // timeout helps against.
+            self.state = WriterState::Beginning;
+            // IMMEDIATE: a deferred transaction that becomes a writer can fail with BUSY_SNAPSHOT, for which the busy
+            // timeout does not apply.
             sqlx::query("BEGIN IMMEDIATE; SAVEPOINT caller")
                 .execute(&mut self.conn)
                 .await?;
@@ -365,74 +368,74 @@ impl Writer {
             };
             self.open = true;
         }
-        self.at = At::Inside;
-        self.saved = true;
+        self.state = WriterState::InClosure;
+        self.savepoint_open = true;
         Ok(())
     }
 
     /// Puts a caller that has done its work among those who wait for the COMMIT.
-    fn leave(&mut self, hints: Hints) -> oneshot::Receiver<Result<(), Refused>> {
+    fn leave(&mut self, hints: Hints) -> oneshot::Receiver<Result<(), CommitFailure>> {
         let (done, committed) = oneshot::channel();
-        self.waiting.push(Waiting { done, hints });
-        self.at = At::Rest;
+        self.pending_commits.push(PendingCommit { done, hints });
+        self.state = WriterState::Idle;
         committed
     }
 
-    /// Undoes what a closure did that failed, or whose caller was dropped on the way. Its caller may be dropped as
-    /// well: done again, it comes to the same. `why` is what a group is told that turns out to be lost.
-    async fn put_right(&mut self, why: Option<Refused>) {
-        match self.at {
-            At::Rest => return,
-            At::Begins => {
-                // Nobody has joined yet.
+    /// Undoes the work of a failed closure or a dropped caller. It may be dropped as well and is idempotent. `why` is
+    /// the error for a group that turns out to be lost.
+    async fn roll_back_unfinished(&mut self, why: Option<CommitFailure>) {
+        match self.state {
+            WriterState::Idle => return,
+            WriterState::Beginning => {
+                // No one has joined yet.
                 let _ = self.conn.execute("ROLLBACK").await;
                 self.open = false;
             }
             // Of the caller before, or of one that has done nothing yet.
-            At::Enters => {
+            WriterState::OpeningSavepoint => {
                 let released = self.conn.execute("RELEASE caller").await;
-                self.after_undoing(released.map(drop), why).await;
+                self.check_rollback(released.map(drop), why).await;
             }
-            At::Inside => {
+            WriterState::InClosure => {
                 let undone = self.conn.execute("ROLLBACK TO caller; RELEASE caller").await;
-                self.after_undoing(undone.map(drop), why).await;
+                self.check_rollback(undone.map(drop), why).await;
             }
-            At::Asks => self.give_up_group(why.unwrap_or_else(vanished)).await,
+            WriterState::CheckingTransaction => self.give_up_group(why.unwrap_or_else(lost_transaction)).await,
         }
-        self.saved = false;
-        self.at = At::Rest;
+        self.savepoint_open = false;
+        self.state = WriterState::Idle;
     }
 
-    /// A SAVEPOINT that is not there was never opened, was closed already, or went with the whole transaction.
-    async fn after_undoing(&mut self, undone: Result<(), sqlx::Error>, why: Option<Refused>) {
+    /// A missing SAVEPOINT was never opened, was closed already, or was lost with the whole transaction.
+    async fn check_rollback(&mut self, undone: Result<(), sqlx::Error>, why: Option<CommitFailure>) {
         let Err(error) = undone else { return };
         let missing =
             matches!(&error, sqlx::Error::Database(refusal) if refusal.message().starts_with("no such savepoint"));
         if !missing {
             return self.give_up_group(error.into()).await;
         }
-        self.at = At::Asks;
+        self.state = WriterState::CheckingTransaction;
         // Refused while there is a transaction.
         if self.conn.execute("BEGIN").await.is_ok() {
-            self.give_up_group(why.unwrap_or_else(vanished)).await;
+            self.give_up_group(why.unwrap_or_else(lost_transaction)).await;
         }
     }
 
     /// Rolls everything back and tells those who waited.
-    async fn give_up_group(&mut self, why: Refused) {
+    async fn give_up_group(&mut self, why: CommitFailure) {
         let _ = self.conn.execute("ROLLBACK").await;
         self.open = false;
         self.health.failed(&why.clone().into());
         tracing::error!(
-            callers = self.waiting.len(),
-            "a group of writes was rolled back; its callers are told"
+            callers = self.pending_commits.len(),
+            "a group of writes was rolled back; its callers get the error"
         );
-        for caller in self.waiting.drain(..) {
+        for caller in self.pending_commits.drain(..) {
             let _ = caller.done.send(Err(why.clone()));
         }
     }
 
-    async fn commit(&mut self) -> Result<(), Refused> {
+    async fn commit(&mut self) -> Result<(), CommitFailure> {
         let changes_anything = match self.changed.take() {
             None => false,
             Some(before) => self.changes().await.is_some_and(|now| now > before),
@@ -440,19 +443,19 @@ impl Writer {
         let started = std::time::Instant::now();
         let result = sqlx::query("COMMIT").execute(&mut self.conn).await;
         metrics::histogram!(metric::COMMIT_SECONDS).record(started.elapsed());
-        metrics::histogram!(metric::COMMIT_GROUP).record(self.waiting.len() as f64);
+        metrics::histogram!(metric::COMMIT_GROUP).record(self.pending_commits.len() as f64);
         if let Err(error) = &result {
-            tracing::error!(error = %error, "a commit failed; its callers are told");
+            tracing::error!(error = %error, "a commit failed; its callers get the error");
             // Disk full leaves the transaction open; without this every later write would fail too.
             let _ = self.conn.execute("ROLLBACK").await;
         }
         self.open = false;
-        self.saved = false;
-        self.company = match self.waiting.len() {
-            0 | 1 => self.company.saturating_sub(1),
-            _ => COMPANY,
+        self.savepoint_open = false;
+        self.group_expectation = match self.pending_commits.len() {
+            0 | 1 => self.group_expectation.saturating_sub(1),
+            _ => GROUP_EXPECTATION,
         };
-        let result = result.map(drop).map_err(Refused::from);
+        let result = result.map(drop).map_err(CommitFailure::from);
         match &result {
             Ok(()) if changes_anything => self.health.recovered(),
             Ok(()) => (),
@@ -468,24 +471,24 @@ impl Writer {
     }
 }
 
-fn vanished() -> Refused {
-    Refused::Unavailable(Arc::new(sqlx::Error::Protocol(
+fn lost_transaction() -> CommitFailure {
+    CommitFailure::Unavailable(Arc::new(sqlx::Error::Protocol(
         "the transaction was rolled back by the database".to_owned(),
     )))
 }
 
-async fn commit_loop(writer: std::sync::Weak<Mutex<Writer>>, work: Arc<Notify>, shared: Arc<Shared>) {
+async fn commit_loop(writer: std::sync::Weak<Mutex<Writer>>, work: Arc<Notify>, shared: Arc<StoreContext>) {
     loop {
         // A store that is gone sends no more work; look now and then so that the task ends with it.
         let _ = tokio::time::timeout(Duration::from_secs(5), work.notified()).await;
         let Some(writer) = writer.upgrade() else { return };
         let mut guard = writer.lock().await;
-        guard.put_right(None).await;
+        guard.roll_back_unfinished(None).await;
         if !guard.open {
             continue;
         }
         let committed = guard.commit().await;
-        let waiting = std::mem::take(&mut guard.waiting);
+        let waiting = std::mem::take(&mut guard.pending_commits);
         drop(guard);
         for caller in waiting {
             if committed.is_ok() {
@@ -512,7 +515,7 @@ fn lock_file(path: &std::path::Path) -> Result<std::fs::File> {
     open().map_err(|error| {
         if error.kind() == std::io::ErrorKind::WouldBlock {
             Error::Open(format!(
-                "another process has {} open; stop it, or give this one its own data folder",
+                "another process has {} open; stop it, or use another data folder",
                 path.display()
             ))
         } else {
@@ -521,7 +524,7 @@ fn lock_file(path: &std::path::Path) -> Result<std::fs::File> {
     })
 }
 
-/// WAL needs shared memory between the readers, which network file systems do not give; locks are unreliable there.
+/// WAL needs shared memory between readers, which network file systems do not provide; their locks are unreliable.
 #[cfg(target_os = "linux")]
 fn refuse_network_file_system(path: &std::path::Path) -> Result<()> {
     // NFS, SMB, SMB2, CIFS, 9p, AFS, Ceph, FUSE is left alone (many local ones are FUSE). From linux/magic.h.

@@ -1,10 +1,10 @@
-//! Journalled steps: written once, under (job, name), by whoever holds the job's fence.
+//! Journalled steps: written once, under (job, name), by the caller that holds the job's fence.
 
 use sqlx::FromRow;
 use towpath_domain::{JobId, Timestamp};
 
 use crate::error::Result;
-use crate::jobs::Fenced;
+use crate::jobs::JobFence;
 use crate::tx::{Conn, Tx};
 
 /// A finished step.
@@ -20,7 +20,7 @@ pub struct Step {
 #[derive(Clone, Debug)]
 pub struct NewStep {
     /// The job and the fence of its holder.
-    pub job: Fenced,
+    pub job: JobFence,
     /// Name within the job.
     pub name: String,
     /// Answer, JSON.
@@ -28,9 +28,6 @@ pub struct NewStep {
 }
 
 /// The steps a job has finished.
-///
-/// # Errors
-/// As every statement.
 pub async fn list(tx: &mut Tx<'_>, job: JobId) -> Result<Vec<Step>> {
     Ok(on!(tx, |conn| {
         sqlx::query_as("SELECT name, output FROM step WHERE job_id = $1 ORDER BY at, name")
@@ -42,7 +39,7 @@ pub async fn list(tx: &mut Tx<'_>, job: JobId) -> Result<Vec<Step>> {
 
 /// A finished step, without its answer.
 #[derive(Clone, Debug, FromRow)]
-pub struct Done {
+pub struct FinishedStep {
     /// Its name within the job.
     pub name: String,
     /// The fence of the attempt that finished it.
@@ -52,10 +49,7 @@ pub struct Done {
 }
 
 /// The steps a job has finished, in that order, at most `limit`.
-///
-/// # Errors
-/// As every statement.
-pub async fn done(tx: &mut Tx<'_>, job: JobId, limit: i64) -> Result<Vec<Done>> {
+pub async fn list_finished(tx: &mut Tx<'_>, job: JobId, limit: i64) -> Result<Vec<FinishedStep>> {
     Ok(on!(tx, |conn| {
         sqlx::query_as("SELECT name, fence, at FROM step WHERE job_id = $1 ORDER BY at, name LIMIT $2 + 0")
             .bind(job)
@@ -65,11 +59,8 @@ pub async fn done(tx: &mut Tx<'_>, job: JobId, limit: i64) -> Result<Vec<Done>> 
     })?)
 }
 
-/// Records one step by the shortest way. Answers whether it did: `false` when the job is not held at the fence given, and also when the
-/// step is there already or lost leases have to be forgotten, so that [`record`] has to say which.
-///
-/// # Errors
-/// As every statement.
+/// Records one step in the fastest way. Returns `false` if the job is not held at the given fence, and also if the step
+/// exists already or lost leases must be reset; [`record`] then tells which.
 pub async fn record_one(tx: &mut Tx<'_>, step: &NewStep) -> Result<bool> {
     let now = tx.now();
     let text = sql!(tx,
@@ -78,7 +69,7 @@ pub async fn record_one(tx: &mut Tx<'_>, step: &NewStep) -> Result<bool> {
         "INSERT INTO step (job_id, name, output, fence, at)
          SELECT id, $3, $4, fence, $5 FROM job WHERE id = $1 AND fence = $2 AND state = 'running' AND lost_leases = 0
          ON CONFLICT (job_id, name) DO NOTHING",
-        // The row comes from the *locked* job: FOR UPDATE looks at the conditions again when the row changed meanwhile.
+        // The row comes from the *locked* job: FOR UPDATE evaluates the conditions again if the row changed meanwhile.
         postgres:
         "INSERT INTO step (job_id, name, output, fence, at)
          SELECT id, $3, $4, fence, $5 FROM
@@ -99,12 +90,9 @@ pub async fn record_one(tx: &mut Tx<'_>, step: &NewStep) -> Result<bool> {
     Ok(written > 0)
 }
 
-/// Records steps of many jobs. Answers those that are still held at the fence given; the steps of the others are not
-/// written. A new step is progress: lost leases count anew.
-///
-/// # Errors
-/// As every statement.
-pub async fn record(tx: &mut Tx<'_>, steps: &[NewStep]) -> Result<Vec<Fenced>> {
+/// Records steps of many jobs. Returns the jobs that are still held at the given fence; steps of the others are not
+/// written. A new step counts as progress and resets lost leases.
+pub async fn record(tx: &mut Tx<'_>, steps: &[NewStep]) -> Result<Vec<JobFence>> {
     let now = tx.now();
     match tx.conn() {
         Conn::Sqlite(conn) => {
@@ -145,8 +133,8 @@ pub async fn record(tx: &mut Tx<'_>, steps: &[NewStep]) -> Result<Vec<Fenced>> {
             let fences: Vec<_> = steps.iter().map(|step| step.job.fence).collect();
             let names: Vec<_> = steps.iter().map(|step| step.name.as_str()).collect();
             let outputs: Vec<_> = steps.iter().map(|step| step.output.as_str()).collect();
-            // The rows written come from the *locked* job rows: FOR UPDATE reads a row that changed meanwhile again,
-            // so a holder that was replaced while this waited finds nothing.
+            // The rows come from the *locked* job rows: FOR UPDATE reads a changed row again, so a replaced holder
+            // finds nothing.
             Ok(sqlx::query_as(
                 "WITH wanted AS MATERIALIZED (
                      SELECT * FROM unnest($1::uuid[], $2::bigint[], $3::text[], $4::text[]) AS w(id, fence, name, output)

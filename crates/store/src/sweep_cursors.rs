@@ -1,13 +1,10 @@
-//! How far sweeps that walk through a table have come, and whose turn it is to sweep. They belong to no workspace.
+//! Positions of sweeps that scan a table, and which process sweeps. They belong to no workspace.
 
 use std::time::Duration;
 
 use crate::{Result, Tx};
 
-/// Where a sweep stands, as it said.
-///
-/// # Errors
-/// Only what the database says.
+/// Where a sweep is, as it said.
 pub async fn get(tx: &mut Tx<'_>, name: &str) -> Result<Option<String>> {
     Ok(on!(tx, |conn| sqlx::query_scalar(
         "SELECT position FROM sweep_cursor WHERE name = $1"
@@ -17,10 +14,7 @@ pub async fn get(tx: &mut Tx<'_>, name: &str) -> Result<Option<String>> {
     .await)?)
 }
 
-/// Notes where a sweep stands, as JSON.
-///
-/// # Errors
-/// Only what the database says.
+/// Notes where a sweep is, as JSON.
 pub async fn set(tx: &mut Tx<'_>, name: &str, position: &str) -> Result<()> {
     on!(tx, |conn| sqlx::query(
         "INSERT INTO sweep_cursor (name, position) VALUES ($1, $2)
@@ -34,15 +28,11 @@ pub async fn set(tx: &mut Tx<'_>, name: &str, position: &str) -> Result<()> {
     Ok(())
 }
 
-/// Takes a turn of a sweep that one process at a time is enough for, until `span` is over by the clock of the database: a host
-/// whose clock is ahead must not take it for longer. False while the turn is another's. What a turn does must be right twice: it
-/// may last longer than the turn.
-///
-/// # Errors
-/// Only what the database says.
-pub async fn take_turn(tx: &mut Tx<'_>, name: &str, span: Duration) -> Result<bool> {
+/// Claims a sweep for this process until `span` is over by the database's clock, since a host's clock may be ahead.
+/// False while another process has the claim. Sweeps must tolerate running twice: one may outlast its claim.
+pub async fn claim_interval(tx: &mut Tx<'_>, name: &str, span: Duration) -> Result<bool> {
     let now = crate::jobs::db_now(tx).await?;
-    // Microseconds, which have sixteen digits until the year 2286: texts of one length compare like numbers.
+    // Microseconds have sixteen digits until the year 2286, so texts compare like numbers.
     let text = |at: towpath_domain::Timestamp| format!("{:016}", at.micros());
     let taken = on!(tx, |conn| sqlx::query(
         "INSERT INTO sweep_cursor (name, position) VALUES ($1, $2)

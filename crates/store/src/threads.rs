@@ -1,8 +1,8 @@
-//! Threads: conversations whose state outlives their runs. Searching stands in [`search`], checkpoints in
+//! Threads: conversations whose state outlives their runs. Search is in [`search`], checkpoints are in
 //! [`crate::checkpoints`].
 
-/// When the time of a thread is over that is touched at `$now` and lives for `$minutes`. The two databases add minutes to a
-/// time in their own ways.
+/// The expiry of a thread that is touched at `$now` with a time to live of `$minutes`. The databases differ in date
+/// arithmetic.
 macro_rules! expires {
     (sqlite: $now:literal, $minutes:literal) => {
         concat!(
@@ -39,11 +39,10 @@ use crate::error::Result;
 use crate::tx::Tx;
 
 pub use copy::copy;
-pub use search::{Filter, Found, Search, SortBy, count, search};
+pub use search::{Filter, Search, SortBy, ThreadRow, count, search};
 
 /// A thread as it is stored. JSON columns are texts.
 #[derive(Clone, Debug, FromRow)]
-#[expect(missing_docs, reason = "the columns are explained once, in the migration")]
 pub struct Thread {
     pub id: ThreadId,
     pub tenant_id: TenantId,
@@ -65,7 +64,7 @@ pub struct Thread {
 /// How long a thread lives after it was touched last.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ttl {
-    /// What happens then.
+    /// The action on expiry.
     pub strategy: TtlStrategy,
     /// How long, in minutes.
     pub minutes: f64,
@@ -89,7 +88,7 @@ pub struct NewThread<'a> {
     pub metadata: &'a str,
     /// JSON object.
     pub config: &'a str,
-    /// Where it stands from the start.
+    /// The initial status.
     pub status: ThreadStatus,
     /// It belongs to one run and goes with it.
     pub temporary: bool,
@@ -97,10 +96,8 @@ pub struct NewThread<'a> {
     pub ttl: Option<Ttl>,
 }
 
-/// Records a thread.
-///
 /// # Errors
-/// [`Error::Conflict`](crate::Error::Conflict) when the id is taken, in whatever workspace.
+/// [`Error::Conflict`](crate::Error::Conflict) if the id is taken, in any workspace.
 pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: &NewThread<'_>) -> Result<Thread> {
     let now = tx.now();
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
@@ -124,9 +121,6 @@ pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: &NewThread<'_>) -> R
 }
 
 /// Records a thread unless its id is taken. True when this call made it.
-///
-/// # Errors
-/// As every statement.
 pub async fn insert_new(tx: &mut Tx<'_>, tenant: TenantId, new: &NewThread<'_>) -> Result<bool> {
     let now = tx.now();
     let made = on!(tx, |conn| {
@@ -152,10 +146,6 @@ pub async fn insert_new(tx: &mut Tx<'_>, tenant: TenantId, new: &NewThread<'_>) 
     Ok(made == 1)
 }
 
-/// One thread.
-///
-/// # Errors
-/// [`Error::NotFound`](crate::Error::NotFound) also for another workspace's.
 pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: ThreadId) -> Result<Thread> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
@@ -169,9 +159,6 @@ pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: ThreadId) -> Result<Thre
 }
 
 /// Whether a thread is there.
-///
-/// # Errors
-/// As every statement.
 pub async fn exists(tx: &mut Tx<'_>, tenant: TenantId, id: ThreadId) -> Result<bool> {
     Ok(on!(tx, |conn| sqlx::query_scalar(
         "SELECT EXISTS (SELECT 1 FROM thread WHERE tenant_id = $1 AND id = $2)"
@@ -183,9 +170,6 @@ pub async fn exists(tx: &mut Tx<'_>, tenant: TenantId, id: ThreadId) -> Result<b
 }
 
 /// One thread, locked until the transaction ends, for a change that depends on what it says.
-///
-/// # Errors
-/// [`Error::NotFound`](crate::Error::NotFound) also for another workspace's.
 pub async fn lock(tx: &mut Tx<'_>, tenant: TenantId, id: ThreadId) -> Result<Thread> {
     let text = sql!(tx,
         sqlite: concat!("SELECT ", columns!(thread), " FROM thread WHERE tenant_id = $1 AND id = $2"),
@@ -210,11 +194,7 @@ macro_rules! update_text {
     };
 }
 
-/// Writes a thread's metadata, and its time to live if one is given; both are the caller's whole answer. Its time begins
-/// anew.
-///
-/// # Errors
-/// [`Error::NotFound`](crate::Error::NotFound).
+/// Writes a thread's metadata, and its time to live if given. Restarts its time to live.
 pub async fn update(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -248,10 +228,7 @@ macro_rules! busy_text {
     };
 }
 
-/// A run was recorded on the thread: it is busy, with this metadata and config from now on. Its time begins anew.
-///
-/// # Errors
-/// As every statement.
+/// A run was recorded on the thread: it becomes busy, with this metadata and config. Restarts its time to live.
 pub async fn busy(tx: &mut Tx<'_>, tenant: TenantId, id: ThreadId, metadata: &str, config: &str) -> Result<()> {
     let now = tx.now();
     let text = sql!(tx,
@@ -269,9 +246,9 @@ pub async fn busy(tx: &mut Tx<'_>, tenant: TenantId, id: ThreadId, metadata: &st
     Ok(())
 }
 
-/// What a thread is left with when a run of it ended.
+/// The outcome of a run for its thread.
 #[derive(Clone, Debug, Default)]
-pub struct Left<'a> {
+pub struct ThreadOutcome<'a> {
     /// Its state and interrupts (JSON) after the last checkpoint; absent: as they were.
     pub state: Option<(&'a str, &'a str)>,
     /// The error (JSON) of the run, absent when there was none.
@@ -295,17 +272,14 @@ macro_rules! settle_text {
     };
 }
 
-/// A run of the thread ended. The thread is busy while others are open, else it stands where `status` says. Its time begins
-/// anew.
-///
-/// # Errors
-/// As every statement.
+/// A run of the thread ended. The thread stays busy while others are open, else it takes `status`. Restarts its time to
+/// live.
 pub async fn settle(
     tx: &mut Tx<'_>,
     tenant: TenantId,
     id: ThreadId,
     status: ThreadStatus,
-    left: &Left<'_>,
+    left: &ThreadOutcome<'_>,
 ) -> Result<()> {
     let now = tx.now();
     let text = sql!(tx,
@@ -340,11 +314,8 @@ macro_rules! settle_untouched_text {
     };
 }
 
-/// A run of the thread was taken back, or ended before it began: as [`settle`], with the state, the error and the status
-/// that the thread had before the run.
-///
-/// # Errors
-/// As every statement.
+/// A run of the thread was rolled back, or ended before it began: as [`settle`], with the state, error and status from
+/// before the run.
 pub async fn settle_untouched(tx: &mut Tx<'_>, tenant: TenantId, id: ThreadId) -> Result<()> {
     let now = tx.now();
     let text = sql!(tx,
@@ -371,10 +342,7 @@ macro_rules! state_text {
     };
 }
 
-/// Writes a thread's state outside of a run: somebody updated it. Its time begins anew.
-///
-/// # Errors
-/// [`Error::NotFound`](crate::Error::NotFound).
+/// Writes a thread's state outside of a run: a caller updated it. Its time begins again.
 pub async fn set_state(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -403,23 +371,17 @@ pub async fn set_state(
     Ok(())
 }
 
-/// Deletes a thread with its runs, crons, events and checkpoints. Its jobs are over or cancelled: the caller saw to it.
-///
-/// # Errors
-/// [`Error::NotFound`](crate::Error::NotFound).
+/// Deletes a thread with its runs, crons, events and checkpoints. The caller has ended its jobs.
 pub async fn delete(tx: &mut Tx<'_>, tenant: TenantId, id: ThreadId) -> Result<()> {
     if !delete_bare(tx, tenant, id).await? {
         return Err(crate::Error::NotFound);
     }
-    // Whoever makes a thread of the same id again must not read what this one streamed.
-    crate::run_events::delete_all(tx, tenant, id).await?;
+    // A caller that makes a thread of the same id again must not read what this one streamed.
+    crate::run_events::delete_thread_log(tx, tenant, id).await?;
     crate::checkpoints::delete_all(tx, id).await
 }
 
 /// Deletes a thread that never had a checkpoint, with its runs. True when it was there.
-///
-/// # Errors
-/// As every statement.
 pub async fn delete_bare(tx: &mut Tx<'_>, tenant: TenantId, id: ThreadId) -> Result<bool> {
     let gone = on!(tx, |conn| sqlx::query(
         "DELETE FROM thread WHERE tenant_id = $1 AND id = $2"
@@ -432,10 +394,7 @@ pub async fn delete_bare(tx: &mut Tx<'_>, tenant: TenantId, id: ThreadId) -> Res
     Ok(gone == 1)
 }
 
-/// Threads that changed after `since`, the longest unchanged first: what a sweep of checkpoints goes through.
-///
-/// # Errors
-/// As every statement.
+/// Threads that changed after `since`, longest unchanged first, for the sweep of checkpoints.
 pub async fn changed(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -455,9 +414,6 @@ pub async fn changed(
 }
 
 /// Threads whose time to live is over, with what is to happen; busy ones are left for later.
-///
-/// # Errors
-/// As every statement.
 pub async fn expired(tx: &mut Tx<'_>, tenant: TenantId, limit: i64) -> Result<Vec<(ThreadId, TtlStrategy)>> {
     let now = tx.now();
     Ok(on!(tx, |conn| sqlx::query_as(
@@ -472,11 +428,8 @@ pub async fn expired(tx: &mut Tx<'_>, tenant: TenantId, limit: i64) -> Result<Ve
     .await)?)
 }
 
-/// Takes an expired thread that was cut down to its latest checkpoint off the list, until it is touched again.
-///
-/// # Errors
-/// As every statement.
-pub async fn rest(tx: &mut Tx<'_>, tenant: TenantId, id: ThreadId) -> Result<()> {
+/// Removes the expiry of an expired thread that was reduced to its latest checkpoint, until it is touched again.
+pub async fn clear_expiry(tx: &mut Tx<'_>, tenant: TenantId, id: ThreadId) -> Result<()> {
     on!(tx, |conn| sqlx::query(
         "UPDATE thread SET expires_at = NULL WHERE tenant_id = $1 AND id = $2"
     )

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use sqlx::{PgConnection, SqliteConnection};
 use towpath_domain::{Clock, JobId, ThreadId, Timestamp};
 
-use crate::postgres::Beat;
+use crate::postgres::StatementClock;
 
 /// Which database is behind a [`Tx`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub struct Hints {
     pub wakes: Vec<String>,
     /// Running jobs that were asked to stop.
     pub cancels: Vec<JobId>,
-    /// Events for whoever listens to a thread, in their order.
+    /// Events for the caller that listens to a thread, in their order.
     pub events: Vec<(ThreadId, Arc<str>)>,
 }
 
@@ -42,7 +42,7 @@ pub(crate) type HintSink = Box<dyn Fn(Hints) + Send + Sync>;
 
 /// What every transaction of one store knows.
 #[derive(Default)]
-pub(crate) struct Shared {
+pub(crate) struct StoreContext {
     pub(crate) clock: Clock,
     pub(crate) sink: OnceLock<HintSink>,
     pub(crate) attached: OnceLock<Arc<dyn Any + Send + Sync>>,
@@ -50,7 +50,7 @@ pub(crate) struct Shared {
     pub(crate) statements: AtomicU64,
 }
 
-impl Shared {
+impl StoreContext {
     /// Tells the outside what a transaction that is now committed left to tell.
     pub(crate) fn tell(&self, hints: Hints) {
         if !hints.is_empty()
@@ -61,61 +61,59 @@ impl Shared {
     }
 }
 
-/// What a store function works on: inside [`Store::write`](crate::Store::write) a transaction, inside
-/// [`Store::write_one`](crate::Store::write_one) a transaction or a connection on which one statement is one, inside
+/// The database handle of store functions: inside [`Store::write`](crate::Store::write) a transaction, inside
+/// [`Store::write_one`](crate::Store::write_one) a transaction or a connection for one statement, inside
 /// [`Store::read`](crate::Store::read) a connection.
 pub struct Tx<'c> {
     conn: Conn<'c>,
-    shared: &'c Shared,
+    shared: &'c StoreContext,
     hints: Hints,
     /// Children of these jobs were recorded.
     parents: Vec<JobId>,
-    /// Told of each statement, where a statement may not take for ever.
-    beat: Option<&'c Beat>,
+    /// Notified of each statement, to enforce time limits.
+    statement_clock: Option<&'c StatementClock>,
     /// No transaction is open on SQLite.
-    alone: bool,
+    is_single_statement: bool,
 }
 
 /// The connection behind a [`Tx`]; use it through [`on!`](crate::on).
 pub enum Conn<'c> {
-    /// SQLite.
     Sqlite(&'c mut SqliteConnection),
-    /// PostgreSQL.
     Postgres(&'c mut PgConnection),
 }
 
 impl<'c> Tx<'c> {
-    pub(crate) fn new(conn: Conn<'c>, shared: &'c Shared) -> Self {
+    pub(crate) fn new(conn: Conn<'c>, shared: &'c StoreContext) -> Self {
         Self {
             conn,
             shared,
             hints: Hints::default(),
             parents: Vec::new(),
-            beat: None,
-            alone: false,
+            statement_clock: None,
+            is_single_statement: false,
         }
     }
 
-    pub(crate) const fn alone(mut self) -> Self {
-        self.alone = true;
+    pub(crate) const fn single_statement(mut self) -> Self {
+        self.is_single_statement = true;
         self
     }
 
-    /// Whether on SQLite the next call is a transaction by itself: of several statements if it brings its own BEGIN and
+    /// Whether the next call on SQLite is its own transaction; several statements must bring their own BEGIN and
     /// COMMIT.
-    pub(crate) const fn is_alone(&self) -> bool {
-        self.alone
+    pub(crate) const fn is_single_statement(&self) -> bool {
+        self.is_single_statement
     }
 
-    pub(crate) fn beating(mut self, beat: &'c Beat) -> Self {
-        self.beat = Some(beat);
+    pub(crate) fn with_statement_clock(mut self, beat: &'c StatementClock) -> Self {
+        self.statement_clock = Some(beat);
         self
     }
 
     /// The connection, for [`on!`](crate::on).
     pub fn conn(&mut self) -> Conn<'_> {
-        if let Some(beat) = self.beat {
-            beat.beat();
+        if let Some(beat) = self.statement_clock {
+            beat.touch();
         }
         self.shared.statements.fetch_add(1, Ordering::Relaxed);
         match &mut self.conn {
@@ -133,15 +131,14 @@ impl<'c> Tx<'c> {
         }
     }
 
-    /// The process's clock, for values nobody compares across hosts (`created_at`, `updated_at`).
+    /// The process's clock, for values no one compares across hosts (`created_at`, `updated_at`).
     #[must_use]
     pub fn now(&self) -> Timestamp {
         self.shared.clock.now()
     }
 
-    /// The parameter for statements that compare due times, leases and deadlines: the process's clock on SQLite,
-    /// where one process is all there is, and NULL on PostgreSQL, whose text says `towpath_now($n)` and so asks the
-    /// database's own clock.
+    /// The parameter for statements that compare due times, leases and deadlines: the process's clock on SQLite, which
+    /// has a single process, and NULL on PostgreSQL, where `towpath_now($n)` then uses the database's clock.
     #[must_use]
     pub fn now_param(&self) -> Option<Timestamp> {
         match self.conn {
@@ -162,12 +159,12 @@ impl<'c> Tx<'c> {
         self.hints.cancels.push(job);
     }
 
-    /// Tells whoever listens to a thread, after the commit: the text of a [`towpath_domain::agent::Frame`].
+    /// Publishes a frame to listeners of a thread after the commit: the text of a [`towpath_domain::agent::Frame`].
     pub fn publish(&mut self, thread: ThreadId, frame: impl Into<Arc<str>>) {
         self.hints.events.push((thread, frame.into()));
     }
 
-    /// Notes that a child of `parent` is recorded in this transaction.
+    /// Records that a child of `parent` is recorded in this transaction.
     pub fn note_child(&mut self, parent: JobId) {
         if !self.parents.contains(&parent) {
             self.parents.push(parent);
@@ -180,7 +177,7 @@ impl<'c> Tx<'c> {
         self.parents.contains(&parent)
     }
 
-    /// What a room above attached to the store, see [`Store::attach`](crate::Store::attach).
+    /// The value attached to the store, see [`Store::attach`](crate::Store::attach).
     #[must_use]
     pub fn attached<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
         self.shared.attached.get()?.clone().downcast().ok()
@@ -207,7 +204,7 @@ macro_rules! on {
     };
 }
 
-/// Picks the text where the two databases have to differ. Say why beside it.
+/// Selects the text if the two databases must differ. State the reason next to it.
 #[macro_export]
 macro_rules! sql {
     ($tx:expr, sqlite: $sqlite:expr, postgres: $postgres:expr $(,)?) => {

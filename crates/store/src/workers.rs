@@ -30,12 +30,12 @@ pub struct Worker {
     pub seen_at: Timestamp,
     /// JSON: pool name to the attempts that ended here, in this life.
     pub finished: String,
-    /// When it was asked to drain, by the database's clock. It hears of it with its next sign of life.
+    /// When it was asked to drain, by the database's clock. It is told at its next heartbeat.
     pub drain_at: Option<Timestamp>,
 }
 
 /// A worker not seen for this long is not there: three renewals of the default lease.
-pub const SEEN: Duration = Duration::from_secs(15);
+pub const HEARTBEAT_WINDOW: Duration = Duration::from_secs(15);
 
 impl Worker {
     /// Whether it claims nothing more, and knows it.
@@ -52,20 +52,14 @@ impl Worker {
     }
 }
 
-/// Every worker that has not left, the latest first; also those not seen for a while.
-///
-/// # Errors
-/// As every statement.
+/// Every worker that has not left, newest first; also those not seen for a while.
 pub async fn list(tx: &mut Tx<'_>) -> Result<Vec<Worker>> {
     let text = concat!("SELECT ", columns!(worker), " FROM worker ORDER BY id DESC");
     Ok(on!(tx, |conn| sqlx::query_as(text).fetch_all(conn).await)?)
 }
 
-/// Records a worker, or that it is alive. Answers whether an operator asked it to drain.
-///
-/// # Errors
-/// As every statement.
-pub async fn seen(tx: &mut Tx<'_>, worker: &Worker) -> Result<bool> {
+/// Records a worker, or that it is alive. Returns whether an operator asked it to drain.
+pub async fn heartbeat(tx: &mut Tx<'_>, worker: &Worker) -> Result<bool> {
     let now = tx.now_param();
     let text = sql!(tx,
         sqlite: "INSERT INTO worker (id, host, pid, pools, version, draining, started_at, seen_at, finished)
@@ -74,7 +68,7 @@ pub async fn seen(tx: &mut Tx<'_>, worker: &Worker) -> Result<bool> {
         postgres: "INSERT INTO worker (id, host, pid, pools, version, draining, started_at, seen_at, finished)
                    VALUES ($1, $2, $3, $4, $5, $6, $7, towpath_now($8), $9)
                    ON CONFLICT (id) DO UPDATE SET seen_at = towpath_now($8), finished = $9 RETURNING draining");
-    // All rows of it: who asks the driver for one of SQLite's has it also when the commit that follows it fails.
+    // Reads all rows: with SQLite's driver, a single row would be returned even if the commit after it fails.
     let draining: Vec<bool> = on!(tx, |conn| {
         sqlx::query_scalar(text)
             .bind(worker.id)
@@ -92,10 +86,7 @@ pub async fn seen(tx: &mut Tx<'_>, worker: &Worker) -> Result<bool> {
     Ok(draining.contains(&true))
 }
 
-/// Asks a worker to stop claiming. Answers whether there is one.
-///
-/// # Errors
-/// As every statement.
+/// Asks a worker to stop claiming. Returns whether there is one.
 pub async fn drain(tx: &mut Tx<'_>, worker: WorkerId) -> Result<bool> {
     let now = tx.now_param();
     let text = sql!(tx,
@@ -112,9 +103,6 @@ pub async fn drain(tx: &mut Tx<'_>, worker: WorkerId) -> Result<bool> {
 }
 
 /// Workers seen within `window`.
-///
-/// # Errors
-/// As every statement.
 pub async fn alive(tx: &mut Tx<'_>, window: Duration) -> Result<Vec<Worker>> {
     let now = tx.now_param();
     let window_ms = i64::try_from(window.as_millis()).unwrap_or(i64::MAX);
@@ -130,9 +118,6 @@ pub async fn alive(tx: &mut Tx<'_>, window: Duration) -> Result<Vec<Worker>> {
 }
 
 /// A worker by its id.
-///
-/// # Errors
-/// As every statement.
 pub async fn get(tx: &mut Tx<'_>, id: WorkerId) -> Result<Option<Worker>> {
     let text = concat!("SELECT ", columns!(worker), " FROM worker WHERE id = $1");
     Ok(on!(tx, |conn| sqlx::query_as(text)
@@ -142,9 +127,6 @@ pub async fn get(tx: &mut Tx<'_>, id: WorkerId) -> Result<Option<Worker>> {
 }
 
 /// Removes workers that were silent for longer than `window`; how many.
-///
-/// # Errors
-/// As every statement.
 pub async fn prune(tx: &mut Tx<'_>, window: Duration) -> Result<u64> {
     let now = tx.now_param();
     let window_ms = i64::try_from(window.as_millis()).unwrap_or(i64::MAX);
@@ -161,10 +143,7 @@ pub async fn prune(tx: &mut Tx<'_>, window: Duration) -> Result<u64> {
     })?)
 }
 
-/// Removes a worker that goes on under another id. Answers whether it was asked to drain.
-///
-/// # Errors
-/// As every statement.
+/// Removes a worker that continues under another id. Returns whether it was asked to drain.
 pub async fn replace(tx: &mut Tx<'_>, id: WorkerId) -> Result<bool> {
     let draining: Vec<bool> = on!(tx, |conn| {
         sqlx::query_scalar("DELETE FROM worker WHERE id = $1 RETURNING draining")
@@ -176,9 +155,6 @@ pub async fn replace(tx: &mut Tx<'_>, id: WorkerId) -> Result<bool> {
 }
 
 /// Removes a worker that left, and those not seen since `before`.
-///
-/// # Errors
-/// As every statement.
 pub async fn remove(tx: &mut Tx<'_>, id: WorkerId, before: Timestamp) -> Result<()> {
     on!(tx, |conn| {
         sqlx::query("DELETE FROM worker WHERE id = $1 OR seen_at < $2")

@@ -1,8 +1,8 @@
-//! Databases for tests of every crate, and an object store that counts.
+//! Test databases for every crate, and a counting object store.
 //!
-//! Promises: each test gets a database of its own with the newest schema, as a copy of a template that is migrated once,
-//! and the database is dropped when the test is over, also when it fails. Leaves to others: how a database is migrated.
-//! Only tests depend on this crate; it depends on no crate of the product, so that those of the product can use it.
+//! Each test gets its own database with the newest schema, as a copy of a template that is migrated once; it is dropped
+//! after the test, even after a failure. Only tests depend on this crate; it depends on no product crate, so that all
+//! of them can use it.
 
 pub mod objects;
 mod postgres;
@@ -26,11 +26,11 @@ pub struct Database {
 #[expect(dead_code, reason = "they act when they are dropped")]
 enum Resource {
     Folder(TempDir),
-    Server(postgres::Dropped),
+    Server(postgres::TemporaryDatabase),
     Nothing,
 }
 
-/// Whether `TOWPATH_TEST_POSTGRES` names a server; said in one line where it names none.
+/// Whether `TOWPATH_TEST_POSTGRES` names a server; otherwise prints one line.
 #[must_use]
 pub fn names_postgres() -> bool {
     postgres::server().is_some()
@@ -40,7 +40,7 @@ impl Database {
     /// A copy of a file that `migrate` has migrated.
     ///
     /// # Panics
-    /// When the file cannot be made or copied.
+    /// If the file cannot be created or copied.
     pub async fn sqlite(migrate: impl AsyncFnOnce(&str)) -> Self {
         let (folder, uri) = sqlite::place();
         sqlite::copy(SCHEMA, &uri, migrate).await;
@@ -50,10 +50,10 @@ impl Database {
         }
     }
 
-    /// The address of a file that is not there yet.
+    /// The address of a file that does not exist yet.
     ///
     /// # Panics
-    /// When there is no room for temporary files.
+    /// If temporary files cannot be created.
     #[must_use]
     pub fn empty_sqlite() -> Self {
         let (folder, uri) = sqlite::place();
@@ -63,28 +63,28 @@ impl Database {
         }
     }
 
-    /// A copy of a database that `migrate` has migrated, in the server that `TOWPATH_TEST_POSTGRES` names. `None`, said in
-    /// one line, where it names none.
+    /// A copy of a database that `migrate` has migrated, in the server of `TOWPATH_TEST_POSTGRES`. `None`, with a
+    /// printed line, if it is not set.
     ///
     /// # Panics
-    /// When the server refuses.
+    /// If the server refuses.
     pub async fn postgres(migrate: impl AsyncFnOnce(&str)) -> Option<Self> {
         Some(Self::on(postgres::copy(&postgres::server()?, SCHEMA, migrate).await))
     }
 
-    /// A database without tables in the server that `TOWPATH_TEST_POSTGRES` names. `None`, said in one line, where it
-    /// names none.
+    /// A database without tables in the server of `TOWPATH_TEST_POSTGRES`. `None`, with a printed line, if it is not
+    /// set.
     ///
     /// # Panics
-    /// When the server refuses.
+    /// If the server refuses.
     pub async fn empty_postgres() -> Option<Self> {
         Some(Self::on(postgres::make(&postgres::server()?).await))
     }
 
-    /// A database without tables in the server at `admin`, which is gone when the test is over: nothing is dropped there.
+    /// A database without tables in the server at `admin`, which is removed after the test: nothing is dropped there.
     ///
     /// # Panics
-    /// When the server refuses.
+    /// If the server refuses.
     pub async fn of_own_server(admin: &str) -> Self {
         Self {
             uri: postgres::make(admin).await.keep(),
@@ -92,17 +92,17 @@ impl Database {
         }
     }
 
-    /// A connection for looking at the rows of a PostgreSQL database.
+    /// A connection for reading rows of a PostgreSQL database.
     ///
     /// # Panics
-    /// When it cannot be opened.
+    /// If it cannot be opened.
     pub async fn connect(&self) -> PgConnection {
         PgConnection::connect(&self.uri)
             .await
             .expect("the database of this test is there")
     }
 
-    fn on(made: postgres::Dropped) -> Self {
+    fn on(made: postgres::TemporaryDatabase) -> Self {
         Self {
             uri: made.uri(),
             _resource: Resource::Server(made),

@@ -1,4 +1,4 @@
-//! An object store that counts: requests, and bytes that somebody still holds.
+//! An object store that counts requests, and bytes still held by callers.
 
 use std::fmt;
 use std::ops::Range;
@@ -16,10 +16,10 @@ use object_store::{
 
 /// Passes everything on, and counts it.
 #[derive(Debug)]
-pub struct Watched {
+pub struct RecordingStore {
     below: Arc<dyn ObjectStore>,
     requests: Mutex<Vec<Request>>,
-    held: Arc<Held>,
+    memory: Arc<MemoryCount>,
 }
 
 /// What was asked for.
@@ -42,72 +42,72 @@ impl Request {
 }
 
 #[derive(Debug, Default)]
-struct Held {
+struct MemoryCount {
     now: AtomicUsize,
     most: AtomicUsize,
 }
 
 /// Bytes that are counted as long as they live.
-struct Living {
+struct CountedBytes {
     bytes: Bytes,
-    held: Arc<Held>,
+    memory: Arc<MemoryCount>,
 }
 
-impl AsRef<[u8]> for Living {
+impl AsRef<[u8]> for CountedBytes {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-impl Drop for Living {
+impl Drop for CountedBytes {
     fn drop(&mut self) {
-        self.held.now.fetch_sub(self.bytes.len(), Ordering::Relaxed);
+        self.memory.now.fetch_sub(self.bytes.len(), Ordering::Relaxed);
     }
 }
 
-impl Watched {
+impl RecordingStore {
     /// In front of another store.
     #[must_use]
     pub fn new(below: Arc<dyn ObjectStore>) -> Arc<Self> {
         Arc::new(Self {
             below,
             requests: Mutex::default(),
-            held: Arc::default(),
+            memory: Arc::default(),
         })
     }
 
     /// What was asked for since the last call.
     pub fn requests(&self) -> Vec<Request> {
-        std::mem::take(&mut self.asked())
+        std::mem::take(&mut self.record())
     }
 
-    /// The most bytes that were held at one moment since the last call.
-    pub fn most_held(&self) -> usize {
-        self.held
+    /// The peak of held bytes since the last call.
+    pub fn peak_bytes(&self) -> usize {
+        self.memory
             .most
-            .swap(self.held.now.load(Ordering::Relaxed), Ordering::Relaxed)
+            .swap(self.memory.now.load(Ordering::Relaxed), Ordering::Relaxed)
     }
 
-    fn asked(&self) -> MutexGuard<'_, Vec<Request>> {
+    fn record(&self) -> MutexGuard<'_, Vec<Request>> {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn watch(&self, bytes: Bytes) -> Bytes {
-        let now = self.held.now.fetch_add(bytes.len(), Ordering::Relaxed) + bytes.len();
-        self.held.most.fetch_max(now, Ordering::Relaxed);
-        let held = Arc::clone(&self.held);
-        Bytes::from_owner(Living { bytes, held })
+        let now = self.memory.now.fetch_add(bytes.len(), Ordering::Relaxed) + bytes.len();
+        self.memory.most.fetch_max(now, Ordering::Relaxed);
+        let held = Arc::clone(&self.memory);
+        Bytes::from_owner(CountedBytes { bytes, memory: held })
     }
 }
 
-impl fmt::Display for Watched {
+impl fmt::Display for RecordingStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Watched({})", self.below)
     }
 }
 
 #[async_trait]
-impl ObjectStore for Watched {
+impl ObjectStore for RecordingStore {
     async fn put_opts(&self, location: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
         self.below.put_opts(location, payload, options).await
     }
@@ -126,7 +126,7 @@ impl ObjectStore for Watched {
             Some(object_store::GetRange::Bounded(range)) => Request::Ranges(location.clone(), vec![range]),
             _ => Request::End(location.clone()),
         };
-        self.asked().push(request);
+        self.record().push(request);
         let (meta, range, attributes) = (found.meta.clone(), found.range.clone(), found.attributes.clone());
         let bytes = self.watch(found.bytes().await?);
         Ok(GetResult {
@@ -140,7 +140,7 @@ impl ObjectStore for Watched {
     async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
         let found = self.below.get_ranges(location, ranges).await?;
         let request = Request::Ranges(location.clone(), ranges.to_vec());
-        self.asked().push(request);
+        self.record().push(request);
         Ok(found.into_iter().map(|bytes| self.watch(bytes)).collect())
     }
 

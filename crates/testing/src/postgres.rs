@@ -7,10 +7,10 @@ use uuid::Uuid;
 
 /// Names the lock under which a template is made.
 const LOCK: i64 = 0x0074_6f77_7061_7468;
-/// To drop one database. A server that is gone refuses at once; one that hangs must not hang the tests.
+/// Time limit for dropping a database, so that a hanging server does not hang the tests.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// The server that the environment names, or a line that says that none is named.
+/// The server from the environment, or a printed line.
 #[expect(
     clippy::disallowed_methods,
     clippy::print_stdout,
@@ -28,14 +28,14 @@ pub(crate) fn server() -> Option<String> {
 
 /// A database that is dropped with this.
 #[derive(Debug)]
-pub(crate) struct Dropped {
+pub(crate) struct TemporaryDatabase {
     admin: String,
     name: String,
 }
 
-impl Dropped {
+impl TemporaryDatabase {
     pub(crate) fn uri(&self) -> String {
-        beside(&self.admin, &self.name)
+        template_name(&self.admin, &self.name)
     }
 
     /// Its address; the database stays.
@@ -46,9 +46,9 @@ impl Dropped {
     }
 }
 
-impl Drop for Dropped {
+impl Drop for TemporaryDatabase {
     fn drop(&mut self) {
-        // A thread of its own: the runtime of the test may be busy with this very drop.
+        // A separate thread: the runtime of the test may be busy with this very drop.
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -67,14 +67,14 @@ impl Drop for Dropped {
     }
 }
 
-/// Makes a database without tables.
-pub(crate) async fn make(admin: &str) -> Dropped {
+/// Creates a database without tables.
+pub(crate) async fn make(admin: &str) -> TemporaryDatabase {
     let mut connection = connect(admin).await;
     create(&mut connection, admin, "").await
 }
 
-/// Makes a copy of the template of `schema`, and the template first where there is none.
-pub(crate) async fn copy(admin: &str, schema: &str, migrate: impl AsyncFnOnce(&str)) -> Dropped {
+/// Creates a copy of the template of `schema`, and first the template if it is missing.
+pub(crate) async fn copy(admin: &str, schema: &str, migrate: impl AsyncFnOnce(&str)) -> TemporaryDatabase {
     let template = format!("towpath_template_{schema}");
     let mut connection = connect(admin).await;
     if !exists(&mut connection, &template).await {
@@ -88,13 +88,13 @@ pub(crate) async fn copy(admin: &str, schema: &str, migrate: impl AsyncFnOnce(&s
     create(&mut connection, admin, &format!(" TEMPLATE {template}")).await
 }
 
-/// Migrates a database under another name and renames it when it is whole: a template that is there can be used.
+/// Migrates a database under a temporary name and renames it when complete: an existing template is usable.
 async fn prepare(connection: &mut PgConnection, admin: &str, template: &str, migrate: impl AsyncFnOnce(&str)) {
     let begun = format!("{template}_begun");
     run(connection, format!("DROP DATABASE IF EXISTS {begun} WITH (FORCE)")).await;
     run(connection, format!("CREATE DATABASE {begun}")).await;
-    migrate(&beside(admin, &begun)).await;
-    // A database with sessions can be neither renamed nor copied, and the sessions of a closed pool end a moment later.
+    migrate(&template_name(admin, &begun)).await;
+    // A database with sessions can be neither renamed nor copied, and sessions of a closed pool end a moment later.
     let ended =
         "SELECT coalesce(bool_and(pg_terminate_backend(pid, 5000)), true) FROM pg_stat_activity WHERE datname = $1";
     let ended = sqlx::query_scalar::<_, bool>(ended)
@@ -113,10 +113,10 @@ async fn prepare(connection: &mut PgConnection, admin: &str, template: &str, mig
     run(connection, format!("ALTER DATABASE {begun} RENAME TO {template}")).await;
 }
 
-async fn create(connection: &mut PgConnection, admin: &str, from: &str) -> Dropped {
+async fn create(connection: &mut PgConnection, admin: &str, from: &str) -> TemporaryDatabase {
     let name = format!("towpath_test_{}", Uuid::now_v7().simple());
     run(connection, format!("CREATE DATABASE {name}{from}")).await;
-    Dropped {
+    TemporaryDatabase {
         admin: admin.to_owned(),
         name,
     }
@@ -146,7 +146,7 @@ async fn run(connection: &mut PgConnection, text: String) {
 }
 
 /// The address of another database of the same server.
-fn beside(admin: &str, name: &str) -> String {
+fn template_name(admin: &str, name: &str) -> String {
     let (before, query) = admin.split_once('?').unwrap_or((admin, ""));
     let (server, _) = before
         .rsplit_once('/')
@@ -200,8 +200,8 @@ mod tests {
 
     #[test]
     fn options_of_the_server_are_those_of_its_databases() {
-        let address = beside("postgres://u:p@h:1/postgres?sslmode=disable", "x");
+        let address = template_name("postgres://u:p@h:1/postgres?sslmode=disable", "x");
         assert_eq!(address, "postgres://u:p@h:1/x?sslmode=disable");
-        assert_eq!(beside("postgres://h/postgres", "x"), "postgres://h/x");
+        assert_eq!(template_name("postgres://h/postgres", "x"), "postgres://h/x");
     }
 }

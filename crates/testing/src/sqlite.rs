@@ -4,19 +4,19 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
-/// A folder, and the address of a file in it that is not there yet.
+/// A folder, and the address of a file in it that does not exist yet.
 pub(crate) fn place() -> (TempDir, String) {
     let folder = tempfile::tempdir().expect("temporary files can be made");
     let uri = address(&folder.path().join("towpath.db"));
     (folder, uri)
 }
 
-/// Copies the template of `schema` to `uri`. The first test of a schema makes the template, beside the test binaries.
+/// Copies the template of `schema` to `uri`. The first test of a schema creates the template next to the test binaries.
 pub(crate) async fn copy(schema: &str, uri: &str, migrate: impl AsyncFnOnce(&str)) {
     let folder = binaries();
     let template = folder.join(format!("towpath-template-{schema}.db"));
     if !template.is_file() {
-        // Made aside and renamed: another process sees all of it or nothing.
+        // Written to a temporary file and renamed: another process sees the whole file or nothing.
         let made = tempfile::tempdir_in(&folder).expect("the folder of the test binaries can be written");
         let file = made.path().join("towpath.db");
         migrate(&address(&file)).await;

@@ -1,7 +1,7 @@
-//! How long it takes to learn that trace runs lie nowhere, and where they lie, by the size of their workspace.
+//! How long it takes to learn that trace runs are nowhere, and where they are, by the size of their workspace.
 //!
-//! `cargo run --release -p towpath-traces --example locate [-- MILLIONS…]` (1 and 10 unless said). A hundred million take
-//! 2.5 GB of disk below the folder for temporary files.
+//! `cargo run --release -p towpath-traces --example locate [-- MILLIONS…]` (1 and 10 unless said). A hundred million
+//! take 2.5 GB of disk below the folder for temporary files.
 #![expect(clippy::print_stdout, reason = "its purpose")]
 
 use std::convert::Infallible;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use towpath_domain::{ProjectId, RunIndexId, SegmentId, TenantId, Timestamp, TraceRunId};
 use towpath_store::{Options, Store, run_index as catalog, segments};
-use towpath_traces::fold::{NewSegment, Place, catalog_parts};
+use towpath_traces::flush::{NewSegment, RunLocation, catalog_parts};
 use towpath_traces::objects::Objects;
 use towpath_traces::operation::{Fields, Operation, Verb};
 use towpath_traces::row::Row;
@@ -88,10 +88,10 @@ impl Workspace {
         workspace
     }
 
-    fn place(&mut self) -> Place {
+    fn place(&mut self) -> RunLocation {
         let year = Duration::from_secs(365 * 86_400);
         let start = self.random.below(u64::try_from(year.as_micros()).expect("it fits"));
-        Place {
+        RunLocation {
             sort_time: Timestamp::from_micros(1_772_323_200_000_000).plus(Duration::from_micros(start)),
             project: ProjectId(Uuid::from_u128(u128::from(self.random.below(20)))),
         }
@@ -113,7 +113,7 @@ impl Workspace {
             let id = (u128::from(high) << 64) | u128::from(self.random.next());
             let entry = Entry {
                 id: TraceRunId(Uuid::from_u128(id)),
-                place: self.place(),
+                location: self.place(),
             };
             if number.is_multiple_of(10_007) {
                 self.known.push(entry.id);

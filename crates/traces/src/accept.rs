@@ -1,8 +1,8 @@
-//! What happens to a request before it is accepted, and the same reading again when it is folded.
+//! Validation of requests before they are accepted, and the same parser for flushes.
 //!
-//! [`accept`] checks everything that could make folding fail later: encoding, parts, JSON syntax and depth, types of
-//! the fields, ids, times. What it lets pass is kept as sent; [`read`] makes operations of it afterwards and finds
-//! nothing new to object to. Both go through the same [`Draft`]s, which borrow from the decoded body.
+//! [`accept`] checks everything that could make a flush fail later: encoding, parts, JSON syntax and depth, types of
+//! fields, ids, times. Accepted bytes are stored as sent; [`read`] later converts them into operations and finds no new
+//! errors. Both use the same [`RawOperation`]s, which borrow from the decoded body.
 
 mod parts;
 mod run;
@@ -21,7 +21,7 @@ use crate::json;
 use crate::multipart::MultipartError;
 use crate::operation::{Operation, Verb};
 use crate::wal::{Frame, FrameHead};
-use parts::Drafts;
+use parts::RawBody;
 
 /// Which of the ingest routes a body came by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,9 +39,9 @@ pub enum Route {
     Feedback,
 }
 
-/// Projects that one body may name. Each that is not there is made when the body is registered.
+/// Projects that one body may name. Missing ones are created when the body is registered.
 pub const MAX_PROJECTS: usize = 1000;
-/// Days on which the trace runs of one body may start. Each is a row group of its own once it is folded.
+/// Distinct start days in one body. Each becomes a separate row group.
 pub const MAX_DAYS: usize = 4096;
 
 impl fmt::Display for Route {
@@ -61,11 +61,8 @@ impl fmt::Display for Route {
 pub struct Request<'a> {
     /// The caller's workspace.
     pub tenant: TenantId,
-    /// The route.
     pub route: Route,
-    /// `Content-Type`.
     pub content_type: &'a str,
-    /// `Content-Encoding`.
     pub content_encoding: Option<&'a str>,
     /// The body as sent.
     pub body: Bytes,
@@ -73,18 +70,16 @@ pub struct Request<'a> {
     pub received_at: Timestamp,
 }
 
-/// A request that may be acknowledged as soon as it is on disk: hand it to [`Wal::append`](crate::wal::Wal::append).
+/// A request that may be acknowledged once it is on disk: pass it to [`Wal::append`](crate::wal::Wal::append).
 #[derive(Clone, Debug)]
-pub struct Accepted {
+pub struct AcceptedRequest {
     /// What goes to disk.
     pub frame: Frame,
     /// The projects it names, each once.
     pub projects: Vec<ProjectRef>,
     /// Operations on trace runs.
     pub operations: usize,
-    /// Feedback.
     pub feedback: usize,
-    /// Attachments.
     pub attachments: usize,
     /// Size of the body after decoding.
     pub decoded_bytes: usize,
@@ -95,16 +90,14 @@ pub struct Accepted {
 pub struct Contents {
     /// Operations in the order in which they begin in the body.
     pub operations: Vec<Operation>,
-    /// Feedback.
     pub feedback: Vec<Feedback>,
-    /// Attachments.
     pub attachments: Vec<Attachment>,
     /// Size of the body after decoding.
     pub decoded_bytes: usize,
 }
 
 impl Contents {
-    /// How many things it holds; they are numbered in the order of the fields above.
+    /// The number of its items, which are numbered in the order of the fields above.
     #[must_use]
     pub fn items(&self) -> usize {
         self.operations.len() + self.feedback.len() + self.attachments.len()
@@ -116,7 +109,7 @@ impl Contents {
 pub struct Feedback {
     /// Its own id.
     pub id: Uuid,
-    /// The trace run; a whole project where there is none.
+    /// The trace run; a whole project if there is none.
     pub run: Option<TraceRunId>,
     /// Under which name.
     pub key: String,
@@ -129,15 +122,14 @@ pub struct Feedback {
 pub struct Attachment {
     /// The trace run.
     pub run: TraceRunId,
-    /// Its name.
     pub name: String,
-    /// As the client said.
+    /// As sent by the client.
     pub content_type: String,
     /// The file.
     pub data: Bytes,
 }
 
-/// Why a body is not accepted. The text names the part or field and is meant for the sender.
+/// Why a body is refused. The message names the part or field and is for the sender.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
     /// Its encoding, or its size after decoding.
@@ -150,19 +142,21 @@ pub enum Refusal {
     #[error("expected the content type application/json, not `{0}`")]
     NotJson(String),
     /// Too many operations, feedback and attachments in one body.
-    #[error("a body holds at most {limit} trace runs, feedback and attachments")]
+    #[error("a body may hold at most {limit} trace runs, feedback and attachments")]
     TooMany {
         /// What is accepted.
         limit: usize,
     },
     /// Its trace runs start on too many days.
-    #[error("start_time: the trace runs of a body start on at most {limit} days; send those of others in another one")]
+    #[error(
+        "start_time: the trace runs of a body may start on at most {limit} days; send the others in another request"
+    )]
     TooManyDays {
         /// What is accepted.
         limit: usize,
     },
     /// A field of a trace run.
-    #[error("{place}: larger than {limit} bytes, the most that one field may have; send files as attachments")]
+    #[error("{place}: larger than {limit} bytes, the limit per field; send files as attachments")]
     FieldTooLarge {
         /// The field.
         place: String,
@@ -187,18 +181,18 @@ pub enum Refusal {
     },
 }
 
-/// Sorts of refusal, for whoever has to choose a status.
+/// Sorts of refusal, for the caller that has to choose a status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RefusalKind {
     /// A content type or encoding that is not supported.
     Unsupported,
     /// Too large, packed or unpacked, or too many parts.
     TooLarge,
-    /// It is not what it says it is, so it was probably damaged or cut off.
+    /// The content contradicts its declaration, so it was probably damaged or truncated.
     Malformed,
     /// A value that is missing or of the wrong type.
     Invalid,
-    /// Values that do not go together, or that nobody can keep.
+    /// Values that do not go together, or that no one can keep.
     Rule,
 }
 
@@ -242,15 +236,12 @@ impl Refusal {
     }
 }
 
-/// Checks a request. Takes as long as decoding and looking at each byte takes, so it belongs on a thread that may be
-/// busy for some milliseconds.
-///
-/// # Errors
-/// Why it is refused; nothing of it may be kept.
-pub fn accept(request: Request<'_>, limits: &Limits) -> Result<Accepted, Refusal> {
+/// Checks a request. Takes as long as decoding and scanning it, so run it on a thread that may block for some
+/// milliseconds.
+pub fn accept(request: Request<'_>, limits: &Limits) -> Result<AcceptedRequest, Refusal> {
     let encoding = Encoding::parse(request.content_encoding)?;
     let plain = body::decode(encoding, &request.body, limits)?;
-    let drafts = Drafts::of(request.route, request.content_type, &plain, limits, json::check)?;
+    let drafts = RawBody::of(request.route, request.content_type, &plain, limits, json::check)?;
     let (mut projects, mut days) = (BTreeSet::new(), BTreeSet::new());
     for attachment in &drafts.attachments {
         attachment.check()?;
@@ -262,10 +253,10 @@ pub fn accept(request: Request<'_>, limits: &Limits) -> Result<Accepted, Refusal
         if days.len() > MAX_DAYS {
             return Err(Refusal::TooManyDays { limit: MAX_DAYS });
         }
-        let default = || (run.verb == Verb::Post).then(|| run::NamedProject::Name(DEFAULT_PROJECT.into()));
+        let default = || (run.verb == Verb::Post).then(|| run::ProjectKey::Name(DEFAULT_PROJECT.into()));
         projects.extend(run.project()?.or_else(default));
         if projects.len() > MAX_PROJECTS {
-            let what = format!("a body names at most {MAX_PROJECTS} projects; send those of others in another one");
+            let what = format!("a body may name at most {MAX_PROJECTS} projects; send the others in another request");
             return Err(Refusal::rule("session_name", what));
         }
     }
@@ -279,9 +270,9 @@ pub fn accept(request: Request<'_>, limits: &Limits) -> Result<Accepted, Refusal
         items: u32::try_from(operations + feedback + attachments).unwrap_or(u32::MAX),
         decoded_bytes: plain.len() as u64,
     };
-    let projects = projects.into_iter().map(run::NamedProject::into_ref).collect();
+    let projects = projects.into_iter().map(run::ProjectKey::into_ref).collect();
     let decoded_bytes = plain.len();
-    Ok(Accepted {
+    Ok(AcceptedRequest {
         frame: Frame {
             head,
             body: request.body,
@@ -295,13 +286,10 @@ pub fn accept(request: Request<'_>, limits: &Limits) -> Result<Accepted, Refusal
 }
 
 /// Reads a frame that was accepted.
-///
-/// # Errors
-/// Only if it was not accepted by [`accept`], or is damaged.
 pub fn read(frame: &Frame, limits: &Limits) -> Result<Contents, Refusal> {
     let head = &frame.head;
     let plain = body::decode(head.encoding, &frame.body, limits)?;
-    let drafts = Drafts::of(head.route, &head.content_type, &plain, limits, json::known)?;
+    let drafts = RawBody::of(head.route, &head.content_type, &plain, limits, json::checked_text)?;
     let mut contents = Contents {
         operations: Vec::with_capacity(drafts.runs.len()),
         decoded_bytes: plain.len(),
@@ -310,7 +298,7 @@ pub fn read(frame: &Frame, limits: &Limits) -> Result<Contents, Refusal> {
     for run in &drafts.runs {
         let mut operation = run.to_operation()?;
         if operation.verb == Verb::Post {
-            // A post says where and when; what it leaves out is filled in from when it came.
+            // A post defines location and time; missing values are filled in from its arrival.
             operation
                 .project
                 .get_or_insert_with(|| ProjectRef::Name(DEFAULT_PROJECT.to_owned()));

@@ -1,6 +1,6 @@
-//! From a request body as sent to its plain bytes.
+//! Decoding of request bodies.
 //!
-//! The limits hold while decoding, so a small body that unpacks into gigabytes costs only the limit.
+//! Limits apply while decoding, so a small body that decompresses to gigabytes costs no more than the limit.
 
 use std::io::Read;
 
@@ -10,7 +10,6 @@ use bytes::Bytes;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Encoding {
-    /// As it is.
     Identity,
     /// RFC 1952, one or several members.
     Gzip,
@@ -19,10 +18,10 @@ pub enum Encoding {
 }
 
 impl Encoding {
-    /// Reads a `Content-Encoding` header; none means identity.
+    /// Parses a `Content-Encoding` header; none means identity.
     ///
     /// # Errors
-    /// [`BodyError::Unknown`] for another one, or several on top of each other.
+    /// [`BodyError::Unknown`] for other encodings, or several at once.
     pub fn parse(header: Option<&str>) -> Result<Self, BodyError> {
         match header.map(str::trim) {
             None | Some("") => Ok(Self::Identity),
@@ -39,11 +38,11 @@ impl Encoding {
 pub struct Limits {
     /// Bytes after decoding.
     pub decoded_bytes: usize,
-    /// Bytes after decoding per byte before. Looked at only above [`Limits::FREE`], since short texts pack well.
+    /// Ratio of decoded to encoded bytes. Only checked above [`Limits::FREE`], since short texts compress well.
     pub ratio: usize,
     /// Operations, feedback and attachments together.
     pub parts: usize,
-    /// Bytes of one field of a trace run, such as its inputs, as JSON text.
+    /// Size limit of a field of a trace run, such as its inputs, as JSON text.
     pub field_bytes: usize,
 }
 
@@ -51,7 +50,7 @@ impl Limits {
     /// Up to this many decoded bytes no ratio is asked for.
     pub const FREE: usize = 16 * 1024 * 1024;
 
-    /// For what was accepted already: whoever lowers a limit must not lose what came in before.
+    /// For bodies that were accepted before: a lowered limit must not lose them.
     pub const NONE: Self = Self {
         decoded_bytes: usize::MAX - 1,
         ratio: usize::MAX,
@@ -74,7 +73,7 @@ impl Default for Limits {
 /// Why a body could not be decoded.
 #[derive(Debug, thiserror::Error)]
 pub enum BodyError {
-    /// An encoding nobody offered.
+    /// An encoding no one offered.
     #[error("content encoding `{0}` is not supported: send identity, gzip or zstd")]
     Unknown(String),
     /// It is not what its encoding says.
@@ -93,10 +92,10 @@ pub enum BodyError {
     },
 }
 
-/// The plain bytes of `body`. Identity costs nothing.
+/// Decodes `body`. Identity costs nothing.
 ///
 /// # Errors
-/// [`BodyError::Broken`] when it is not what `encoding` says, [`BodyError::TooLarge`] above `limits`.
+/// [`BodyError::Broken`] if it is not valid in `encoding`, [`BodyError::TooLarge`] beyond `limits`.
 pub fn decode(encoding: Encoding, body: &Bytes, limits: &Limits) -> Result<Bytes, BodyError> {
     let limit = limits
         .decoded_bytes
@@ -118,7 +117,7 @@ pub fn decode(encoding: Encoding, body: &Bytes, limits: &Limits) -> Result<Bytes
                 why: error.to_string(),
             };
             let mut decoder = zstd::stream::read::Decoder::with_buffer(&body[..]).map_err(broken)?;
-            // 128 MiB windows are the most that `--ultra` makes without being told; ours must not allocate more.
+            // 128 MiB is the largest window of `--ultra` without further options; larger ones must not be allocated.
             decoder.window_log_max(27).map_err(broken)?;
             read(decoder, "zstd", body.len(), limit)
         }
@@ -126,7 +125,7 @@ pub fn decode(encoding: Encoding, body: &Bytes, limits: &Limits) -> Result<Bytes
 }
 
 fn read(decoder: impl Read, encoding: &'static str, sent: usize, limit: usize) -> Result<Bytes, BodyError> {
-    // Trace runs pack about eightfold; a good guess saves most of the growing.
+    // Trace runs compress about eightfold; a good estimate avoids most reallocations.
     let mut plain = Vec::with_capacity(sent.saturating_mul(8).min(limit).min(Limits::FREE));
     let ceiling = u64::try_from(limit).unwrap_or(u64::MAX).saturating_add(1);
     decoder

@@ -9,7 +9,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// What went wrong.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// An object could not be read: a segment, when it is about an export.
+    /// An object cannot be read; for an export, a segment.
     #[error("cannot read {path}")]
     Read {
         /// Key of the object.
@@ -17,7 +17,7 @@ pub enum Error {
         /// What the store said.
         source: Box<object_store::Error>,
     },
-    /// An object could not be written: the destination, when it is about an export.
+    /// An object cannot be written; for an export, at its destination.
     #[error("cannot write {path}")]
     Write {
         /// Key that was tried.
@@ -25,7 +25,7 @@ pub enum Error {
         /// What the store said.
         source: Box<object_store::Error>,
     },
-    /// A segment or an index file is not what this crate writes, or holds somebody else's rows.
+    /// A segment or an index file is corrupt or contains another tenant's rows.
     #[error("{path} is corrupt: {what}")]
     Corrupt {
         /// Key of the object.
@@ -36,18 +36,18 @@ pub enum Error {
     /// Columns do not hold what a row needs.
     #[error("stored columns are corrupt: {0}")]
     Columns(String),
-    /// A trace run that nobody knows the place of: neither its own `dotted_order` nor the catalog gives it.
+    /// The location of a trace run is unknown: neither its `dotted_order` nor the catalog has it.
     #[error("trace run {0} has no place in the sort order")]
-    Unplaced(towpath_domain::TraceRunId),
-    /// The same range gave other rows than before, so a file cannot be made again.
+    NoLocation(towpath_domain::TraceRunId),
+    /// The same range yielded different rows than before, so a file cannot be reproduced.
     #[error("rows differ from those recorded: {0}")]
     Diverged(String),
-    /// Whoever chooses among rows could not.
+    /// The row filter failed.
     #[error("the filter cannot be evaluated")]
-    Sieve(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// What stands beside rows and belongs into a column of theirs cannot be read.
-    #[error("what stands beside the rows cannot be read")]
-    Beside(#[source] Box<dyn std::error::Error + Send + Sync>),
+    Filter(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// Related data of the rows cannot be read.
+    #[error("related data of the rows cannot be read")]
+    Enrichment(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// Encoding or decoding Parquet.
     #[error("parquet")]
     Parquet(#[source] ParquetError),
@@ -93,7 +93,7 @@ impl Error {
         }
     }
 
-    /// An error of the Parquet reader on `path`. It carries the object store's own errors inside.
+    /// An error of the Parquet reader on `path`. The object store's error is nested in it.
     pub(crate) fn reading(path: &Path, error: ParquetError) -> Self {
         match error {
             ParquetError::External(inner) => match inner.downcast::<object_store::Error>() {

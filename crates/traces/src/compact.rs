@@ -1,7 +1,7 @@
-//! Compaction: many row groups of one project and day become few, sorted from end to end.
+//! Compaction: merges the row groups of one project and day into few sorted ones.
 //!
-//! Rows are merged as a scan merges them and written with everything a segment has, so that later operations on them
-//! still merge. The rows are streamed: beside what a scan keeps, one row group in the making lies in memory.
+//! Rows are merged like in a scan and written with all internal columns, so that later operations can still merge with
+//! them. They are streamed: in memory are the buffers of the scan and one unfinished row group.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use towpath_domain::{ProjectId, SegmentId, TenantId, Timestamp};
 
 use crate::columnar::{Error, Result};
 use crate::encoder::Encoder;
-use crate::fold::{FoldError, NewSegment};
+use crate::flush::{FlushError, NewSegment};
 use crate::metric;
 use crate::objects::Objects;
 use crate::parquet_file::weights;
@@ -21,17 +21,16 @@ use crate::schema::{Selection, segment_schema};
 use crate::segment::{self, GROUP_ROWS, Part, Written, properties, starts_derived};
 use crate::upload::Upload;
 
-/// About how many bytes of values a row group holds at most. More than a fold's: a row group should have its rows.
+/// Approximate size limit of a row group, in bytes of values. Larger than for a flush, so that row groups have enough
+/// rows.
 const GROUP_BYTES: usize = 128 << 20;
-/// Row groups of one segment. A day of more becomes several segments, one after another in time.
+/// Row groups per segment. A larger day becomes several consecutive segments.
 pub(crate) const SEGMENT_GROUPS: usize = 1024;
 
 /// What is compacted.
 #[derive(Clone, Debug)]
 pub struct Day {
-    /// The workspace.
     pub tenant: TenantId,
-    /// The project.
     pub project: ProjectId,
     /// The UTC day.
     pub day: NaiveDate,
@@ -47,65 +46,76 @@ impl Day {
 /// Merges row groups of one project and day into new segments. `intend` is called before each segment is written and
 /// must have committed [`segments::intend`](towpath_store::segments::intend) when it returns.
 ///
-/// Decoding and encoding is hard work: call it where that disturbs nobody.
-///
-/// # Errors
-/// A segment can't be read or written, or an intent could not be written down; nothing has happened then.
+/// Decoding and encoding is CPU-bound: run it on the CPU pool.
 pub async fn compact<E>(
     objects: &Objects,
     day: &Day,
     parts: Vec<PartRef>,
+    intend: impl AsyncFnMut(TenantId, SegmentId, &Path) -> Result<(), E>,
+) -> Result<Vec<NewSegment>, FlushError<E>> {
+    compact_days(objects, vec![(day.clone(), parts)], intend).await
+}
+
+/// As [`compact`], for several days of one workspace: they share segments, in which each day has its own row groups.
+pub async fn compact_days<E>(
+    objects: &Objects,
+    days: Vec<(Day, Vec<PartRef>)>,
     mut intend: impl AsyncFnMut(TenantId, SegmentId, &Path) -> Result<(), E>,
-) -> Result<Vec<NewSegment>, FoldError<E>> {
-    let request = Request {
-        tenant: day.tenant,
-        project: day.project,
-        parts,
-        range: day.range(),
-        after: None,
-        selection: Selection::stored(),
-    };
-    let mut scan = Scan::new(objects.near_store(), request);
+) -> Result<Vec<NewSegment>, FlushError<E>> {
     let mut segments = Vec::new();
     let mut writer: Option<(SegmentId, Writer)> = None;
-    while let Some(mut batch) = scan.next().await? {
-        while !batch.keys.is_empty() {
-            let open = match &mut writer {
-                Some((_, open)) => open,
-                None => {
-                    let id = SegmentId::new();
-                    let path = segment::path(day.tenant, id);
-                    intend(day.tenant, id, &path).await.map_err(FoldError::Intend)?;
-                    let upload = Upload::new(objects.store().clone(), path);
-                    &mut writer.insert((id, Writer::new(day, upload)?)).1
+    for (day, parts) in days {
+        let request = Request {
+            tenant: day.tenant,
+            project: day.project,
+            parts,
+            range: day.range(),
+            after: None,
+            selection: Selection::stored(),
+        };
+        let mut scan = Scan::new(objects.blocking_store(), request);
+        while let Some(mut batch) = scan.next().await? {
+            while !batch.keys.is_empty() {
+                let open = match &mut writer {
+                    Some((_, open)) => open,
+                    None => {
+                        let id = SegmentId::new();
+                        let path = segment::path(day.tenant, id);
+                        intend(day.tenant, id, &path).await.map_err(FlushError::Intend)?;
+                        let upload = Upload::new(objects.store().clone(), path);
+                        &mut writer.insert((id, Writer::new(day.tenant, upload)?)).1
+                    }
+                };
+                let used = open.take(&day, &batch).await?;
+                open.starts_are_derived &= scan.starts_are_derived();
+                batch = batch.after(used);
+                if open.parts.len() >= SEGMENT_GROUPS
+                    && let Some((id, full)) = writer.take()
+                {
+                    segments.push(finish(objects, id, full).await?);
                 }
-            };
-            let used = open.take(&batch).await?;
-            batch = batch.after(used);
-            if open.parts.len() >= SEGMENT_GROUPS
-                && let Some((id, full)) = writer.take()
-            {
-                segments.push(finish(objects, day.tenant, id, full, scan.starts_are_derived()).await?);
             }
+        }
+        // A row group is of one day.
+        if let Some((_, open)) = &mut writer {
+            open.close_group().await?;
+        }
+        if let Some((id, full)) = writer.take_if(|(_, open)| open.parts.len() >= SEGMENT_GROUPS) {
+            segments.push(finish(objects, id, full).await?);
         }
     }
     if let Some((id, rest)) = writer {
-        segments.push(finish(objects, day.tenant, id, rest, scan.starts_are_derived()).await?);
+        segments.push(finish(objects, id, rest).await?);
     }
     Ok(segments)
 }
 
-async fn finish<E>(
-    objects: &Objects,
-    tenant: TenantId,
-    id: SegmentId,
-    mut writer: Writer,
-    starts_are_derived: bool,
-) -> Result<NewSegment, FoldError<E>> {
-    // Rows pass through as they are stored, so what is true of all that was read is true here.
-    if starts_are_derived {
+async fn finish<E>(objects: &Objects, id: SegmentId, mut writer: Writer) -> Result<NewSegment, FlushError<E>> {
+    // Rows are copied as stored, so properties of all sources hold for the result.
+    if writer.starts_are_derived {
         writer.encoder.note(starts_derived());
     }
+    let tenant = writer.tenant;
     let written = writer.finish().await?;
     objects.sync(&written.path).await?;
     metrics::counter!(metric::COMPACTED_SEGMENTS).increment(1);
@@ -114,37 +124,40 @@ async fn finish<E>(
     Ok(NewSegment { tenant, id, written })
 }
 
-/// A segment in the making.
+/// A segment in progress.
 struct Writer {
-    day: Day,
+    tenant: TenantId,
     encoder: Encoder,
     upload: Upload,
     parts: Vec<Part>,
     open: Option<Part>,
     open_bytes: usize,
+    /// Whether that is true of all that was read for it.
+    starts_are_derived: bool,
 }
 
 impl Writer {
-    fn new(day: &Day, upload: Upload) -> Result<Self> {
+    fn new(tenant: TenantId, upload: Upload) -> Result<Self> {
         Ok(Self {
-            day: day.clone(),
+            tenant,
             encoder: Encoder::new(segment_schema(), properties())?,
             upload,
             parts: Vec::new(),
             open: None,
             open_bytes: 0,
+            starts_are_derived: true,
         })
     }
 
-    /// Takes rows up to the end of the row group in the making, and says how many.
-    async fn take(&mut self, batch: &ScanBatch) -> Result<usize> {
+    /// Adds rows up to the end of the current row group, and returns how many.
+    async fn take(&mut self, day: &Day, batch: &ScanBatch) -> Result<usize> {
         let rows = self.fitting(batch);
         let (Some(first), Some(last)) = (batch.keys.first(), batch.keys.get(rows - 1)) else {
             return Ok(0);
         };
-        if first.sort_time.day() != self.day.day || last.sort_time.day() != self.day.day {
+        if first.sort_time.day() != day.day || last.sort_time.day() != day.day {
             return Err(Error::Columns(format!(
-                "trace run {} is of another day than its row group",
+                "trace run {} belongs to another day than its row group",
                 first.id
             )));
         }
@@ -153,8 +166,8 @@ impl Writer {
         self.encoder.write(&taken)?;
         let open = self.open.get_or_insert(Part {
             row_group: self.parts.len(),
-            project: self.day.project,
-            day: self.day.day,
+            project: day.project,
+            day: day.day,
             rows: 0,
             min_sort_time: first.sort_time,
             max_sort_time: last.sort_time,
@@ -168,12 +181,12 @@ impl Writer {
         if self.encoder.open_rows() >= GROUP_ROWS || self.open_bytes >= GROUP_BYTES {
             self.close_group().await?;
         }
-        // Encoding holds the thread; this is where a cancelled caller gets a word in.
+        // Encoding does not yield; this lets a cancelled caller stop.
         tokio::task::yield_now().await;
         Ok(rows)
     }
 
-    /// How many of these rows still go into the row group in the making: at least one.
+    /// How many of these rows fit into the current row group: at least one.
     fn fitting(&mut self, batch: &ScanBatch) -> usize {
         let room = GROUP_ROWS - self.encoder.open_rows();
         let mut rows = 0;

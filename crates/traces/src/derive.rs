@@ -1,7 +1,7 @@
-//! Columns that nobody sends: they follow from what was sent.
+//! Derived columns.
 //!
-//! Derived when a row is written, from the merged fields, so a late patch changes them all. Texts of JSON are parsed
-//! only where a search for the key says that it pays.
+//! They are computed from the merged fields when a row is written, so a late patch updates them all. JSON is only
+//! parsed if a search for the key finds it.
 
 mod decimal;
 mod usage;
@@ -22,19 +22,19 @@ use crate::row::Row;
 /// What follows from a row's fields.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Derived<'a> {
-    /// First id of `dotted_order`; without one what was sent, or the run's own id where it has no parent.
+    /// The first id of `dotted_order`; without it the sent value, or the run's own id if it has no parent.
     pub trace_id: Option<Uuid>,
     /// Last but one id of `dotted_order`; without one what was sent.
     pub parent_run_id: Option<Uuid>,
-    /// Ancestors from the root to the parent. Without `dotted_order` only the parent is known. `None` where nothing
-    /// is: a patch whose post has not come.
+    /// Ancestors from the root to the parent. Without `dotted_order` only the parent is known. `None` for a patch
+    /// without its post.
     pub parent_run_ids: Option<Vec<Uuid>>,
     /// Whether it has no parent; `None` where nothing is known.
     pub is_root: Option<bool>,
-    /// Where the row stands in the order of its project, so that it agrees with the range and the partition that the
-    /// row is in. What was sent is kept and not shown.
+    /// The position of the row in its project, consistent with its range and partition. The sent value is stored but
+    /// not shown.
     pub start_time: Option<Timestamp>,
-    /// An error makes it `error`, else an end makes it `success`, else what was sent, else `pending`.
+    /// `error` if there is an error, else `success` if it ended, else the sent value, else `pending`.
     pub status: Cow<'a, str>,
     /// Tokens and costs.
     pub usage: Usage,
@@ -72,7 +72,7 @@ impl Tree {
         let links = fields
             .dotted_order
             .as_deref()
-            .and_then(|order| trace::links(order).collect::<Option<Vec<_>>>());
+            .and_then(|order| trace::dotted_order_parts(order).collect::<Option<Vec<_>>>());
         if let Some(links) = links {
             let mut ids: Vec<Uuid> = links.into_iter().map(|link| link.id).collect();
             let trace_id = ids.first().copied();
@@ -84,7 +84,7 @@ impl Tree {
                 parent_run_ids: Some(ids),
             };
         }
-        // A patch without a parent may belong to a post that has one, so only a post can say "root".
+        // A patch without a parent may belong to a post with one, so only a post can decide that it is a root.
         let is_root = (row.has_post() || fields.parent_run_id.is_some()).then_some(fields.parent_run_id.is_none());
         Self {
             trace_id: fields.trace_id.or((is_root == Some(true)).then_some(row.id().0)),
@@ -109,7 +109,7 @@ fn status(fields: &Fields) -> Cow<'_, str> {
 fn first_token_time(events: &str) -> Option<Timestamp> {
     const NAME: &str = "new_token";
     memmem::find(events.as_bytes(), NAME.as_bytes())?;
-    // A model streams thousands of tokens; nothing behind the first is read.
+    // A model streams thousands of tokens; only the first matters.
     let time = items(events).find_map(|event| {
         let [name, time] = members(event, ["name", "time"])?;
         (decode(name?)? == NAME).then_some(time)
@@ -117,14 +117,14 @@ fn first_token_time(events: &str) -> Option<Timestamp> {
     timestamp(time??)
 }
 
-/// A time as the clients send it: ISO text, or milliseconds since the epoch (JS).
+/// A time in either format of the clients: ISO text, or milliseconds since the epoch (JS).
 fn timestamp(raw: &str) -> Option<Timestamp> {
     if let Some(text) = decode(raw) {
         return Timestamp::parse(&text).ok();
     }
     let millis: f64 = raw.parse().ok()?;
     let micros = millis * 1000.0;
-    // Beyond 2^53 microseconds (year 2255) a float has no whole microseconds any more.
+    // Beyond 2^53 microseconds (year 2255) a float cannot represent whole microseconds.
     (micros.abs() < 9e15).then(|| Timestamp::from_micros(micros.round() as i64))
 }
 

@@ -1,7 +1,6 @@
-//! Row groups of a Parquet file, each encoded from columns or copied from a segment.
+//! Encodes Parquet files: row groups from columns, or copied from a segment.
 //!
-//! What is written goes to an upload column by column, so that beside the row group in the making hardly anything lies
-//! in memory.
+//! Output is uploaded column by column, so that little more than the current row group is in memory.
 
 use std::io::{Repeat, Write};
 use std::ops::Range;
@@ -24,14 +23,14 @@ use parquet::file::writer::SerializedFileWriter;
 use towpath_domain::export::FormatVersion;
 
 use crate::columnar::{Error, Result};
-use crate::feed::Group;
+use crate::row_source::WholeRowGroup;
 use crate::scan::Scan;
-use crate::schema::at::START_TIME;
+use crate::schema::position::START_TIME;
 use crate::schema::{Selection, convert, differs_in_v2};
 use crate::segment::Batches;
 use crate::upload::{Blocks, Upload};
 
-/// A file in the making.
+/// A file in progress.
 pub(crate) struct Encoder {
     file: SerializedFileWriter<Blocks>,
     factory: ArrowRowGroupWriterFactory,
@@ -59,7 +58,7 @@ impl Encoder {
         })
     }
 
-    /// Adds rows to the row group in the making.
+    /// Adds rows to the row group in progress.
     pub(crate) fn write(&mut self, rows: &RecordBatch) -> Result<()> {
         if rows.num_rows() == 0 {
             return Ok(());
@@ -70,7 +69,7 @@ impl Encoder {
         let mut writers = self.open.iter_mut();
         for (field, column) in self.schema.fields().iter().zip(rows.columns()) {
             for leaf in compute_leaves(field, column)? {
-                let writer = writers.next().ok_or_else(too_few)?;
+                let writer = writers.next().ok_or_else(missing_chunk)?;
                 writer.write(&leaf)?;
             }
         }
@@ -78,17 +77,17 @@ impl Encoder {
         Ok(())
     }
 
-    /// Rows of the row group in the making.
+    /// Rows of the row group in progress.
     pub(crate) const fn open_rows(&self) -> usize {
         self.open_rows
     }
 
-    /// About how many bytes the row group in the making is going to have.
+    /// Estimated final size of the current row group.
     pub(crate) fn open_bytes(&self) -> usize {
         self.open.iter().map(ArrowColumnWriter::get_estimated_total_bytes).sum()
     }
 
-    /// Bytes of the file, those of the row group in the making estimated.
+    /// Size of the file, with an estimate for the current row group.
     pub(crate) fn bytes(&self) -> u64 {
         (self.file.bytes_written() + self.open_bytes()) as u64
     }
@@ -98,7 +97,7 @@ impl Encoder {
         self.file.flushed_row_groups().len()
     }
 
-    /// Ends the row group in the making, if there is one, and sends it.
+    /// Finishes and uploads the current row group, if any.
     pub(crate) async fn flush(&mut self, upload: &mut Upload) -> Result<()> {
         self.open_rows = 0;
         if self.open.is_empty() {
@@ -113,31 +112,31 @@ impl Encoder {
         self.sink.send(upload).await
     }
 
-    /// Copies a row group: its column chunks as they lie compressed in the segment. Only columns that have another
-    /// type in `version`, that late rows changed, or that do not hold what is shown, are encoded anew. What was being
-    /// made is ended before.
+    /// Copies the compressed column chunks of a row group from its segment. Columns that have another type in
+    /// `version`, that late rows changed, or whose stored values are not the shown ones, are encoded again. The current
+    /// row group is finished first.
     pub(crate) async fn splice(
         &mut self,
-        group: &Group,
+        group: &WholeRowGroup,
         selection: &Selection,
         version: FormatVersion,
         upload: &mut Upload,
     ) -> Result<()> {
         self.flush(upload).await?;
         let anew = |at: usize| {
-            let late = group.anew.as_ref().is_some_and(|late| late.has(at));
+            let late = group.rewritten.as_ref().is_some_and(|late| late.contains(at));
             let sent = at == START_TIME && !group.segment.starts_are_derived();
             late || sent || version == FormatVersion::V2Beta && differs_in_v2(at)
         };
         let columns = selection.positions().iter().copied().filter(|at| anew(*at)).collect();
-        let mut encoded = encoded(self.properties.clone(), group, Selection::at(columns), version)
+        let mut encoded = encode_columns(self.properties.clone(), group, Selection::at(columns), version)
             .await?
             .into_iter();
         let mut at = self.file.bytes_written() as u64;
         let mut writer = self.file.next_row_group()?;
         for leaf in selection.positions() {
             if anew(*leaf) {
-                let chunk: ArrowColumnChunk = encoded.next().ok_or_else(too_few)?;
+                let chunk: ArrowColumnChunk = encoded.next().ok_or_else(missing_chunk)?;
                 at += u64::try_from(chunk.close().metadata.compressed_size()).unwrap_or_default();
                 chunk.append_to_row_group(&mut writer)?;
             } else {
@@ -145,7 +144,7 @@ impl Encoder {
                 let from = at;
                 at += chunk.range.end - chunk.range.start;
                 self.sink.copy(from, group.segment.copied(chunk.range));
-                writer.append_column(&StandIn, chunk.close)?;
+                writer.append_column(&ZeroReader, chunk.close)?;
             }
         }
         writer.close()?;
@@ -184,10 +183,10 @@ impl Columns {
     }
 }
 
-/// Some columns of a row group, decoded, merged with what came late, and encoded as `version` has them.
-async fn encoded(
+/// Decodes some columns of a row group, merges late data, and encodes them for `version`.
+async fn encode_columns(
     properties: WriterProperties,
-    group: &Group,
+    group: &WholeRowGroup,
     selection: Selection,
     version: FormatVersion,
 ) -> Result<Vec<ArrowColumnChunk>> {
@@ -197,7 +196,7 @@ async fn encoded(
     let schema = selection.schema_of(version);
     let (_, factory) = writer(std::io::sink(), Arc::clone(&schema), properties)?;
     let mut writers = factory.create_column_writers(0)?;
-    let mut columns = match &group.anew {
+    let mut columns = match &group.rewritten {
         Some(anew) => Columns::Merged(Box::new(anew.scan(selection))),
         None => Columns::Stored(group.segment.shown(group.row_group, selection.positions())?),
     };
@@ -210,12 +209,12 @@ async fn encoded(
                 writer.write(&leaf)?;
             }
         }
-        // Encoding holds the thread; this is where a cancelled caller gets a word in.
+        // Encoding does not yield; this lets a cancelled caller stop.
         tokio::task::yield_now().await;
     }
     if rows != group.rows {
         let what = format!(
-            "{rows} merged rows stand for {} of row group {}",
+            "{rows} merged rows replace {} of row group {}",
             group.rows, group.row_group
         );
         return Err(Error::corrupt(group.segment.path(), what));
@@ -224,36 +223,35 @@ async fn encoded(
     Ok(chunks?)
 }
 
-/// A writer of these columns, and what makes writers of single ones.
+/// A writer for these columns, and the factory for writers of single ones.
 fn writer<W: Write + Send>(
     sink: W,
     schema: SchemaRef,
     properties: WriterProperties,
 ) -> Result<(SerializedFileWriter<W>, ArrowRowGroupWriterFactory)> {
-    // Plain Parquet types only; an embedded Arrow schema would say nothing more.
+    // Plain Parquet types suffice; an embedded Arrow schema would add nothing.
     let how = ArrowWriterOptions::new()
         .with_properties(properties)
         .with_skip_arrow_metadata(true);
     Ok(ArrowWriter::try_new_with_options(sink, schema, how)?.into_serialized_writer()?)
 }
 
-/// Never in practice: the columns of a file are those of its schema.
-fn too_few() -> ParquetError {
+/// Cannot happen: the columns of a file are those of its schema.
+fn missing_chunk() -> ParquetError {
     ParquetError::General("there are fewer column chunks than columns".to_owned())
 }
 
-/// A column chunk as it lies in a segment.
+/// A column chunk as it is in a segment.
 #[derive(Clone)]
 pub(crate) struct Chunk {
-    /// Where.
     pub(crate) range: Range<u64>,
     /// What its writer said of it.
     pub(crate) close: ColumnCloseResult,
 }
 
 impl Chunk {
-    /// Of what the footer says. The bloom filter and the index of values stay behind: exported files have the one
-    /// never, and of what was copied not the other.
+    /// Metadata of a copied chunk from the footer. Bloom filter and column index are dropped: exported files have no
+    /// bloom filters, and copied chunks no column index.
     pub(crate) fn new(
         metadata: &ColumnChunkMetaData,
         rows: u64,
@@ -274,16 +272,16 @@ impl Chunk {
     }
 }
 
-/// What a writer of files is given for a column chunk that is copied: so many bytes, whatever they are.
-struct StandIn;
+/// The dummy input for a copied column chunk: the right number of bytes with any content.
+struct ZeroReader;
 
-impl Length for StandIn {
+impl Length for ZeroReader {
     fn len(&self) -> u64 {
         u64::MAX
     }
 }
 
-impl ChunkReader for StandIn {
+impl ChunkReader for ZeroReader {
     type T = Repeat;
 
     fn get_read(&self, _: u64) -> parquet::errors::Result<Self::T> {

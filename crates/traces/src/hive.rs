@@ -1,4 +1,4 @@
-//! Where exported files lie.
+//! Where exported files are.
 //!
 //! ```text
 //! <prefix>/export_id=<export>/tenant_id=<workspace>/session_id=<project>/runs/year=2026/month=01/day=09/<file>
@@ -6,7 +6,7 @@
 //! <prefix>/export_id=<export>/_manifest.json
 //! ```
 //!
-//! The manifest stands outside of the partition folders, so that a reader of `export_id=*/tenant_id=*/…` never takes
+//! The manifest is outside of the partition folders, so that a reader of `export_id=*/tenant_id=*/…` never takes
 //! it for data. Months and days have two digits; the day is the UTC day on which a trace run started.
 
 use chrono::{Datelike, NaiveDate};
@@ -14,7 +14,7 @@ use object_store::path::{Path, PathPart};
 use towpath_domain::export::FormatVersion;
 use towpath_domain::{ExportId, ProjectId, Rejection, TenantId};
 
-/// Longest prefix in bytes, as the hosted service has it. S3 itself takes keys of 1024 bytes at most.
+/// Longest prefix in bytes, as in the hosted service. S3 limits keys to 1024 bytes.
 const MAX_PREFIX: usize = 2048;
 
 /// Checked beginning of every key of a destination.
@@ -22,10 +22,7 @@ const MAX_PREFIX: usize = 2048;
 pub struct Prefix(Path);
 
 impl Prefix {
-    /// Checks a prefix as the user gave it. Slashes at its ends say nothing; other characters are taken as they are.
-    ///
-    /// # Errors
-    /// It could lead elsewhere (`.`, `..`, empty parts, backslashes), or has control characters, or is too long.
+    /// Checks a prefix. Slashes at its ends are ignored; other characters are kept.
     pub fn new(prefix: &str) -> Result<Self, Rejection> {
         let refuse = |why: &str| Rejection::invalid("config.prefix", format!("the prefix {why}"));
         if prefix.len() > MAX_PREFIX {
@@ -49,15 +46,12 @@ impl Prefix {
             .map_err(|error| refuse(&format!("can't be used: {error}")))
     }
 
-    /// Puts the bucket's name in front, for destinations with `include_bucket_in_prefix`, unless it stands there.
-    ///
-    /// # Errors
-    /// The bucket's name could lead elsewhere.
+    /// Prepends the bucket's name, for destinations with `include_bucket_in_prefix`, unless it is there already.
     pub fn with_bucket(self, bucket: &str) -> Result<Self, Rejection> {
         let name = PathPart::parse(bucket)
             .ok()
             .filter(|_| !bucket.is_empty())
-            .ok_or_else(|| Rejection::invalid("config.bucket_name", format!("`{bucket}` is no bucket name")))?;
+            .ok_or_else(|| Rejection::invalid("config.bucket_name", format!("`{bucket}` is not a bucket name")))?;
         if self.0.parts().next().is_some_and(|first| first == name) {
             return Ok(self);
         }
@@ -102,7 +96,7 @@ impl Prefix {
         self.child([format!("export_id={export}"), "_manifest.json".to_owned()])
     }
 
-    /// A file that only tests whether the destination can be written to. `name` should be new each time.
+    /// A file that tests write access to the destination. `name` should be unique.
     #[must_use]
     pub fn test_file(&self, name: &str) -> Path {
         self.child(["tmp".to_owned(), format!("{name}.txt")])
@@ -114,7 +108,7 @@ impl Prefix {
     }
 }
 
-/// Parts to a key without encoding any of them again: S3 gets the characters that the user wrote.
+/// Joins parts without encoding them again: S3 gets the characters that the user wrote.
 fn join<'a>(parts: impl Iterator<Item = PathPart<'a>>) -> Path {
     let key = parts.map(|part| part.as_ref().to_owned()).collect::<Vec<_>>().join("/");
     Path::parse(key).expect("every part was checked, and none has a slash")

@@ -1,8 +1,8 @@
-//! Traces: from the bytes of ingest to rows, from rows to Parquet.
+//! Traces: from ingest to rows, from rows to Parquet.
 //!
-//! Promises: a body that was answered with a 2xx lies on disk (or in the object store) as the client sent it, and
-//! is registered in SQL; operations on one trace run may be folded in any order and any grouping and give one row.
-//! Leaves to others: HTTP, when to fold (a durable job), and the bookkeeping of exports.
+//! A body answered with a 2xx is on disk (or in the object store) as sent and registered in SQL; operations on a trace
+//! run may be flushed in any order and grouping and yield the same row. HTTP, the scheduling of flushes (a durable job)
+//! and the bookkeeping of exports are elsewhere.
 
 pub mod accept;
 pub mod body;
@@ -10,8 +10,7 @@ pub mod columnar;
 pub mod compact;
 pub mod derive;
 mod encoder;
-pub mod feed;
-pub mod fold;
+pub mod flush;
 pub mod hive;
 pub mod lookup;
 pub mod manifest;
@@ -22,6 +21,7 @@ pub mod operation;
 pub mod otlp;
 pub mod parquet_file;
 pub mod row;
+pub mod row_source;
 pub mod run_index;
 pub mod sample;
 pub mod scan;

@@ -1,8 +1,8 @@
-//! Looking for trace runs by what they are told by: their id, or that of their trace.
+//! Lookup of trace runs by id or trace id.
 //!
-//! A segment is asked by its footer first, where the smallest and the largest id of each row group stand, then by the
-//! bloom filters of the row groups that are left, all of them in one request. Only row groups that neither rules out
-//! are read. Segments of earlier builds have no filter of trace ids; their row groups are read.
+//! For each segment the footer is checked first, which has the smallest and largest id of each row group, then the
+//! bloom filters of the remaining row groups, all in one request. Only row groups that neither excludes are read.
+//! Segments of earlier builds have no filter on trace ids; their row groups are read.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::future::Future;
@@ -18,7 +18,7 @@ use uuid::Uuid;
 use crate::columnar::Result;
 use crate::row::Key;
 use crate::scan::PartRef;
-use crate::schema::at;
+use crate::schema::position;
 use crate::segment::{Filters, Footer, Segment};
 pub use crate::segment::{Hit, Lineage};
 
@@ -26,12 +26,12 @@ pub use crate::segment::{Hit, Lineage};
 const AT_ONCE: usize = 16;
 /// Bytes of footers and filters that are kept.
 const KEPT: usize = 64 << 20;
-/// Runs of one project that are remembered one by one. Of more, only the first and the last key are.
+/// Runs of a project that are remembered individually. Beyond that, only the first and last key are.
 const MOST_KEYS: usize = 1 << 16;
 
 /// What is looked for.
 #[derive(Clone, Debug, Default)]
-pub struct Wanted {
+pub struct SegmentQuery {
     /// Any run of these traces.
     pub traces: BTreeSet<Uuid>,
     /// These trace runs.
@@ -42,7 +42,7 @@ pub struct Wanted {
 
 /// Where to look.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct RowGroupLocation {
     /// Key of a segment.
     pub path: Path,
     /// Row groups of it, in order; `None` for all.
@@ -52,81 +52,78 @@ pub struct Place {
 /// Asks segments.
 pub struct Lookup {
     store: Arc<dyn ObjectStore>,
-    footers: Footers,
+    footers: FooterCache,
 }
 
-/// Footers and bloom filters of segments, kept from one question to the next: segments never change. Clones share them.
+/// A cache of footers and bloom filters of segments, which never change. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub struct Footers(Arc<Mutex<Kept>>);
+pub struct FooterCache(Arc<Mutex<FooterCacheState>>);
 
 #[derive(Debug, Default)]
-struct Kept {
-    known: HashMap<Path, (Known, u64)>,
+struct FooterCacheState {
+    entries: HashMap<Path, (CachedFooter, u64)>,
     bytes: usize,
     /// How often it was asked.
-    asked: u64,
+    uses: u64,
 }
 
-/// What is kept of a segment.
+/// What is stored of a segment.
 #[derive(Clone, Debug)]
-struct Known {
+struct CachedFooter {
     footer: Footer,
     ids: Filters,
     traces: Filters,
 }
 
-impl Known {
+impl CachedFooter {
     fn bytes(&self) -> usize {
         self.footer.bytes() + self.ids.bytes() + self.traces.bytes()
     }
 }
 
-impl Footers {
-    fn kept(&self) -> MutexGuard<'_, Kept> {
-        // A panic between two of its steps leaves it whole but for the count of its bytes.
+impl FooterCache {
+    fn state(&self) -> MutexGuard<'_, FooterCacheState> {
+        // A panic in between can only leave the byte count wrong.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn find(&self, path: &Path) -> Option<Known> {
-        let mut kept = self.kept();
-        kept.asked += 1;
-        let asked = kept.asked;
-        let (known, last) = kept.known.get_mut(path)?;
+    fn find(&self, path: &Path) -> Option<CachedFooter> {
+        let mut kept = self.state();
+        kept.uses += 1;
+        let asked = kept.uses;
+        let (known, last) = kept.entries.get_mut(path)?;
         *last = asked;
         Some(known.clone())
     }
 
-    fn keep(&self, path: &Path, known: Known) {
-        let mut kept = self.kept();
-        kept.asked += 1;
-        let asked = kept.asked;
+    fn insert(&self, path: &Path, known: CachedFooter) {
+        let mut kept = self.state();
+        kept.uses += 1;
+        let asked = kept.uses;
         kept.bytes += known.bytes();
-        if let Some((before, _)) = kept.known.insert(path.clone(), (known, asked)) {
+        if let Some((before, _)) = kept.entries.insert(path.clone(), (known, asked)) {
             kept.bytes -= before.bytes();
         }
         while kept.bytes > KEPT {
-            let oldest = kept.known.iter().min_by_key(|(_, (_, last))| *last);
+            let oldest = kept.entries.iter().min_by_key(|(_, (_, last))| *last);
             let Some(oldest) = oldest.map(|(path, _)| path.clone()) else {
                 break;
             };
-            if let Some((known, _)) = kept.known.remove(&oldest) {
+            if let Some((known, _)) = kept.entries.remove(&oldest) {
                 kept.bytes -= known.bytes();
             }
         }
     }
 
     /// Opens a segment.
-    ///
-    /// # Errors
-    /// The object can't be read or is no segment.
     pub async fn open(&self, store: Arc<dyn ObjectStore>, path: &Path) -> Result<Segment> {
         if let Some(known) = self.find(path) {
             return Ok(Segment::with_footer(store, path.clone(), &known.footer));
         }
         let segment = Segment::open(store, path.clone()).await?;
-        self.keep(
+        self.insert(
             path,
-            Known {
+            CachedFooter {
                 footer: segment.footer(),
                 ids: Filters::default(),
                 traces: Filters::default(),
@@ -139,34 +136,32 @@ impl Footers {
 impl Lookup {
     /// Over the segments of this store.
     #[must_use]
-    pub const fn new(store: Arc<dyn ObjectStore>, footers: Footers) -> Self {
+    pub const fn new(store: Arc<dyn ObjectStore>, footers: FooterCache) -> Self {
         Self { store, footers }
     }
 
-    /// Rows that are wanted, each as far as its row group knows it. The same run may be hit in several row groups.
-    ///
-    /// # Errors
-    /// A segment can't be read.
-    pub async fn search(&self, places: Vec<Place>, wanted: &Wanted) -> Result<Vec<Hit>> {
+    /// The wanted rows, as far as each row group knows them. A run may be found in several row groups.
+    pub async fn search(&self, locations: Vec<RowGroupLocation>, wanted: &SegmentQuery) -> Result<Vec<Hit>> {
         let mut hits = Vec::new();
-        let mut answers = stream::iter(self.questions(places, wanted)).buffer_unordered(AT_ONCE);
+        let mut answers = stream::iter(self.questions(locations, wanted)).buffer_unordered(AT_ONCE);
         while let Some((_, found)) = answers.try_next().await? {
             hits.extend(found);
         }
         Ok(hits)
     }
 
-    /// Where the runs of some traces lie, by project.
-    ///
-    /// # Errors
-    /// A segment can't be read.
-    pub async fn traces(&self, places: Vec<Place>, traces: &BTreeSet<Uuid>) -> Result<BTreeMap<ProjectId, Runs>> {
-        let wanted = Wanted {
+    /// Where the runs of some traces are, by project.
+    pub async fn traces(
+        &self,
+        locations: Vec<RowGroupLocation>,
+        traces: &BTreeSet<Uuid>,
+    ) -> Result<BTreeMap<ProjectId, Runs>> {
+        let wanted = SegmentQuery {
             traces: traces.clone(),
-            ..Wanted::default()
+            ..SegmentQuery::default()
         };
         let mut projects: BTreeMap<ProjectId, Runs> = BTreeMap::new();
-        let mut answers = stream::iter(self.questions(places, &wanted)).buffer_unordered(AT_ONCE);
+        let mut answers = stream::iter(self.questions(locations, &wanted)).buffer_unordered(AT_ONCE);
         while let Some((path, hits)) = answers.try_next().await? {
             for hit in hits {
                 projects.entry(hit.project).or_default().add(&path, &hit);
@@ -178,12 +173,12 @@ impl Lookup {
     /// One for each segment.
     fn questions(
         &self,
-        places: Vec<Place>,
-        wanted: &Wanted,
+        locations: Vec<RowGroupLocation>,
+        wanted: &SegmentQuery,
     ) -> Vec<impl Future<Output = Result<(Path, Vec<Hit>)>> + Send + use<>> {
-        let wanted = Arc::new(Texts::of(wanted));
-        let questions = places.into_iter().map(|place| {
-            ask(
+        let wanted = Arc::new(QueryValues::of(wanted));
+        let questions = locations.into_iter().map(|place| {
+            query_segment(
                 Arc::clone(&self.store),
                 self.footers.clone(),
                 place,
@@ -193,11 +188,8 @@ impl Lookup {
         questions.collect()
     }
 
-    /// Those of `parts`, row groups of one project, that have to be read for all that is known of `runs`: besides those
-    /// in which they were found, those in which somebody may have said something about them without naming the trace.
-    ///
-    /// # Errors
-    /// A segment can't be read.
+    /// Those of `parts`, row groups of one project, that must be read for complete `runs`: those in which they were
+    /// found, and those that may contain later operations that do not name the trace.
     pub async fn parts(&self, parts: Vec<PartRef>, runs: &Runs) -> Result<Vec<PartRef>> {
         let mut kept = Vec::new();
         let mut unsure: BTreeMap<Path, Vec<(PartRef, Range<usize>)>> = BTreeMap::new();
@@ -218,7 +210,7 @@ impl Lookup {
         let keys = keys.unwrap_or_default();
         let questions = unsure.into_iter().map(|(path, parts)| {
             let (store, keys) = (Arc::clone(&self.store), Arc::clone(&keys));
-            ask_ids(store, self.footers.clone(), path, parts, keys)
+            query_ids(store, self.footers.clone(), path, parts, keys)
         });
         let questions: Vec<_> = questions.collect();
         let mut answers = stream::iter(questions).buffer_unordered(AT_ONCE);
@@ -273,14 +265,14 @@ impl Runs {
 }
 
 /// What is looked for, as the columns have it.
-struct Texts {
+struct QueryValues {
     traces: Vec<String>,
     ids: Vec<String>,
     lineage: bool,
 }
 
-impl Texts {
-    fn of(wanted: &Wanted) -> Self {
+impl QueryValues {
+    fn of(wanted: &SegmentQuery) -> Self {
         Self {
             traces: wanted.traces.iter().map(ToString::to_string).collect(),
             ids: wanted.ids.iter().map(ToString::to_string).collect(),
@@ -289,13 +281,13 @@ impl Texts {
     }
 }
 
-/// A segment, and what is known of its filters. What was fetched with the footer is at hand as long as it is asked.
-async fn open(store: Arc<dyn ObjectStore>, footers: &Footers, path: &Path) -> Result<(Segment, Known)> {
+/// Opens a segment. Data fetched along with the footer stay available while it is open.
+async fn open(store: Arc<dyn ObjectStore>, footers: &FooterCache, path: &Path) -> Result<(Segment, CachedFooter)> {
     if let Some(known) = footers.find(path) {
         return Ok((Segment::with_footer(store, path.clone(), &known.footer), known));
     }
     let segment = Segment::open_with_end(store, path.clone()).await?;
-    let known = Known {
+    let known = CachedFooter {
         footer: segment.footer(),
         ids: Filters::default(),
         traces: Filters::default(),
@@ -303,17 +295,24 @@ async fn open(store: Arc<dyn ObjectStore>, footers: &Footers, path: &Path) -> Re
     Ok((segment, known))
 }
 
-async fn ask(
+async fn query_segment(
     store: Arc<dyn ObjectStore>,
-    footers: Footers,
-    place: Place,
-    wanted: Arc<Texts>,
+    footers: FooterCache,
+    place: RowGroupLocation,
+    wanted: Arc<QueryValues>,
 ) -> Result<(Path, Vec<Hit>)> {
     let (segment, mut known) = open(store, &footers, &place.path).await?;
     let row_groups = place.row_groups.unwrap_or_else(|| (0..segment.row_groups()).collect());
-    let of_traces = likely(&segment, &mut known.traces, at::TRACE_ID, &row_groups, &wanted.traces).await?;
-    let of_ids = likely(&segment, &mut known.ids, at::ID, &row_groups, &wanted.ids).await?;
-    footers.keep(&place.path, known);
+    let of_traces = likely(
+        &segment,
+        &mut known.traces,
+        position::TRACE_ID,
+        &row_groups,
+        &wanted.traces,
+    )
+    .await?;
+    let of_ids = likely(&segment, &mut known.ids, position::ID, &row_groups, &wanted.ids).await?;
+    footers.insert(&place.path, known);
     let mut hits = Vec::new();
     for row_group in of_traces.union(&of_ids) {
         let found = segment.hits(*row_group, &wanted.traces, &wanted.ids, wanted.lineage);
@@ -322,17 +321,17 @@ async fn ask(
     Ok((place.path, hits))
 }
 
-/// Those of `parts` that may have one of the keys of the range beside them.
-async fn ask_ids(
+/// Those of `parts` that may contain one of the keys.
+async fn query_ids(
     store: Arc<dyn ObjectStore>,
-    footers: Footers,
+    footers: FooterCache,
     path: Path,
     parts: Vec<(PartRef, Range<usize>)>,
     keys: Arc<[Key]>,
 ) -> Result<Vec<PartRef>> {
     let (segment, mut known) = open(store, &footers, &path).await?;
     let row_groups: Vec<usize> = parts.iter().map(|(part, _)| part.row_group).collect();
-    segment.read_filters(at::ID, &row_groups, &mut known.ids).await?;
+    segment.read_filters(position::ID, &row_groups, &mut known.ids).await?;
     let mut held = Vec::new();
     for (part, range) in parts {
         let texts: Vec<String> = keys[range].iter().map(|key| key.id.to_string()).collect();
@@ -340,11 +339,11 @@ async fn ask_ids(
             held.push(part);
         }
     }
-    footers.keep(&path, known);
+    footers.insert(&path, known);
     Ok(held)
 }
 
-/// Those of `row_groups` that may have one of `texts` in a column.
+/// Those of `row_groups` that may contain one of `texts` in a column.
 async fn likely(
     segment: &Segment,
     filters: &mut Filters,
@@ -359,19 +358,15 @@ async fn likely(
     Ok(likely.collect())
 }
 
-/// Row groups of one project that have to be read for all that is known of the runs of some traces: the others neither
-/// hold one nor say anything about one.
-///
-/// # Errors
-/// A segment can't be read.
-pub async fn narrowed(
+/// The row groups of one project that must be read for the complete runs of some traces.
+pub async fn narrow_to_row_groups(
     store: Arc<dyn ObjectStore>,
     project: ProjectId,
     parts: Vec<PartRef>,
     traces: &BTreeSet<Uuid>,
 ) -> Result<Vec<PartRef>> {
-    let lookup = Lookup::new(store, Footers::default());
-    let mut found = lookup.traces(places(&parts), traces).await?;
+    let lookup = Lookup::new(store, FooterCache::default());
+    let mut found = lookup.traces(row_group_locations(&parts), traces).await?;
     match found.remove(&project) {
         Some(runs) => lookup.parts(parts, &runs).await,
         None => Ok(Vec::new()),
@@ -380,14 +375,14 @@ pub async fn narrowed(
 
 /// The row groups of `parts`, by segment.
 #[must_use]
-pub fn places(parts: &[PartRef]) -> Vec<Place> {
+pub fn row_group_locations(parts: &[PartRef]) -> Vec<RowGroupLocation> {
     let mut segments: BTreeMap<&Path, BTreeSet<usize>> = BTreeMap::new();
     for part in parts {
         segments.entry(&part.path).or_default().insert(part.row_group);
     }
-    let places = segments.into_iter().map(|(path, row_groups)| Place {
+    let locations = segments.into_iter().map(|(path, row_groups)| RowGroupLocation {
         path: path.clone(),
         row_groups: Some(row_groups.into_iter().collect()),
     });
-    places.collect()
+    locations.collect()
 }

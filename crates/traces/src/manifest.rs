@@ -1,8 +1,8 @@
 //! The manifest of a finished export.
 //!
 //! Written last, by one PUT, to `<prefix>/export_id=<id>/_manifest.json`: an export is complete exactly when its
-//! manifest is there, and its data are exactly the files it lists. Any other object below the export's folder is left
-//! from an attempt that did not finish.
+//! manifest exists, and its data are exactly the files it lists. Any other object below the export's folder is left
+//! from an unfinished attempt.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use towpath_domain::{ExportId, ExportRunId, ProjectId, TenantId, Timestamp};
 use crate::columnar::{Error, Result};
 use crate::parquet_file::Compression;
 
-/// Version of this document's shape. Fields may be added without a new one.
+/// Version of the format. Fields may be added without a new version.
 pub const VERSION: u32 = 1;
 
 /// What an export consists of.
@@ -24,7 +24,6 @@ pub const VERSION: u32 = 1;
 pub struct Manifest {
     /// [`VERSION`].
     pub version: u32,
-    /// The export.
     pub export_id: ExportId,
     /// Its workspace.
     pub tenant_id: TenantId,
@@ -44,8 +43,8 @@ pub struct Manifest {
     pub compression: Compression,
     /// Filter text as it was sent, `null` for all trace runs.
     pub filter: Option<String>,
-    /// Operations that were accepted before the export and could not be folded, so that they may be missing from its
-    /// rows. Manifests of earlier builds do not have it.
+    /// Operations accepted before the export that could not be flushed and may be missing from its rows. Absent in
+    /// manifests of earlier builds.
     #[serde(default)]
     pub missing_operations: u64,
     /// Rows of all files.
@@ -63,9 +62,8 @@ pub struct Manifest {
 pub struct Partition {
     /// The export run that wrote it.
     pub export_run_id: ExportRunId,
-    /// The day.
     pub day: NaiveDate,
-    /// Folder of its files: key in the bucket, or path below the destination's folder.
+    /// Folder of its files: a key in the bucket, or a path below the destination's folder.
     pub path: String,
     /// Rows of its files.
     pub rows: u64,
@@ -80,7 +78,6 @@ pub struct Partition {
 pub struct File {
     /// Key in the bucket, or path below the destination's folder.
     pub path: String,
-    /// Rows in it.
     pub rows: u64,
     /// Its size in bytes.
     pub bytes: u64,
@@ -105,7 +102,7 @@ impl Partition {
 }
 
 impl Manifest {
-    /// Takes the partitions, in order of their days; rows and bytes are added up.
+    /// Adds the partitions, in order of their days, with total rows and bytes.
     #[must_use]
     pub fn with_partitions(mut self, mut partitions: Vec<Partition>) -> Self {
         partitions.sort_by_key(|partition| (partition.day, partition.export_run_id));
@@ -116,9 +113,6 @@ impl Manifest {
     }
 
     /// Writes it to `path`, over an earlier one.
-    ///
-    /// # Errors
-    /// The destination refused.
     pub async fn write(&self, store: &Arc<dyn ObjectStore>, path: &Path) -> Result<()> {
         let mut text = serde_json::to_vec_pretty(self).expect("ids, numbers and texts always have a JSON form");
         text.push(b'\n');

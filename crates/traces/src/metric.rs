@@ -1,4 +1,4 @@
-//! What ingest, folding and the object store count.
+//! What ingest, flushing and the object store count.
 
 use std::future::Future;
 use std::time::Instant;
@@ -8,12 +8,12 @@ use metrics::Unit;
 pub(crate) const WAL_FLUSH: &str = "towpath_wal_flush_seconds";
 pub(crate) const WAL_WAITING: &str = "towpath_wal_waiting_bytes";
 pub(crate) const WAL_BYTES: &str = "towpath_wal_bytes_total";
-pub(crate) const WAL_UNITS: &str = "towpath_wal_units_total";
+pub(crate) const WAL_UNITS: &str = "towpath_wal_segments_total";
 pub(crate) const WAL_FAILED: &str = "towpath_wal_failed_flushes_total";
-pub(crate) const WAL_MISSING: &str = "towpath_wal_missing_units_total";
+pub(crate) const WAL_MISSING: &str = "towpath_wal_missing_segments_total";
 pub(crate) const WAL_DAMAGED: &str = "towpath_wal_damaged_frames_total";
-pub(crate) const FOLDED_OPERATIONS: &str = "towpath_folded_operations_total";
-pub(crate) const FOLDED_UNITS: &str = "towpath_folded_units_total";
+pub(crate) const FOLDED_OPERATIONS: &str = "towpath_flushed_operations_total";
+pub(crate) const FOLDED_UNITS: &str = "towpath_flushed_wal_segments_total";
 pub(crate) const DROPPED_OPERATIONS: &str = "towpath_dropped_operations_total";
 pub(crate) const SEGMENTS: &str = "towpath_segments_written_total";
 pub(crate) const SEGMENT_ROWS: &str = "towpath_segment_rows_total";
@@ -31,33 +31,33 @@ pub fn describe() {
     metrics::describe_histogram!(
         WAL_FLUSH,
         Unit::Seconds,
-        "Writing and registering what came together into the write-ahead log"
+        "Duration of writing and registering one batch of the write-ahead log"
     );
-    metrics::describe_gauge!(WAL_WAITING, Unit::Bytes, "Accepted trace data that waits to be written");
+    metrics::describe_gauge!(WAL_WAITING, Unit::Bytes, "Trace data waiting to be written");
     metrics::describe_counter!(WAL_BYTES, Unit::Bytes, "Trace data written to the write-ahead log");
-    metrics::describe_counter!(WAL_UNITS, Unit::Count, "Units written to the write-ahead log");
+    metrics::describe_counter!(WAL_UNITS, Unit::Count, "Written WAL segments");
     metrics::describe_counter!(
         WAL_FAILED,
         Unit::Count,
-        "Flushes of the write-ahead log that could not be written; their senders were told to try again"
+        "Failed writes of the write-ahead log; their senders must retry"
     );
     metrics::describe_counter!(
         WAL_MISSING,
         Unit::Count,
-        "Accepted units that were not in the object store when they were to be folded"
+        "Accepted WAL segments that were missing in the object store at their flush"
     );
     metrics::describe_counter!(
         WAL_DAMAGED,
         Unit::Count,
-        "Parts of accepted units that could not be read; kept under quarantine/"
+        "Parts of accepted WAL segments that could not be read; kept under quarantine/"
     );
-    metrics::describe_counter!(FOLDED_OPERATIONS, Unit::Count, "Operations folded into segments");
+    metrics::describe_counter!(FOLDED_OPERATIONS, Unit::Count, "Operations flushed into segments");
     metrics::describe_counter!(
         DROPPED_OPERATIONS,
         Unit::Count,
-        "Operations whose project was deleted between their 202 and their fold"
+        "Operations whose project was deleted between their 202 and their flush"
     );
-    metrics::describe_counter!(FOLDED_UNITS, Unit::Count, "Units folded into segments");
+    metrics::describe_counter!(FOLDED_UNITS, Unit::Count, "WAL segments flushed into trace segments");
     metrics::describe_counter!(SEGMENTS, Unit::Count, "Segments written");
     metrics::describe_counter!(SEGMENT_ROWS, Unit::Count, "Rows of segments written");
     metrics::describe_counter!(SEGMENT_BYTES, Unit::Bytes, "Bytes of segments written");
@@ -67,24 +67,24 @@ pub fn describe() {
     metrics::describe_counter!(
         INDEX_FILES,
         Unit::Count,
-        "Files of the index of trace runs written, merged ones among them"
+        "Written files of the index of trace runs, including merged ones"
     );
     metrics::describe_counter!(
         INDEX_ENTRIES,
         Unit::Count,
-        "Entries of files of the index of trace runs written"
+        "Entries written to files of the index of trace runs"
     );
     metrics::describe_histogram!(
         OBJECT_SECONDS,
         Unit::Seconds,
-        "A call of the object store of units and segments, with its retries"
+        "Duration of a call of the object store of WAL segments and trace segments, with its retries"
     );
     metrics::describe_counter!(
         OBJECT_ERRORS,
         Unit::Count,
-        "Calls of that object store that failed; a missing object is no failure"
+        "Failed calls of the object store; a missing object is not a failure"
     );
-    // Counters that are there from the first scrape let an alert tell zero from unknown.
+    // Counters that exist from the first scrape let an alert tell zero from unknown.
     for name in [
         WAL_BYTES,
         WAL_UNITS,

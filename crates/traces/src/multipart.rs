@@ -21,14 +21,12 @@ const MAX_HEAD: usize = 8 * 1024;
 /// Longest boundary (RFC 2046).
 const MAX_BOUNDARY: usize = 70;
 
-/// One part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part<'a> {
     /// `post.<id>`, `patch.<id>.outputs`, `attachment.<id>.<name>`, …
     pub name: &'a str,
     /// Without its `length` parameter.
     pub content_type: &'a str,
-    /// The data.
     pub data: &'a [u8],
 }
 
@@ -60,7 +58,7 @@ pub enum MultipartError {
 /// The boundary of a `multipart/form-data` content type, quoted or not.
 ///
 /// # Errors
-/// [`MultipartError::ContentType`] when it is another type, or has no usable boundary.
+/// [`MultipartError::ContentType`] for another type, or without a usable boundary.
 pub fn boundary(content_type: &str) -> Result<&str, MultipartError> {
     let (kind, parameters) = content_type.split_once(';').ok_or(MultipartError::ContentType)?;
     if !kind.trim().eq_ignore_ascii_case("multipart/form-data") {
@@ -77,8 +75,7 @@ pub fn boundary(content_type: &str) -> Result<&str, MultipartError> {
     }
 }
 
-/// The value of `wanted` in `a=b; c="d"`. Quotes are taken off; an escape inside them is not undone, since no
-/// client sends one and a name with one matches nothing.
+/// The value of `wanted` in `a=b; c="d"`, without quotes. Escapes are not decoded, since no client sends any.
 fn parameter<'a>(mut text: &'a str, wanted: &str) -> Option<&'a str> {
     loop {
         let (name, rest) = text.split_once('=')?;
@@ -99,9 +96,6 @@ fn parameter<'a>(mut text: &'a str, wanted: &str) -> Option<&'a str> {
 }
 
 /// Cuts `body` into its parts.
-///
-/// # Errors
-/// Each item may be one; after it there are no more.
 pub fn parts<'a>(body: &'a [u8], boundary: &str) -> Parts<'a> {
     let mut delimiter = Vec::with_capacity(boundary.len() + 4);
     delimiter.extend_from_slice(b"\r\n--");
@@ -151,7 +145,7 @@ impl<'a> Parts<'a> {
             return Ok(None);
         }
         if self.state == State::Start {
-            // The first boundary stands at the very start, without the line break the others have before them.
+            // The first boundary is at the very start, without a preceding line break.
             let first = &self.finder.needle()[2..];
             if !self.body.starts_with(first) {
                 return Err(MultipartError::Start);
@@ -254,11 +248,11 @@ impl<'a> Parts<'a> {
         } else if key.eq_ignore_ascii_case("content-length") {
             let length = self.length(name, value)?;
             if head.data_length.is_some_and(|other| other != length) {
-                return Err(self.bad(name, "two lengths that differ"));
+                return Err(self.bad(name, "its lengths differ"));
             }
             head.data_length = Some(length);
         } else if key.eq_ignore_ascii_case("content-encoding") && !value.eq_ignore_ascii_case("identity") {
-            return Err(self.bad(name, "a part cannot be encoded by itself"));
+            return Err(self.bad(name, "a part must not have its own content encoding"));
         }
         Ok(())
     }
@@ -386,7 +380,7 @@ mod tests {
         let encoded = b"--b\r\nContent-Disposition: form-data; name=\"p\"\r\nContent-Encoding: gzip\r\n\r\n\r\n--b--";
         assert_eq!(
             all(encoded, "b").unwrap_err().to_string(),
-            "p: a part cannot be encoded by itself"
+            "p: a part must not have its own content encoding"
         );
     }
 

@@ -1,4 +1,4 @@
-//! Where segments, units and attachments lie: a local folder or an S3 bucket, behind one door.
+//! The object store of trace segments, WAL segments and attachments: a local folder or an S3 bucket.
 
 mod folder;
 
@@ -67,7 +67,7 @@ impl ObjectsError {
     }
 }
 
-/// A store of objects, with what stays in memory of those that lookups by id read. Clones share both.
+/// An object store with the cache of lookups by id. Clones share both.
 #[derive(Clone, Debug)]
 pub struct Objects {
     store: Arc<dyn ObjectStore>,
@@ -82,12 +82,12 @@ struct Local {
 }
 
 impl Objects {
-    /// Opens `file:///folder` (made if it is missing) or `s3://bucket/prefix`. `variables` are the usual `AWS_…` ones,
-    /// read by whoever may read the environment.
+    /// Opens `file:///folder` (created if missing) or `s3://bucket/prefix`. `variables` are the usual `AWS_…` ones;
+    /// only `cli` reads the environment.
     ///
     /// # Errors
-    /// [`ObjectsError::Address`] for another scheme or settings that do not fit, [`ObjectsError::File`] when the
-    /// folder cannot be made.
+    /// [`ObjectsError::Address`] for another scheme or inconsistent settings, [`ObjectsError::File`] if the folder
+    /// cannot be created.
     pub fn open(url: &str, variables: &BTreeMap<String, String>) -> Result<Self, ObjectsError> {
         let address = |why: &str| ObjectsError::Address(format!("object store address `{url}`: {why}"));
         let parsed = url::Url::parse(url).map_err(|error| address(&error.to_string()))?;
@@ -104,9 +104,6 @@ impl Objects {
     }
 
     /// A local folder.
-    ///
-    /// # Errors
-    /// [`ObjectsError::File`] when it cannot be made.
     pub fn folder(root: &std::path::Path) -> Result<Self, ObjectsError> {
         let made = std::fs::create_dir_all(root).and_then(|()| root.canonicalize());
         let root = made.map_err(|source| ObjectsError::file(&Path::default(), source))?;
@@ -120,7 +117,7 @@ impl Objects {
     }
 
     fn bucket(bucket: &str, prefix: &Path, variables: &BTreeMap<String, String>) -> Result<Self, ObjectsError> {
-        // A client of ingest waits ten seconds, so three minutes of retries help nobody.
+        // A client of ingest waits ten seconds, so three minutes of retries help no one.
         let retry = RetryConfig {
             max_retries: 3,
             retry_timeout: Duration::from_secs(20),
@@ -150,12 +147,12 @@ impl Objects {
         } else {
             Arc::new(PrefixStore::new(store, prefix.clone()))
         };
-        Ok(Self::over(store))
+        Ok(Self::from_store(store))
     }
 
     /// Objects of a store that was made elsewhere.
     #[must_use]
-    pub fn over(store: Arc<dyn ObjectStore>) -> Self {
+    pub fn from_store(store: Arc<dyn ObjectStore>) -> Self {
         Self {
             store,
             local: None,
@@ -163,7 +160,7 @@ impl Objects {
         }
     }
 
-    /// With a cache of at most so many bytes for [lookups by id](crate::run_index::locate).
+    /// Sets the size of the cache for [lookups by id](crate::run_index::locate).
     #[must_use]
     pub fn with_index_cache(mut self, bytes: usize) -> Self {
         self.cache = Arc::new(Cache::new(bytes));
@@ -180,10 +177,10 @@ impl Objects {
         &self.cache
     }
 
-    /// Objects that live as long as this value: for tests and throw-away runs.
+    /// An in-memory store, for tests.
     #[must_use]
     pub fn memory() -> Self {
-        Self::over(Arc::new(InMemory::new()))
+        Self::from_store(Arc::new(InMemory::new()))
     }
 
     /// The store itself, for readers.
@@ -192,27 +189,26 @@ impl Objects {
         &self.store
     }
 
-    /// The store itself, for work that has threads of its own: what is local is read on the thread that asks, between
-    /// awaits.
+    /// The store for work on its own threads: local files are read on the calling thread between awaits.
     #[must_use]
-    pub fn near_store(&self) -> Arc<dyn ObjectStore> {
+    pub fn blocking_store(&self) -> Arc<dyn ObjectStore> {
         match &self.local {
-            Some(local) => Arc::new(Folder::near(local.clone())),
+            Some(local) => Arc::new(Folder::blocking(local.clone())),
             None => self.store.clone(),
         }
     }
 
-    /// Whether writing is cheap enough that nothing is won by waiting for company.
+    /// Whether writes are so cheap that batching does not pay.
     #[must_use]
     pub fn is_local(&self) -> bool {
         self.local.is_some()
     }
 
-    /// Writes an object made of `pieces` and returns when it will survive a loss of power. It is there whole or not
-    /// at all; one of the same name is replaced.
+    /// Writes an object made of `pieces` and returns when it survives a loss of power. It becomes visible as a whole;
+    /// an existing one is replaced.
     ///
     /// # Errors
-    /// [`ObjectsError::Full`] where there is no room, else what the store says.
+    /// [`ObjectsError::Full`] if the disk is full, else the error of the store.
     pub async fn put(&self, path: &Path, pieces: Vec<Bytes>) -> Result<(), ObjectsError> {
         metric::object_call("put", self.put_whole(path, pieces), |_| false).await
     }
@@ -237,10 +233,7 @@ impl Objects {
         })
     }
 
-    /// Asks whether the store can do its part: a bucket answers, a folder takes a file.
-    ///
-    /// # Errors
-    /// Why not, in words that name no address and no path.
+    /// Health check: a bucket must answer, a folder must be writable.
     pub async fn check(&self) -> Result<(), &'static str> {
         let Some(local) = self.local.clone() else {
             // Not being there is an answer too.
@@ -249,25 +242,22 @@ impl Objects {
                 Err(object_store::Error::PermissionDenied { .. } | object_store::Error::Unauthenticated { .. }) => {
                     Err("access is refused")
                 }
-                Err(_) => Err("it does not answer as it should"),
+                Err(_) => Err("unexpected answer"),
             };
         };
-        let tried = tokio::task::spawn_blocking(move || local.try_out()).await;
+        let tried = tokio::task::spawn_blocking(move || local.probe()).await;
         match tried {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(match ObjectsError::file(&Path::default(), error) {
                 ObjectsError::Full => "no disk space left",
-                _ => "the folder takes no file",
+                _ => "the folder is not writable",
             }),
-            Err(_) => Err("the folder takes no file"),
+            Err(_) => Err("the folder is not writable"),
         }
     }
 
-    /// Makes an object that was written through [`Objects::store`] survive a loss of power. An object store has
-    /// done that by itself; local files need to be told.
-    ///
-    /// # Errors
-    /// What the file system says.
+    /// Makes an object written through [`Objects::store`] survive a loss of power. An object store already guarantees
+    /// that; local files need a sync.
     pub async fn sync(&self, path: &Path) -> Result<(), ObjectsError> {
         let Some(local) = self.local.clone() else { return Ok(()) };
         let object = path.clone();
@@ -286,18 +276,12 @@ impl Objects {
     }
 
     /// The whole object.
-    ///
-    /// # Errors
-    /// What the store says; see [`ObjectsError::is_not_found`].
     pub async fn get(&self, path: &Path) -> Result<Bytes, ObjectsError> {
         let get = async { Ok(self.store.get(path).await?.bytes().await?) };
         metric::object_call("get", get, ObjectsError::is_not_found).await
     }
 
-    /// Part of an object; less of it where the object ends before `range` does.
-    ///
-    /// # Errors
-    /// What the store says; see [`ObjectsError::is_not_found`].
+    /// A range of an object; less if the object ends before `range` does.
     pub async fn get_range(&self, path: &Path, range: Range<u64>) -> Result<Bytes, ObjectsError> {
         let get = async {
             let error = match self.store.get_range(path, range.clone()).await {
@@ -307,7 +291,7 @@ impl Objects {
             if error.is_not_found() {
                 return Err(error);
             }
-            // A range that begins behind the end is an error to every store, in words of its own.
+            // Every store reports a range beyond the end as an error with its own message.
             match self.store.head(path).await {
                 Ok(object) if object.size <= range.start => Ok(Bytes::new()),
                 _ => Err(error),
@@ -317,9 +301,6 @@ impl Objects {
     }
 
     /// Removes an object. One that is not there is no error.
-    ///
-    /// # Errors
-    /// What the store says.
     pub async fn delete(&self, path: &Path) -> Result<(), ObjectsError> {
         let delete = async { self.store.delete(path).await.map_err(ObjectsError::from) };
         match metric::object_call("delete", delete, ObjectsError::is_not_found).await {
@@ -328,10 +309,7 @@ impl Objects {
         }
     }
 
-    /// Removes every object below `folder`, and says how many that were. Objects that come meanwhile may stay.
-    ///
-    /// # Errors
-    /// What the store says.
+    /// Removes every object below `folder`, and returns how many. Concurrently written objects may stay.
     pub async fn delete_below(&self, folder: &Path) -> Result<usize, ObjectsError> {
         let listed: Vec<Path> = self
             .store
@@ -345,10 +323,7 @@ impl Objects {
         Ok(listed.len())
     }
 
-    /// Removes what writers left behind that died before `before`, and says how many files that were.
-    ///
-    /// # Errors
-    /// What the store says.
+    /// Removes leftovers of writers that died before `before`, and returns the number of files.
     pub async fn sweep_unfinished(&self, before: towpath_domain::Timestamp) -> Result<usize, ObjectsError> {
         let Some(local) = self.local.clone() else {
             return Ok(0);
@@ -360,7 +335,8 @@ impl Objects {
 }
 
 impl Local {
-    /// Writes beside, syncs, renames into place, syncs the folder: the name never points at half a file.
+    /// Writes to a temporary file, syncs it, renames it into place, and syncs the folder: the name never points at half
+    /// a file.
     fn write(&self, target: &std::path::Path, pieces: &[Bytes]) -> io::Result<()> {
         let folder = target.parent().unwrap_or(&self.root);
         self.ensure(folder)?;
@@ -395,7 +371,7 @@ impl Local {
             });
             match removed {
                 Ok(removed) => swept += usize::from(removed),
-                // Somebody else was faster.
+                // Another process was faster.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
@@ -403,8 +379,8 @@ impl Local {
         Ok(swept)
     }
 
-    /// Writes a file as large as a small unit, and removes it.
-    fn try_out(&self) -> io::Result<()> {
+    /// Writes a file as large as a small WAL segment, and removes it.
+    fn probe(&self) -> io::Result<()> {
         let unfinished = self.root.join(UNFINISHED);
         self.ensure(&unfinished)?;
         let file = unfinished.join(format!("ready-{}", Uuid::now_v7()));
@@ -431,7 +407,7 @@ impl Local {
         file.sync_all()
     }
 
-    /// Makes `folder` and what is above it, so that the names survive, too.
+    /// Creates `folder` and its parents durably.
     fn ensure(&self, folder: &std::path::Path) -> io::Result<()> {
         if folder.is_dir() {
             return Ok(());
@@ -507,7 +483,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let objects = Objects::folder(folder.path()).unwrap();
         let path = Path::from("segments/day/one.parquet");
-        for store in [objects.store().clone(), objects.near_store()] {
+        for store in [objects.store().clone(), objects.blocking_store()] {
             store.put(&path, PutPayload::from_static(b"canal")).await.unwrap();
             let mut upload = store.put_multipart(&path).await.unwrap();
             upload.put_part(PutPayload::from_static(b"half")).await.unwrap();

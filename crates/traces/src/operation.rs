@@ -1,4 +1,4 @@
-//! What a client says about one trace run, and the small rules on it.
+//! An operation of a client on one trace run, and its basic rules.
 
 use serde::{Deserialize, Serialize};
 use towpath_domain::trace::{self, ProjectRef};
@@ -16,7 +16,7 @@ pub enum Verb {
 }
 
 impl Verb {
-    /// As it stands at the head of a part name.
+    /// As it is at the head of a part name.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -33,16 +33,16 @@ pub struct Operation {
     pub verb: Verb,
     /// The trace run.
     pub id: TraceRunId,
-    /// Where it belongs. `None` only on a patch whose sender named no project: the post knows.
+    /// Its project. `None` only for a patch that names no project: its post has it.
     pub project: Option<ProjectRef>,
     /// What is said.
     pub fields: Fields,
 }
 
 impl Operation {
-    /// Where the trace run sorts, and so on which day it lies: the start in its own link of `dotted_order`, else
-    /// for a post its `start_time`. A patch without `dotted_order` does not know: its post may carry one that
-    /// differs from `start_time` by microseconds, and both must land in the same place.
+    /// The sort time, which also decides the day: the start in its own part of `dotted_order`, else for a post its
+    /// `start_time`. `None` for a patch without `dotted_order`: its post may have one that differs from `start_time` by
+    /// microseconds, and both must have the same location.
     #[must_use]
     pub fn sort_time(&self) -> Option<Timestamp> {
         let Fields {
@@ -53,7 +53,7 @@ impl Operation {
         stated_start(self.verb, dotted_order.as_deref(), *start_time)
     }
 
-    /// About how many bytes it holds; to bound what lies in memory.
+    /// About how many bytes it holds; to bound what is in memory.
     #[must_use]
     pub fn weight(&self) -> usize {
         self.fields.weight() + size_of::<Self>()
@@ -62,21 +62,21 @@ impl Operation {
 
 /// The rule of [`Operation::sort_time`].
 pub(crate) fn stated_start(verb: Verb, dotted_order: Option<&str>, start_time: Option<Timestamp>) -> Option<Timestamp> {
-    let own = dotted_order.and_then(trace::own_link).map(|link| link.start);
+    let own = dotted_order.and_then(trace::last_part).map(|link| link.start);
     match verb {
         Verb::Post => own.or(start_time),
         Verb::Patch => own,
     }
 }
 
-/// The fields of an operation. `None` = not sent, or sent as null, which the official clients do for "no change".
+/// The fields of an operation. `None` means not sent, or sent as null, which the official clients use for "no change".
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Fields {
-    /// Root of the tree. `dotted_order`, where there is one, is what counts.
+    /// Root of the tree. `dotted_order` takes precedence.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trace_id: Option<Uuid>,
-    /// Parent in the tree. `dotted_order`, where there is one, is what counts.
+    /// Parent in the tree. `dotted_order` takes precedence.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parent_run_id: Option<Uuid>,
     /// Start and id of every ancestor and of the trace run itself.
@@ -85,25 +85,21 @@ pub struct Fields {
     /// The example of a data set it was run on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reference_example_id: Option<Uuid>,
-    /// Name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// `chain`, `llm`, `tool`, `retriever`, … any text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub run_type: Option<String>,
-    /// Start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Timestamp>,
-    /// End.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub end_time: Option<Timestamp>,
-    /// One of the [statuses](towpath_domain::trace::status) there are; `error` and `end_time` decide before it.
+    /// One of the [statuses](towpath_domain::trace::status); `error` and `end_time` take precedence.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<String>,
     /// What went wrong.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// Tags.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tags: Option<Vec<String>>,
     /// Raw JSON text, as sent.
@@ -118,14 +114,13 @@ pub struct Fields {
     /// Raw JSON text, as sent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub serialized: Option<String>,
-    /// Top-level keys, each with its raw JSON text, as sent. Merged key by key, `metadata` and `runtime` by the keys inside
-    /// of them.
+    /// Top-level keys with their raw JSON text. Merged key by key; `metadata` and `runtime` by their inner keys.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub extra: Option<Vec<(String, String)>>,
 }
 
 impl Fields {
-    /// About how many bytes lie behind the fields.
+    /// About how many bytes are behind the fields.
     pub(crate) fn weight(&self) -> usize {
         let text = |field: &Option<String>| field.as_ref().map_or(0, String::len);
         let texts = [

@@ -1,8 +1,8 @@
 //! Spans of OpenTelemetry to trace runs.
 //!
-//! A request is turned into a batch of posts, which then takes the way of every other body ([`Route::Batch`]). Ids follow
-//! from the span alone, so that spans of one trace may come in any order and in any number of requests, and a request
-//! that is repeated changes nothing:
+//! A request is turned into a batch of posts, which then takes the way of every other body ([`Route::Batch`]). Ids
+//! follow from the span alone, so that spans of one trace may come in any order and in any number of requests, and a
+//! request that is repeated changes nothing:
 //!
 //! - the trace is the trace id as a UUID, and the run is the first half of the trace id with the span id behind it;
 //! - where the sender says who a span is (`langsmith.span.id`, `langsmith.trace.id`, `langsmith.span.parent_id`,
@@ -23,17 +23,17 @@ use serde_json::{Value, json};
 use towpath_domain::trace::check_project_name;
 use towpath_domain::{TenantId, Timestamp};
 
-use crate::accept::{self, Accepted, Refusal, RefusalKind, Route};
+use crate::accept::{self, AcceptedRequest, Refusal, RefusalKind, Route};
 use crate::body::Limits;
 
 /// Why a request is not taken at all.
 #[derive(Debug, thiserror::Error)]
 pub enum OtlpError {
-    /// It is no protobuf of this kind.
-    #[error("the body is no ExportTraceServiceRequest: {0}")]
+    /// It is not a protobuf of this kind.
+    #[error("the body is not an ExportTraceServiceRequest: {0}")]
     Protobuf(#[from] prost::DecodeError),
     /// It is no JSON of this kind.
-    #[error("the body is no ExportTraceServiceRequest: {0}")]
+    #[error("the body is not an ExportTraceServiceRequest: {0}")]
     Json(#[from] serde_json::Error),
     /// The trace runs together are refused.
     #[error(transparent)]
@@ -42,14 +42,14 @@ pub enum OtlpError {
 
 /// Spans that were left out, and why.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Rejected {
+pub struct RejectedSpans {
     count: u64,
     /// Of the first ones.
     reasons: Vec<String>,
 }
 
-impl Rejected {
-    /// Reasons that are told; a sender that makes one mistake makes it often.
+impl RejectedSpans {
+    /// Number of reported reasons; a sender that makes one mistake makes it often.
     const TOLD: usize = 5;
 
     fn add(&mut self, span: &str, why: &impl std::fmt::Display) {
@@ -60,16 +60,15 @@ impl Rejected {
         }
     }
 
-    /// How many.
     #[must_use]
     pub const fn count(&self) -> u64 {
         self.count
     }
 
-    /// For whoever operates the sender.
+    /// For the caller that operates the sender.
     #[must_use]
     pub fn message(&self) -> String {
-        let mut message = format!("spans that were not taken: {}. {}", self.count, self.reasons.join("; "));
+        let mut message = format!("rejected spans: {}. {}", self.count, self.reasons.join("; "));
         let more = self.count - self.reasons.len() as u64;
         if more > 0 {
             message += &format!("; and {more} more");
@@ -80,7 +79,7 @@ impl Rejected {
 
 /// The answer to a request of which this was left out.
 #[must_use]
-pub fn response(format: Format, rejected: &Rejected) -> Vec<u8> {
+pub fn response(format: Format, rejected: &RejectedSpans) -> Vec<u8> {
     // An empty message says that nothing was left out.
     let partial = (rejected.count > 0).then(|| ExportTracePartialSuccess {
         rejected_spans: i64::try_from(rejected.count).unwrap_or(i64::MAX),
@@ -107,7 +106,6 @@ pub struct Request<'a> {
     pub tenant: TenantId,
     /// How the body is written.
     pub format: Format,
-    /// The body.
     pub body: &'a [u8],
     /// Where spans go that name no project.
     pub project: Option<&'a str>,
@@ -151,13 +149,13 @@ struct Event {
 #[derive(Clone, Debug, Default)]
 struct Resource {
     attributes: Vec<(String, Value)>,
-    spans: Vec<Result<Span, Unread>>,
+    spans: Vec<Result<Span, UnreadableSpan>>,
 }
 
 /// A span that cannot be read.
 #[derive(Clone, Debug)]
-struct Unread {
-    /// Its id as it stands there, where one does.
+struct UnreadableSpan {
+    /// Its id as it is there, where one does.
     id: String,
     why: String,
 }
@@ -165,11 +163,8 @@ struct Unread {
 /// Posts as JSON, each with the id of its span.
 type Posts = Vec<(String, Vec<u8>)>;
 
-/// Spans as a batch of posts that may be acknowledged as soon as it is on disk, and those that were left out.
-///
-/// # Errors
-/// The request cannot be read, or its trace runs are too many.
-pub fn accept(request: &Request<'_>, limits: &Limits) -> Result<(Accepted, Rejected), OtlpError> {
+/// Converts spans into a batch of posts that may be acknowledged once it is on disk, and returns the rejected ones.
+pub fn accept(request: &Request<'_>, limits: &Limits) -> Result<(AcceptedRequest, RejectedSpans), OtlpError> {
     if let Some(project) = request.project {
         check_project_name(project).map_err(|error| Refusal::invalid("the header Langsmith-Project", error))?;
     }
@@ -200,7 +195,7 @@ const fn is_of_a_run(refusal: &Refusal) -> bool {
     }
 }
 
-fn take(request: &Request<'_>, posts: &[(String, Vec<u8>)], limits: &Limits) -> Result<Accepted, Refusal> {
+fn take(request: &Request<'_>, posts: &[(String, Vec<u8>)], limits: &Limits) -> Result<AcceptedRequest, Refusal> {
     let list: Vec<&[u8]> = posts.iter().map(|(_, post)| post.as_slice()).collect();
     let body = [b"{\"post\":[".as_slice(), &list.join(&b','), b"]}"].concat();
     let request = accept::Request {
@@ -214,12 +209,12 @@ fn take(request: &Request<'_>, posts: &[(String, Vec<u8>)], limits: &Limits) -> 
     accept::accept(request, limits)
 }
 
-fn posts(request: &Request<'_>) -> Result<(Posts, Rejected), OtlpError> {
+fn posts(request: &Request<'_>) -> Result<(Posts, RejectedSpans), OtlpError> {
     let resources = match request.format {
         Format::Protobuf => proto::read(request.body)?,
         Format::Json => json::read(request.body)?,
     };
-    let (mut posts, mut rejected) = (Posts::new(), Rejected::default());
+    let (mut posts, mut rejected) = (Posts::new(), RejectedSpans::default());
     for resource in resources {
         for span in resource.spans {
             match span {

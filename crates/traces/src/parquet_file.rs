@@ -2,7 +2,7 @@
 //!
 //! A file is a function of its rows and the options: the same rows give the same bytes, however the scan cut them
 //! into batches. So a file that was interrupted can be made again under its name, up to the key at which it ended,
-//! and put over a half-finished one. To that end rows are cut anew into chunks whose ends depend on the rows alone;
+//! and put over a half-finished one. To that end rows are cut again into chunks whose ends depend on the rows alone;
 //! whether a row group or the file ends is asked only after a chunk.
 //!
 //! The walk of one file, with what a caller that wants every row exactly once notes down in between:
@@ -16,7 +16,7 @@
 //!
 //! With a pending file noted down, a new attempt calls `write_file(.., End::At(last key))` and completes that if it is
 //! the same file: its rows, bytes and checksum tell. What goes into rows may have changed in between (feedback, which
-//! lies in no segment), and so may what is copied; then the file is given up and another one is made in its place.
+//! is in no segment), and so may what is copied; then the file is given up and another one is made in its place.
 //! Row groups that the feed offers whole are copied from their segments; they are fixed when segments are pinned, so
 //! the bytes stay the same. Memory: one chunk, one row group and two parts of the upload, beside what the scan holds.
 
@@ -37,16 +37,16 @@ use self::chunk::Chunk;
 pub(crate) use self::chunk::{bytes, weights};
 use crate::columnar::{Error, Result};
 use crate::encoder::Encoder;
-pub use crate::feed::Feed;
-use crate::feed::Piece;
 use crate::row::Key;
+pub use crate::row_source::RowSource;
+use crate::row_source::RowSourceItem;
 use crate::schema::{Selection, convert};
 use crate::segment::{ZSTD, common_properties};
 use crate::upload::{PART_BYTES, Upload};
 
 /// Most rows of a row group.
 const GROUP_ROWS: usize = 20_480;
-/// A row group ends early when it holds about this many encoded bytes.
+/// Approximate encoded size at which a row group ends.
 const GROUP_BYTES: usize = 16 << 20;
 /// A file ends when it has about this many bytes.
 pub const FILE_BYTES: u64 = 256 << 20;
@@ -59,19 +59,17 @@ pub enum Compression {
     None,
     /// Gzip, level 6.
     Gzip,
-    /// Snappy.
     Snappy,
     /// Zstandard, level 3.
     #[default]
     Zstandard,
 }
 
-/// What decides about the bytes of a file beside its rows. Keep it the same for all attempts of an export.
+/// Options that decide about the bytes of a file besides its rows. Keep them constant across the attempts of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileOptions {
     /// Columns.
     pub selection: Selection,
-    /// Compression.
     pub compression: Compression,
     /// Column types.
     pub version: FormatVersion,
@@ -79,7 +77,7 @@ pub struct FileOptions {
     pub file_bytes: u64,
     /// Rows after which a file ends, whatever its size.
     pub file_rows: u64,
-    /// Parts of a multipart upload in bytes. Says nothing about the file.
+    /// Size of the parts of a multipart upload in bytes. Does not affect the file.
     pub part_bytes: usize,
 }
 
@@ -112,14 +110,14 @@ impl FileOptions {
     }
 }
 
-/// Name of file number `seq` (from 0) of an export run. It never depends on the attempt.
+/// Name of file number `seq` (from 0) of an export run. Independent of the attempt.
 #[must_use]
 pub fn file_name(export_run: ExportRunId, seq: u32) -> String {
     format!("{export_run}-{seq:05}.parquet")
 }
 
-/// Name of a file that takes the place of one that could not be made again. The earlier one may still become visible under
-/// its own name, so this one carries the fence of the attempt that gave it up.
+/// Name of a file that replaces one that could not be reproduced. The earlier file may still become visible under its
+/// own name, so this name contains the fence of the attempt that abandoned it.
 #[must_use]
 pub fn replacement_name(export_run: ExportRunId, seq: u32, fence: i64) -> String {
     format!("{export_run}-{seq:05}-{fence}.parquet")
@@ -139,11 +137,11 @@ pub enum End {
 pub struct Progress {
     /// Rows in the file.
     pub rows: u64,
-    /// Encoded bytes of it, those of the row group in the making estimated.
+    /// Its encoded size, with an estimate for the current row group.
     pub bytes: u64,
 }
 
-/// A file all of whose bytes are at the store, or in the one buffer that will be PUT, but which is not visible yet.
+/// A file whose bytes are all uploaded, or in the one buffer that will be PUT, but which is not visible yet.
 #[derive(Debug)]
 pub struct SealedFile {
     upload: Upload,
@@ -154,15 +152,13 @@ pub struct SealedFile {
 /// A finished file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileWritten {
-    /// Its key.
     pub path: Path,
-    /// Its rows.
     pub rows: u64,
     /// Its size in bytes.
     pub bytes: u64,
     /// CRC-32 of its bytes.
     pub checksum: u32,
-    /// Its last row: the cursor from which the next file goes on.
+    /// Its last row: the cursor from which the next file continues.
     pub last: Key,
 }
 
@@ -180,9 +176,6 @@ impl SealedFile {
     }
 
     /// Makes it visible.
-    ///
-    /// # Errors
-    /// The destination refused; nothing is visible.
     pub async fn complete(self) -> Result<FileWritten> {
         let written = self.written();
         self.upload.complete().await?;
@@ -195,15 +188,12 @@ impl SealedFile {
     }
 }
 
-/// Writes the next rows of `feed` as one file at `path`. `None` when there are no rows left, which makes no file.
+/// Writes the next rows of `feed` as one file at `path`. `None` if no rows are left; then no file is written.
 ///
-/// `progress` is called about once per thousand rows. Encoding is done in this call, between awaits: run it where it
-/// may take a core. Dropping it half-way leaves nothing visible.
-///
-/// # Errors
-/// Segments can't be read, the destination refused, or with [`End::At`] the rows are not those of the first time.
+/// `progress` is called about once per thousand rows. Encoding runs in this call between awaits: call it where it may
+/// occupy a core. Nothing is visible if it is dropped.
 pub async fn write_file(
-    feed: &mut Feed,
+    feed: &mut RowSource,
     store: Arc<dyn ObjectStore>,
     path: Path,
     options: &FileOptions,
@@ -221,7 +211,7 @@ pub async fn write_file(
         (Ok(()), last, End::At(target)) if last != Some(target) => {
             file.upload.abort().await;
             return Err(Error::Diverged(format!(
-                "the file was to end with {target:?}, the rows end with {last:?}"
+                "the file should end with {target:?}, but the rows end with {last:?}"
             )));
         }
         (Ok(()), None, _) => return Ok(None),
@@ -255,13 +245,18 @@ impl<'a> File<'a> {
     }
 
     /// Takes rows until the file ends; what is not taken goes back.
-    async fn fill(&mut self, feed: &mut Feed, end: End, progress: &mut (dyn FnMut(Progress) + Send)) -> Result<()> {
+    async fn fill(
+        &mut self,
+        feed: &mut RowSource,
+        end: End,
+        progress: &mut (dyn FnMut(Progress) + Send),
+    ) -> Result<()> {
         while let Some(piece) = feed.next().await? {
             let batch = match piece {
-                Piece::Rows(batch) => batch,
-                Piece::Group(group) => {
+                RowSourceItem::Rows(batch) => batch,
+                RowSourceItem::Group(group) => {
                     if matches!(end, End::At(target) if group.last > target) {
-                        // It was not copied the first time, or the file would not end inside of it.
+                        // The row group was not copied the first time, or the file would not end inside it.
                         feed.read_by_row(*group);
                         continue;
                     }
@@ -293,13 +288,13 @@ impl<'a> File<'a> {
                 if self.chunk.is_full() {
                     self.encode_chunk().await?;
                     if self.pause(end, progress) {
-                        feed.give_back(Piece::Rows(batch.after(used)));
+                        feed.push_back(RowSourceItem::Rows(batch.after(used)));
                         return Ok(());
                     }
                 }
             }
             if wanted < batch.keys.len() {
-                feed.give_back(Piece::Rows(batch.after(wanted)));
+                feed.push_back(RowSourceItem::Rows(batch.after(wanted)));
                 return Ok(());
             }
             if matches!(end, End::At(target) if self.last == Some(target)) {
@@ -339,7 +334,7 @@ impl<'a> File<'a> {
         if self.encoder.open_rows() >= GROUP_ROWS || self.encoder.open_bytes() >= GROUP_BYTES {
             self.encoder.flush(&mut self.upload).await?;
         }
-        // Encoding holds the thread; this is where a cancelled caller gets a word in.
+        // Encoding does not yield; this lets a cancelled caller stop.
         tokio::task::yield_now().await;
         Ok(())
     }

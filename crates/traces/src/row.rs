@@ -1,16 +1,16 @@
-//! One merged trace run, and the rule by which operations merge.
+//! A merged trace run, and the merge rule of operations.
 //!
-//! Promise: a row is a function of the *set* of operations on its id. [`Row::merge`] is commutative, associative and
-//! idempotent, so operations may be folded in any order and in any grouping, with stored partial rows in between.
+//! A row is a function of the *set* of operations on its id. [`Row::merge`] is commutative, associative and idempotent,
+//! so operations may be flushed in any order and grouping, with stored partial rows in between.
 //!
-//! The rule: the post with the lowest sequence counts, other posts say nothing at all. A patch beats the post field
-//! by field; among patches that set a field, the one accepted last wins. `extra` follows the same rule key by key, and so
-//! do `metadata` and `runtime` in it ([`extra`]). To keep that promise a row remembers for each field where its value came
-//! from ([`Provenance`]).
+//! The rule: the post with the lowest sequence counts; other posts are ignored. A patch overrides the post field by
+//! field; among patches that set a field, the last accepted one wins. `extra` follows the same rule key by key, and so
+//! do `metadata` and `runtime` in it ([`extra`]). To that end a row stores the source of each field's value
+//! ([`Provenance`]).
 //!
-//! A client that sends the same body twice (its answer was lost) changes nothing: its posts come second, and its
-//! patches say again what they said. Only where *another* patch of the same field was accepted in between does the
-//! repetition count as the later word, since it cannot be told from a client that changes its mind.
+//! A client that repeats a body (it lost the answer) changes nothing: its posts come second, and its patches set the
+//! same values. Only if *another* patch of the same field was accepted in between does the repetition win, since it
+//! cannot be told from a client that changes its mind.
 
 /// Calls a macro with `(position in the provenance, field)` for every field but `extra`. Positions are stored in
 /// segments: append, never reorder.
@@ -53,7 +53,7 @@ use provenance::{EXTRA, POST, Provenance, UNSET};
 
 use crate::operation::{Fields, Operation, Verb};
 
-/// Where a row stands: by start, then by the bytes of its id, which is also the order of the id's text.
+/// The sort key of a row: start, then the bytes of its id, which is also the order of the id's text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Key {
     /// See [`Operation::sort_time`].
@@ -62,7 +62,7 @@ pub struct Key {
     pub id: TraceRunId,
 }
 
-/// One trace run as far as it is known: all of its operations, or some of them.
+/// A trace run from all of its operations, or some of them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
     id: TraceRunId,
@@ -107,7 +107,7 @@ impl Row {
         }
     }
 
-    /// Both rows as one. They must be of one id; the id of `self` stays.
+    /// Merges both rows, which must have the same id.
     #[must_use]
     pub fn merge(mut self, mut other: Self) -> Self {
         debug_assert_eq!(self.id, other.id, "rows of two trace runs");
@@ -157,12 +157,12 @@ impl Row {
         } else if let Some(extra) = &mut self.extra {
             extra.drop_post();
         }
-        // The caller takes over the other row's post, which is the earlier one.
+        // The caller uses the other row's post, which is the earlier one.
         provenance.post = None;
     }
 
-    /// Gives the row the place of its trace run, whatever the operation says itself.
-    pub const fn place(&mut self, sort_time: Timestamp) {
+    /// Sets the location of its trace run, regardless of the operation's own values.
+    pub const fn location(&mut self, sort_time: Timestamp) {
         self.sort_time = Some(sort_time);
     }
 
@@ -172,13 +172,13 @@ impl Row {
         self.id
     }
 
-    /// The merged fields as the client sent them, nothing derived. `extra` is not among them: see [`Row::extra`].
+    /// The merged fields as sent, without derived ones and `extra`: see [`Row::extra`].
     #[must_use]
     pub const fn fields(&self) -> &Fields {
         &self.fields
     }
 
-    /// `extra` by the keys of its top level in order, each with its JSON text.
+    /// `extra` by top-level key in order, each with its JSON text.
     #[must_use]
     pub fn extra(&self) -> Option<Cow<'_, [(String, String)]>> {
         self.extra.as_ref().map(Extra::keys)
@@ -190,13 +190,13 @@ impl Row {
         self.extra.as_ref()?.get(key)
     }
 
-    /// Where the row stands, `None` while nobody knows.
+    /// Where the row is, `None` while no one knows.
     #[must_use]
     pub fn key(&self) -> Option<Key> {
         self.sort_time.map(|sort_time| Key { sort_time, id: self.id })
     }
 
-    /// The UTC day it belongs to, `None` while nobody knows.
+    /// The UTC day it belongs to, `None` while no one knows.
     #[must_use]
     pub fn day(&self) -> Option<NaiveDate> {
         self.sort_time.map(Timestamp::day)
@@ -214,7 +214,7 @@ impl Row {
         self.provenance.patched
     }
 
-    /// Whether the row came without its post, which then lies in another segment, or is still to come.
+    /// Whether the row came without its post, which is in another segment or still to come.
     #[must_use]
     pub const fn is_late(&self) -> bool {
         self.provenance.post.is_none()
@@ -226,7 +226,7 @@ impl Row {
         (self.provenance.oldest, self.provenance.newest)
     }
 
-    /// About how many bytes it holds; to bound what lies in memory.
+    /// About how many bytes it holds; to bound what is in memory.
     #[must_use]
     pub fn weight(&self) -> usize {
         let extra = self.extra.as_ref().map_or(0, Extra::bytes);

@@ -1,8 +1,8 @@
-//! The index of trace runs: where each one lies, by id.
+//! The index of trace runs: where each one is, by id.
 //!
-//! Every operation of a fold asks where its trace run lies, and most trace runs are new, so "nowhere" must be cheap to
-//! say. Segments are sorted by time and would all have to be asked. An index file is a Parquet object of entries
-//! (id, sort time, project) sorted by id, with a bloom filter for each row group and pages of few rows:
+//! Every operation of a flush asks where its trace run is, and most trace runs are new, so "nowhere" must be cheap to
+//! say. Segments are sorted by time and all of them would have to be asked. An index file is a Parquet object of
+//! entries (id, sort time, project) sorted by id, with a bloom filter for each row group and pages of few rows:
 //!
 //! ```text
 //! ids ──► ranges of files and row groups ──► bloom filters ──► one page for each id that a filter lets through
@@ -13,11 +13,11 @@
 //! read.
 //!
 //! Segments are the truth; an index file repeats what they say. It is [built](build()) from segments that were just
-//! published, and files of one size are [merged](merge()) into one. An entry whose project was deleted since, or whose day
-//! is past its retention, lives on until a merge drops it. A trace run may have the same entry in several files.
+//! published, and files of one size are [merged](merge()) into one. An entry whose project was deleted since, or whose
+//! day is past its retention, lives on until a merge drops it. A trace run may have the same entry in several files.
 //!
-//! A filter takes 2 to 4 MiB for each [`GROUP_ENTRIES`]. In a file of more than [`LARGE_ENTRIES`] it has 16 bits for each
-//! entry and lets one of 800 unknown ids through; in others 30 or more, and lets one of 28,000 through. Nearly all
+//! A filter takes 2 to 4 MiB for each [`GROUP_ENTRIES`]. In a file of more than [`LARGE_ENTRIES`] it has 16 bits for
+//! each entry and lets one of 800 unknown ids through; in others 30 or more, and lets one of 28,000 through. Nearly all
 //! entries of a large workspace are in few files of the first kind, so those decide about memory (200 MB for a hundred
 //! million trace runs), and the many files of the second kind cause no reads.
 
@@ -38,12 +38,12 @@ use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use parquet::schema::types::ColumnPath;
 use towpath_domain::{RunIndexId, TenantId, TraceRunId};
 
-pub use build::{Indexed, build};
+pub use build::{SegmentToIndex, build};
 pub use locate::{LocateError, locate};
 pub use merge::merge;
 pub use write::Writer;
 
-use crate::fold::Place;
+use crate::flush::RunLocation;
 
 /// Most entries of a row group.
 pub const GROUP_ENTRIES: usize = 1 << 20;
@@ -54,17 +54,17 @@ pub const LARGE_ENTRIES: u64 = 16 << 20;
 /// Entries of a page.
 const PAGE_ENTRIES: usize = 4096;
 
-/// How many unknown ids a filter lets through at most, as its writer estimates that.
+/// The false positive rate of a thin filter, as estimated by its writer.
 const THIN_FPP: f64 = 0.001;
 const STRONG_FPP: f64 = 0.000_01;
 
-/// Where one trace run lies. In the order of files: by id, then by sort time and project.
+/// The location of a trace run. In file order: by id, then by sort time and project.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Entry {
     /// The trace run.
     pub id: TraceRunId,
-    /// Where it lies.
-    pub place: Place,
+    /// Where it is.
+    pub location: RunLocation,
 }
 
 /// An index file that was written and waits to be made live.
@@ -72,7 +72,6 @@ pub struct Entry {
 pub struct NewIndexFile {
     /// The file.
     pub id: RunIndexId,
-    /// Its key.
     pub path: Path,
     /// Trace runs in it.
     pub entries: u64,
@@ -87,9 +86,9 @@ pub struct NewIndexFile {
 impl NewIndexFile {
     /// What the catalog is told of it.
     #[must_use]
-    pub fn catalog(&self) -> towpath_store::run_index::Written {
+    pub fn catalog(&self) -> towpath_store::run_index::IndexFileRecord {
         let int = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
-        towpath_store::run_index::Written {
+        towpath_store::run_index::IndexFileRecord {
             id: self.id,
             entries: int(self.entries),
             bytes: int(self.bytes),
@@ -106,7 +105,7 @@ pub fn path(tenant: TenantId, id: RunIndexId) -> Path {
 }
 
 /// Positions of columns.
-mod at {
+mod position {
     pub const ID: usize = 0;
     pub const SORT_TIME: usize = 1;
     pub const PROJECT: usize = 2;
@@ -145,6 +144,6 @@ fn properties(entries: u64) -> WriterProperties {
         .build()
 }
 
-/// Ids of the newest version begin with their time; there is little else that a higher level would find.
+/// Ids of version 7 begin with their time; a higher level would find little else.
 static ZSTD: LazyLock<Compression> =
     LazyLock::new(|| Compression::ZSTD(ZstdLevel::try_new(1).expect("level 1 lies between 1 and 22")));

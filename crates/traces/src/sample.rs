@@ -1,9 +1,9 @@
-//! Trace runs by the million that look like those of an official client, because they were recorded from one.
+//! Generated trace runs like those of an official client, from a recording.
 //!
 //! The trace of five runs in `tests/data/python-identity.bin` is multiplied: fresh ids, starts spread over days, a
-//! number in its inputs and outputs, token counts that vary. Everything follows from a seed and the number of the
-//! run, so a checker computes by itself what an export must hold ([`Sample::expected`]) instead of remembering it.
-//! For `towpath demo`, benchmarks and kill tests.
+//! number in its inputs and outputs, varying token counts. Everything follows from a seed and the number of the run, so
+//! a checker can compute the content of an export ([`Sample::expected`]). For `towpath demo`, benchmarks and kill
+//! tests.
 
 mod expected;
 
@@ -13,7 +13,7 @@ use std::sync::LazyLock;
 
 use bytes::Bytes;
 use chrono::NaiveDate;
-use towpath_domain::trace::{Link, format_link};
+use towpath_domain::trace::{DottedOrderPart, format_part};
 use towpath_domain::{TenantId, Timestamp};
 use uuid::Uuid;
 
@@ -42,10 +42,10 @@ pub struct Plan {
     pub days: u32,
 }
 
-/// Which statements about the runs a body holds. About two thirds of the runs are made by a post and finished by a
-/// patch, the others by one post.
+/// Which operations of the runs a body contains. About two thirds of the runs have a post and a patch, the others only
+/// a post.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Which {
+pub enum SampleOperations {
     /// Posts and patches.
     Both,
     /// Posts only.
@@ -57,11 +57,8 @@ pub enum Which {
 /// A body ready to send to `POST /runs/multipart`.
 #[derive(Clone, Debug)]
 pub struct Body {
-    /// `Content-Type`.
     pub content_type: String,
-    /// `Content-Encoding`.
     pub content_encoding: Option<&'static str>,
-    /// The body.
     pub bytes: Bytes,
 }
 
@@ -121,7 +118,7 @@ static TEMPLATES: LazyLock<Vec<Template>> = LazyLock::new(|| {
 /// All there is to know of one run. Texts are raw JSON.
 struct Run {
     id: Uuid,
-    links: Vec<Link>,
+    links: Vec<DottedOrderPart>,
     start: Timestamp,
     end: Timestamp,
     first_token: Option<Timestamp>,
@@ -142,7 +139,6 @@ impl Sample {
         Self { plan }
     }
 
-    /// The plan.
     #[must_use]
     pub const fn plan(&self) -> &Plan {
         &self.plan
@@ -150,14 +146,14 @@ impl Sample {
 
     /// A body with the runs of `range`.
     #[must_use]
-    pub fn body(&self, range: Range<u64>, which: Which, encoding: Encoding) -> Body {
+    pub fn body(&self, range: Range<u64>, which: SampleOperations, encoding: Encoding) -> Body {
         let mut plain = Vec::with_capacity(usize::try_from(range.end - range.start).unwrap_or_default() * 3000);
         for index in range {
             let run = self.run(index);
-            if which != Which::Patches {
+            if which != SampleOperations::Patches {
                 self.write_post(&mut plain, &run);
             }
-            if which != Which::Posts && run.patched {
+            if which != SampleOperations::Posts && run.patched {
                 self.write_patch(&mut plain, &run);
             }
         }
@@ -176,13 +172,13 @@ impl Sample {
 
     /// How many operations [`Sample::body`] puts into a body.
     #[must_use]
-    pub fn operations(&self, range: Range<u64>, which: Which) -> u64 {
+    pub fn operations(&self, range: Range<u64>, which: SampleOperations) -> u64 {
         let runs = range.end - range.start;
         let patches = range.filter(|index| self.is_patched(*index)).count() as u64;
         match which {
-            Which::Both => runs + patches,
-            Which::Posts => runs,
-            Which::Patches => patches,
+            SampleOperations::Both => runs + patches,
+            SampleOperations::Posts => runs,
+            SampleOperations::Patches => patches,
         }
     }
 
@@ -190,7 +186,7 @@ impl Sample {
         !self.dice(index, 3).is_multiple_of(3)
     }
 
-    /// A number that follows from the seed, a run or trace, and what it is for.
+    /// A pseudo-random number from the seed, a run or trace, and a purpose.
     fn dice(&self, number: u64, purpose: u64) -> u64 {
         let mut mixed =
             self.plan.seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ purpose.wrapping_mul(0xd1b5_4a32_d192_ed03);
@@ -208,7 +204,7 @@ impl Sample {
         uuid::Builder::from_random_bytes(random.to_be_bytes()).into_uuid()
     }
 
-    /// Starts lie in whole days, far enough from midnight that a trace does not cross it.
+    /// Starts are in whole days, far enough from midnight that a trace does not cross it.
     fn tree_start(&self, tree: u64) -> i64 {
         const MARGIN: u64 = 60_000_000;
         const DAY: u64 = 86_400_000_000;
@@ -234,7 +230,7 @@ impl Sample {
             let start = Timestamp::from_micros(root + TEMPLATES[position].offset);
             links.insert(
                 0,
-                Link {
+                DottedOrderPart {
                     start,
                     id: self.id(tree * TREE + position as u64),
                 },
@@ -287,7 +283,7 @@ impl Sample {
         } else {
             format!(r#","end_time":"{}""#, iso(run.end))
         };
-        // What a run says of itself when it begins, and otherwise when it ends.
+        // A run reports these at its start, others at its end.
         let tags = if run.patched {
             r#"["begun"]"#.to_owned()
         } else {
@@ -354,10 +350,9 @@ impl Sample {
 
 impl Run {
     fn dotted_order(&self) -> String {
-        self.links.iter().map(format_link).collect::<Vec<_>>().join(".")
+        self.links.iter().map(format_part).collect::<Vec<_>>().join(".")
     }
 
-    /// The metadata of its patch.
     fn patched_metadata(&self) -> String {
         let end = r#"{"stage":"ended""#;
         match self.metadata.strip_prefix('{') {
@@ -371,8 +366,7 @@ impl Run {
     }
 }
 
-/// One part as the Python client writes it.
-/// A body compressed as the Python client does it.
+/// A body compressed like by the Python client.
 #[must_use]
 pub fn as_zstd(plain: &[u8]) -> Bytes {
     packed(plain, zstd).into()

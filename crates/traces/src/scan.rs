@@ -1,23 +1,22 @@
-//! Streams the trace runs of one project in order, each once, out of any number of segments.
+//! Streams the trace runs of one project in order, each once, from any number of segments.
 //!
-//! Row groups are merged by [`Key`]. Rows that only one of them has pass through as columns: whole slices, never
-//! turned into [`Row`]s. Where several row groups hold a part of one trace run (its post here, a patch there), those
-//! few rows are decoded, merged and derived anew. A row group is opened when the merge reaches its first key and
-//! dropped after its last.
+//! Row groups are merged by [`Key`]. Rows of a single row group pass through as column slices and are never converted
+//! into [`Row`]s. If several row groups have parts of a trace run (its post here, a patch there), those rows are
+//! decoded, merged and derived again. A row group is opened when the merge reaches its first key and dropped after its
+//! last.
 //!
-//! Memory is bounded whatever the range and however many row groups overlap at one moment. As long as there is room, a
-//! row group is fetched in one request and decoded as the merge goes on. Of those that are opened when there is none,
-//! only keys are kept, and rows are fetched by ranges when the merge comes to them: the more of them there are, the
-//! fewer rows at a time. Where even those are too many, rows of the ones that are needed last are dropped and fetched
-//! again later.
+//! Memory is bounded regardless of the range and the number of overlapping row groups. While there is room, a row group
+//! is fetched in one request and decoded as the merge proceeds. For row groups opened without room, only keys are kept,
+//! and rows are fetched by ranges when the merge reaches them: the more such row groups, the fewer rows at a time. If
+//! even those are too many, the rows needed last are dropped and fetched again.
 //!
-//! The same request over the same segments gives the same rows in the same order, from the start or from any
-//! [`Key`] on. Batches may be cut differently.
+//! The same request over the same segments yields the same rows in the same order, from the start or from any [`Key`].
+//! Batches may differ.
 //!
-//! `start_time` is made from the key, whatever is stored; only a scan of everything that is stored gives it as it is.
+//! `start_time` is derived from the key; only a scan of everything that is stored returns the stored value.
 
-mod gather;
-mod head;
+mod batch_builder;
+mod row_group_cursor;
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
@@ -29,11 +28,11 @@ use object_store::ObjectStore;
 use object_store::path::Path;
 use towpath_domain::{ProjectId, TenantId, Timestamp, TraceRunId};
 
-use self::gather::Gather;
-use self::head::{Head, Opening, Share, Window};
+use self::batch_builder::BatchBuilder;
+use self::row_group_cursor::{MemoryShare, PendingCursor, RowGroupCursor, RowWindow};
 use crate::columnar::Result;
 use crate::row::{Key, Row};
-use crate::schema::{Selection, at};
+use crate::schema::{Selection, position};
 use crate::segment::Segment;
 
 /// A row group to read, as the catalog knows it.
@@ -56,20 +55,20 @@ pub struct Request {
     pub tenant: TenantId,
     /// Project of all rows.
     pub project: ProjectId,
-    /// Row groups of that project, in any order. Those outside of the range are not opened.
+    /// Row groups of that project, in any order. Those outside the range are not opened.
     pub parts: Vec<PartRef>,
     /// Start inclusive, end exclusive, of when trace runs started.
     pub range: Range<Timestamp>,
-    /// Only what comes after this key: where an earlier scan was left.
+    /// Only rows after this key: the end of an earlier scan.
     pub after: Option<Key>,
     /// Columns wanted.
     pub selection: Selection,
 }
 
-/// Bytes that a scan keeps in memory at most, beside single rows of that size.
+/// Memory limit of a scan in bytes, besides single larger rows.
 pub const MEMORY: usize = 256 << 20;
 
-/// How the memory of a scan is divided. What is left is for the requests under way and the batch in the making.
+/// How the memory of a scan is divided. The rest is for requests in flight and the current batch.
 #[derive(Clone, Copy, Debug)]
 struct Memory {
     /// For row groups that are fetched in one request.
@@ -78,10 +77,9 @@ struct Memory {
     rows: usize,
     /// For keys of row groups whose rows are fetched by ranges.
     keys: usize,
-    /// For footers of segments of which further row groups are still to come, and of row groups that are fetched by
-    /// ranges.
+    /// For footers of segments with row groups still to come, and of row groups that are fetched by ranges.
     footers: usize,
-    /// For batches of which rows wait to be handed out, and that are no head's any more.
+    /// For batches with unreturned rows that no head uses any more.
     left_behind: usize,
 }
 
@@ -106,7 +104,7 @@ const LEAST_KEYS: usize = 64;
 pub struct ScanBatch {
     /// The selected columns.
     pub rows: RecordBatch,
-    /// Where each of the rows stands; as long as `rows`.
+    /// Where each of the rows is; as long as `rows`.
     pub keys: Vec<Key>,
 }
 
@@ -126,28 +124,27 @@ pub struct Scan {
     request: Request,
     memory: Memory,
     /// Row groups not opened yet, by first sort time.
-    waiting: VecDeque<Waiting>,
-    /// Open segments, with how many of their row groups are still to be opened.
+    queued: VecDeque<QueuedRowGroup>,
+    /// Open segments, with the number of row groups still to be opened.
     segments: HashMap<Path, (Segment, usize)>,
     /// Bytes of footers.
     footers: usize,
-    heads: Vec<Option<Head>>,
+    cursors: Vec<Option<RowGroupCursor>>,
     /// Bytes that heads were given which are fetched in one request.
     streams: usize,
-    /// Heads whose rows are fetched by ranges, and bytes of rows that they have in memory.
+    /// Heads whose rows are fetched by ranges, and the bytes of their rows in memory.
     ranged: usize,
     loaded: usize,
     /// First key of each head, smallest on top.
     order: BinaryHeap<Reverse<(Key, usize)>>,
-    gather: Gather,
+    builder: BatchBuilder,
     merged: u64,
     starts_are_derived: bool,
 }
 
-struct Waiting {
+struct QueuedRowGroup {
     part: PartRef,
-    /// Whether another row group covers some of the same time: then rows may have to be merged, which needs more
-    /// columns than are asked for.
+    /// Whether another row group overlaps: then rows may have to be merged, which needs more columns than requested.
     overlaps: bool,
 }
 
@@ -157,20 +154,20 @@ impl Scan {
     pub fn new(store: Arc<dyn ObjectStore>, request: Request) -> Self {
         let waiting = plan(&request);
         let memory = Memory::of(MEMORY);
-        let gather = Gather::new(request.tenant, request.project, &request.selection, memory.left_behind);
+        let gather = BatchBuilder::new(request.tenant, request.project, &request.selection, memory.left_behind);
         Self {
             store,
             request,
             memory,
-            waiting,
+            queued: waiting,
             segments: HashMap::new(),
             footers: 0,
-            heads: Vec::new(),
+            cursors: Vec::new(),
             streams: 0,
             ranged: 0,
             loaded: 0,
             order: BinaryHeap::new(),
-            gather,
+            builder: gather,
             merged: 0,
             starts_are_derived: true,
         }
@@ -180,7 +177,7 @@ impl Scan {
     #[must_use]
     pub fn with_memory(mut self, bytes: usize) -> Self {
         self.memory = Memory::of(bytes);
-        self.gather.leave_behind(self.memory.left_behind);
+        self.builder.detach(self.memory.left_behind);
         self
     }
 
@@ -188,7 +185,7 @@ impl Scan {
     pub(crate) fn with_open<'a>(mut self, open: impl IntoIterator<Item = &'a Segment>) -> Self {
         for segment in open {
             let path = segment.path();
-            let left = self.waiting.iter().filter(|waiting| waiting.part.path == *path).count();
+            let left = self.queued.iter().filter(|waiting| waiting.part.path == *path).count();
             if left > 0 {
                 self.footers += segment.footer_bytes();
                 self.segments.insert(path.clone(), (segment.clone(), left));
@@ -200,17 +197,14 @@ impl Scan {
     /// Batches of at most so many bytes of values, or of one row.
     #[must_use]
     pub const fn with_batch_bytes(mut self, bytes: usize) -> Self {
-        self.gather.set_most_bytes(bytes);
+        self.builder.set_most_bytes(bytes);
         self
     }
 
-    /// The next rows, at most some thousand; `None` at the end. Not cancel-safe: after a dropped call make a new
-    /// scan from the last key.
-    ///
-    /// # Errors
-    /// A segment can't be read or isn't what the catalog says.
+    /// The next rows, at most some thousand; `None` at the end. Not cancel-safe: after a dropped call create a new scan
+    /// from the last key.
     pub async fn next(&mut self) -> Result<Option<ScanBatch>> {
-        while !self.gather.is_full() {
+        while !self.builder.is_full() {
             self.open_due().await?;
             let Some(Reverse((key, at))) = self.order.pop() else {
                 break;
@@ -221,23 +215,23 @@ impl Scan {
                 self.pass_through(at).await?;
             }
         }
-        self.gather.finish()
+        self.builder.finish()
     }
 
-    /// Trace runs so far that had to be put together from several row groups.
+    /// Trace runs so far that were merged from several row groups.
     #[must_use]
     pub const fn merged(&self) -> u64 {
         self.merged
     }
 
-    /// Whether in all row groups so far the stored `start_time` is where each row stands.
+    /// Whether the stored `start_time` is the sort time in all row groups so far.
     pub(crate) const fn starts_are_derived(&self) -> bool {
         self.starts_are_derived
     }
 
     /// Opens every waiting row group that may hold the next key.
     async fn open_due(&mut self) -> Result<()> {
-        while let Some(next) = self.waiting.front() {
+        while let Some(next) = self.queued.front() {
             let due = self
                 .order
                 .peek()
@@ -245,16 +239,16 @@ impl Scan {
             if !due {
                 break;
             }
-            let Some(waiting) = self.waiting.pop_front() else { break };
+            let Some(waiting) = self.queued.pop_front() else { break };
             let segment = self.segment(&waiting.part.path).await?;
-            let window = Window {
+            let window = RowWindow {
                 range: self.request.range.clone(),
                 after: self.request.after,
             };
             segment.check_owner(waiting.part.row_group, self.request.tenant, self.request.project)?;
             self.starts_are_derived &= segment.starts_are_derived();
             let columns = columns(&self.request.selection, waiting.overlaps);
-            let opening = Opening::of(&segment, &waiting.part, columns.into(), &window).await?;
+            let opening = PendingCursor::of(&segment, &waiting.part, columns.into(), &window).await?;
             let Some(opening) = opening else { continue };
             let head = if self.streams + opening.weight() <= self.memory.streams {
                 opening.stream().await?
@@ -270,44 +264,44 @@ impl Scan {
         Ok(())
     }
 
-    /// What each head may hold whose rows are fetched by ranges, with so many more of them.
-    fn share(&self, more: usize) -> Share {
+    /// The memory share of each head whose rows are fetched by ranges, with `more` additional ones.
+    fn share(&self, more: usize) -> MemoryShare {
         let heads = (self.ranged + more).max(1);
-        Share {
+        MemoryShare {
             bytes: self.memory.rows / heads,
             keys: (self.memory.keys / size_of::<Key>() / heads).clamp(LEAST_KEYS, MOST_KEYS),
         }
     }
 
-    /// Bytes that it keeps in memory at the moment, about: for tests.
+    /// Estimated memory in use, for tests.
     #[must_use]
-    pub fn held(&self) -> usize {
-        let keys: usize = self.heads.iter().flatten().map(Head::key_bytes).sum();
-        self.streams + self.loaded + self.footers + keys + self.gather.left_behind()
+    pub fn memory_bytes(&self) -> usize {
+        let keys: usize = self.cursors.iter().flatten().map(RowGroupCursor::key_bytes).sum();
+        self.streams + self.loaded + self.footers + keys + self.builder.detached_bytes()
     }
 
-    /// Sees to it that the row at which a head stands lies in memory, at the cost of those that are needed last.
+    /// Loads the row at the position of a head, at the cost of rows needed last.
     async fn load(&mut self, at: usize) -> Result<()> {
         let share = self.share(0);
-        let head = self.heads[at].as_mut().expect("a head in the order is open");
+        let head = self.cursors[at].as_mut().expect("a head in the order is open");
         let before = head.loaded();
         if !head.load(share).await? {
             return Ok(());
         }
         self.loaded = self.loaded - before + head.loaded();
-        self.gather.forget(at);
+        self.builder.forget(at);
         while self.loaded > self.memory.rows {
-            let others = self.heads.iter().enumerate().filter(|(other, _)| *other != at);
+            let others = self.cursors.iter().enumerate().filter(|(other, _)| *other != at);
             let loaded = others.filter_map(|(other, head)| {
                 let head = head.as_ref()?;
                 (head.loaded() > 0).then_some((head.key()?, other))
             });
             let Some((_, last)) = loaded.max() else { break };
-            if let Some(head) = &mut self.heads[last] {
+            if let Some(head) = &mut self.cursors[last] {
                 self.loaded -= head.loaded();
                 head.unload();
             }
-            self.gather.forget(last);
+            self.builder.forget(last);
         }
         Ok(())
     }
@@ -324,7 +318,7 @@ impl Scan {
             return Ok(segment);
         }
         let segment = Segment::open(self.store.clone(), path.clone()).await?;
-        let left = self.waiting.iter().filter(|waiting| waiting.part.path == *path).count();
+        let left = self.queued.iter().filter(|waiting| waiting.part.path == *path).count();
         let bytes = segment.footer_bytes();
         // One that finds no room is read again for its next row group.
         if left > 0 && (self.segments.is_empty() || self.footers + bytes <= self.memory.footers) {
@@ -334,18 +328,18 @@ impl Scan {
         Ok(segment)
     }
 
-    /// Takes the rows of the head at `at` up to the first key that anybody else may have.
+    /// Takes the rows of the head at `at` up to the first key that another head may have.
     async fn pass_through(&mut self, at: usize) -> Result<()> {
         self.load(at).await?;
         let others = self.order.peek().map(|Reverse((key, _))| *key);
-        let unopened = self.waiting.front().map(|next| Key {
+        let unopened = self.queued.front().map(|next| Key {
             sort_time: next.part.min_sort_time,
             id: TraceRunId::nil(),
         });
         let limit = others.into_iter().chain(unopened).min();
-        let head = self.heads[at].as_mut().expect("a head in the order is open");
-        let run = head.run(limit).min(self.gather.room());
-        let taken = self.gather.slice(at, head, run.max(1))?;
+        let head = self.cursors[at].as_mut().expect("a head in the order is open");
+        let run = head.run(limit).min(self.builder.room());
+        let taken = self.builder.slice(at, head, run.max(1))?;
         self.step(at, taken).await
     }
 
@@ -364,21 +358,21 @@ impl Scan {
             self.step(at, 1).await?;
         }
         self.merged += 1;
-        self.gather.row(key, row);
+        self.builder.row(key, row);
         Ok(())
     }
 
     fn decode(&self, at: usize) -> Result<Row> {
-        self.heads[at].as_ref().expect("a head in the order is open").row()
+        self.cursors[at].as_ref().expect("a head in the order is open").row()
     }
 
-    /// Moves a head on, reads its next batch where needed, and puts it back into the order unless it is exhausted.
+    /// Advances a head, reads its next batch if needed, and puts it back into the order unless it is exhausted.
     async fn step(&mut self, at: usize, rows: usize) -> Result<()> {
         let share = self.share(0);
-        let head = self.heads[at].as_mut().expect("a head in the order is open");
+        let head = self.cursors[at].as_mut().expect("a head in the order is open");
         let before = head.loaded();
         if head.advance(rows, share).await? {
-            self.gather.forget(at);
+            self.builder.forget(at);
         }
         self.loaded = self.loaded - before + head.loaded();
         match head.key() {
@@ -389,7 +383,7 @@ impl Scan {
     }
 
     fn close(&mut self, at: usize) {
-        let Some(head) = self.heads[at].take() else { return };
+        let Some(head) = self.cursors[at].take() else { return };
         self.loaded -= head.loaded();
         self.footers = self.footers.saturating_sub(head.footer_bytes());
         match head.stream_weight() {
@@ -398,25 +392,29 @@ impl Scan {
         }
     }
 
-    fn push(&mut self, head: Head) {
+    fn push(&mut self, head: RowGroupCursor) {
         let Some(key) = head.key() else { return };
         self.footers += head.footer_bytes();
         match head.stream_weight() {
             Some(weight) => self.streams += weight,
             None => self.ranged += 1,
         }
-        let at = self.heads.iter().position(Option::is_none).unwrap_or(self.heads.len());
-        if at == self.heads.len() {
-            self.heads.push(None);
+        let at = self
+            .cursors
+            .iter()
+            .position(Option::is_none)
+            .unwrap_or(self.cursors.len());
+        if at == self.cursors.len() {
+            self.cursors.push(None);
         }
-        self.gather.forget(at);
-        self.heads[at] = Some(head);
+        self.builder.forget(at);
+        self.cursors[at] = Some(head);
         self.order.push(Reverse((key, at)));
     }
 }
 
 /// Row groups that may hold wanted rows, by first sort time.
-fn plan(request: &Request) -> VecDeque<Waiting> {
+fn plan(request: &Request) -> VecDeque<QueuedRowGroup> {
     let from = request
         .after
         .map_or(request.range.start, |after| after.sort_time.max(request.range.start));
@@ -438,7 +436,7 @@ fn plan(request: &Request) -> VecDeque<Waiting> {
             let before = reach.is_some_and(|reach| reach >= part.min_sort_time);
             let after = starts.get(index + 1).is_some_and(|next| *next <= part.max_sort_time);
             reach = reach.max(Some(part.max_sort_time));
-            Waiting {
+            QueuedRowGroup {
                 part,
                 overlaps: before || after,
             }
@@ -446,38 +444,38 @@ fn plan(request: &Request) -> VecDeque<Waiting> {
         .collect()
 }
 
-/// The columns that the one at this position follows from, beside what was sent for it.
+/// The columns from which the column at this position is derived, besides its own sent value.
 pub(crate) const fn derived_from(column: usize) -> &'static [usize] {
     match column {
-        at::TRACE_ID | at::PARENT_RUN_ID | at::PARENT_RUN_IDS | at::IS_ROOT => {
-            &[at::DOTTED_ORDER, at::TRACE_ID, at::PARENT_RUN_ID]
+        position::TRACE_ID | position::PARENT_RUN_ID | position::PARENT_RUN_IDS | position::IS_ROOT => {
+            &[position::DOTTED_ORDER, position::TRACE_ID, position::PARENT_RUN_ID]
         }
-        at::STATUS => &[at::ERROR, at::END_TIME],
-        at::TOTAL_TOKENS..=at::COMPLETION_COST => &[at::OUTPUTS, at::EXTRA],
-        at::FIRST_TOKEN_TIME => &[at::EVENTS],
+        position::STATUS => &[position::ERROR, position::END_TIME],
+        position::TOTAL_TOKENS..=position::COMPLETION_COST => &[position::OUTPUTS, position::EXTRA],
+        position::FIRST_TOKEN_TIME => &[position::EVENTS],
         _ => &[],
     }
 }
 
-/// Positions of the columns that have to be read to merge rows of the selected ones.
+/// Positions of the columns needed to merge rows with the selected ones.
 #[must_use]
 pub fn merged_columns(selection: &Selection) -> Vec<usize> {
     columns(selection, true)
 }
 
-/// Positions of the columns to read: the selected ones and the key, and where rows may have to be merged also what
-/// the selected columns are derived from.
+/// Positions of the columns to read: the selected ones and the key; if rows may have to be merged, also the sources of
+/// derived columns.
 fn columns(selection: &Selection, overlaps: bool) -> Vec<usize> {
     let mut columns = selection.positions().to_vec();
-    columns.extend([at::ID, at::SORT_TIME]);
+    columns.extend([position::ID, position::SORT_TIME]);
     if overlaps {
         for column in selection.positions() {
             columns.extend(derived_from(*column));
         }
-        columns.extend([at::SEQ, at::PROVENANCE]);
+        columns.extend([position::SEQ, position::PROVENANCE]);
     }
     columns.sort_unstable();
     columns.dedup();
-    debug_assert!(columns[0] == at::ID);
+    debug_assert!(columns[0] == position::ID);
     columns
 }

@@ -1,9 +1,9 @@
-//! Columns of trace runs: the 29 that can be exported, and those a segment keeps for itself.
+//! Columns of trace runs: the 29 exported ones and the internal ones of segments.
 //!
-//! Names and order are the contract's. No sample file of the hosted service was at hand, so of the `v1` types only
-//! the time columns are known (a user's report shows INT64 `TIMESTAMP(NANOS)`, not adjusted to UTC); the others are
-//! what the vendor's descriptions say ("string", "JSON") or, where they say nothing, what readers handle best:
-//! lists as Parquet lists, costs as decimals, since the query API gives decimal strings.
+//! Names and order follow the contract. No sample file of the hosted service was available, so of the `v1` types only
+//! the time columns are known (INT64 `TIMESTAMP(NANOS)`, not adjusted to UTC, from a user's report); the others follow
+//! the vendor's descriptions ("string", "JSON") or what readers handle best: lists as Parquet lists, costs as decimals,
+//! since the query API returns decimal strings.
 
 use std::sync::{Arc, LazyLock};
 
@@ -18,7 +18,7 @@ use crate::derive::{COST_PRECISION, COST_SCALE};
 /// How many columns can be exported.
 pub const EXPORTED: usize = 29;
 
-/// Names of the columns that can be exported, in the contract's order.
+/// Names of the exported columns, in the contract's order.
 pub const EXPORT_FIELDS: [&str; EXPORTED] = [
     "id",
     "tenant_id",
@@ -52,7 +52,7 @@ pub const EXPORT_FIELDS: [&str; EXPORTED] = [
 ];
 
 /// Positions of columns in a segment.
-pub(crate) mod at {
+pub(crate) mod position {
     pub const ID: usize = 0;
     pub const TENANT_ID: usize = 1;
     pub const SESSION_ID: usize = 2;
@@ -83,9 +83,12 @@ pub(crate) mod at {
     pub const SERIALIZED: usize = 34;
 }
 
-/// Whether the column at this position has another type in `v2_beta` files than in `v1` files and in segments.
+/// Whether the column at this position has another type in `v2_beta` files than in `v1` files and segments.
 pub(crate) const fn differs_in_v2(position: usize) -> bool {
-    matches!(position, at::START_TIME | at::END_TIME | at::FIRST_TOKEN_TIME)
+    matches!(
+        position,
+        position::START_TIME | position::END_TIME | position::FIRST_TOKEN_TIME
+    )
 }
 
 /// What `trace_tier` says: there is one tier, and rows stay.
@@ -95,7 +98,7 @@ fn text(name: &str) -> Field {
     Field::new(name, DataType::Utf8, true)
 }
 
-/// Nanoseconds without a zone, as the hosted `v1` files have them. Values are UTC, in whole microseconds.
+/// Nanoseconds without a zone, as in the hosted `v1` files. Values are UTC, in whole microseconds.
 fn time(name: &str) -> Field {
     Field::new(name, DataType::Timestamp(TimeUnit::Nanosecond, None), true)
 }
@@ -137,7 +140,7 @@ static EXPORT_SCHEMA: LazyLock<SchemaRef> = LazyLock::new(|| Arc::new(Schema::ne
 
 static SEGMENT_SCHEMA: LazyLock<SchemaRef> = LazyLock::new(|| {
     let internal = [
-        // Where the row stands: microseconds UTC, see `Operation::sort_time`.
+        // The sort time in microseconds UTC, see `Operation::sort_time`.
         Field::new("_tp_sort_time", DataType::Timestamp(TimeUnit::Microsecond, None), false),
         // Highest sequence of the row's operations.
         Field::new("_tp_seq", DataType::Int64, false),
@@ -145,7 +148,7 @@ static SEGMENT_SCHEMA: LazyLock<SchemaRef> = LazyLock::new(|| {
         Field::new("_tp_has_patch", DataType::Boolean, false),
         // See `row/provenance.rs`.
         Field::new("_tp_provenance", DataType::Binary, false),
-        // Sent by clients, not part of exports; kept for the API that reads trace runs back.
+        // Sent by clients, not exported; kept for the API that reads trace runs.
         text("_tp_serialized"),
     ];
     Arc::new(Schema::new([exported(), internal.to_vec()].concat()))
@@ -172,26 +175,22 @@ fn time_v2(name: &str) -> Field {
     )
 }
 
-/// Which of the 29 columns an export has, in the contract's order.
+/// The selected ones of the 29 columns of an export, in the contract's order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selection(Vec<usize>);
 
 impl Selection {
-    /// All of them.
     #[must_use]
     pub fn all() -> Self {
         Self((0..EXPORTED).collect())
     }
 
     /// Those named, whatever order they are named in.
-    ///
-    /// # Errors
-    /// The list is empty, or a name is none of the 29.
     pub fn of<S: AsRef<str>>(names: &[S]) -> Result<Self, Rejection> {
         if names.is_empty() {
             return Err(Rejection::invalid(
                 "export_fields",
-                "name at least one field, or leave it out for all",
+                "name at least one field, or omit it for all",
             ));
         }
         let mut columns = names
@@ -202,7 +201,7 @@ impl Selection {
                     Rejection::invalid(
                         "export_fields",
                         format!(
-                            "`{name}` is no exportable field; known are {}",
+                            "`{name}` is not an exportable field; expected one of {}",
                             EXPORT_FIELDS.join(", ")
                         ),
                     )
@@ -310,31 +309,31 @@ mod tests {
     fn positions_are_those_of_the_schema() {
         let schema = segment_schema();
         for (position, name) in [
-            (at::ID, "id"),
-            (at::TENANT_ID, "tenant_id"),
-            (at::SESSION_ID, "session_id"),
-            (at::TRACE_ID, "trace_id"),
-            (at::PARENT_RUN_ID, "parent_run_id"),
-            (at::PARENT_RUN_IDS, "parent_run_ids"),
-            (at::START_TIME, "start_time"),
-            (at::END_TIME, "end_time"),
-            (at::STATUS, "status"),
-            (at::IS_ROOT, "is_root"),
-            (at::DOTTED_ORDER, "dotted_order"),
-            (at::OUTPUTS, "outputs"),
-            (at::ERROR, "error"),
-            (at::EXTRA, "extra"),
-            (at::EVENTS, "events"),
-            (at::TOTAL_TOKENS, "total_tokens"),
-            (at::COMPLETION_COST, "completion_cost"),
-            (at::FIRST_TOKEN_TIME, "first_token_time"),
-            (at::SORT_TIME, "_tp_sort_time"),
-            (at::SEQ, "_tp_seq"),
-            (at::PROVENANCE, "_tp_provenance"),
+            (position::ID, "id"),
+            (position::TENANT_ID, "tenant_id"),
+            (position::SESSION_ID, "session_id"),
+            (position::TRACE_ID, "trace_id"),
+            (position::PARENT_RUN_ID, "parent_run_id"),
+            (position::PARENT_RUN_IDS, "parent_run_ids"),
+            (position::START_TIME, "start_time"),
+            (position::END_TIME, "end_time"),
+            (position::STATUS, "status"),
+            (position::IS_ROOT, "is_root"),
+            (position::DOTTED_ORDER, "dotted_order"),
+            (position::OUTPUTS, "outputs"),
+            (position::ERROR, "error"),
+            (position::EXTRA, "extra"),
+            (position::EVENTS, "events"),
+            (position::TOTAL_TOKENS, "total_tokens"),
+            (position::COMPLETION_COST, "completion_cost"),
+            (position::FIRST_TOKEN_TIME, "first_token_time"),
+            (position::SORT_TIME, "_tp_sort_time"),
+            (position::SEQ, "_tp_seq"),
+            (position::PROVENANCE, "_tp_provenance"),
         ] {
             assert_eq!(schema.field(position).name(), name);
         }
-        assert_eq!(schema.fields().len(), at::PROVENANCE + 2);
+        assert_eq!(schema.fields().len(), position::PROVENANCE + 2);
         assert_eq!(export_schema().fields().len(), EXPORTED);
         let required: Vec<_> = export_schema()
             .fields()

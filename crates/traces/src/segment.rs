@@ -1,11 +1,11 @@
 //! Segments: immutable Parquet objects of trace runs.
 //!
-//! A segment belongs to one tenant. Each of its row groups holds rows of exactly one (project, UTC day), sorted by
-//! [`Key`](crate::row::Key), each id once; a large group of rows becomes several row groups, whose key ranges follow
-//! one another. The physical columns are the 29 exported ones in `v1` order and types, then the internal ones (see
-//! [`schema`](crate::schema)). `start_time` holds where the row stands, which the footer says. Bloom filters on `id` and
-//! `trace_id` find trace runs by these alone; those of all row groups lie together before the footer. The catalog in SQL
-//! knows for each row group what [`Part`] says, so most questions are answered without opening the object.
+//! A segment belongs to one tenant. Each of its row groups has rows of exactly one (project, UTC day), sorted by
+//! [`Key`](crate::row::Key), each id once; many rows become several row groups with consecutive key ranges. The columns
+//! are the 29 exported ones in `v1` order and types, then the internal ones (see [`schema`](crate::schema)).
+//! `start_time` holds the sort time, which the footer states. Bloom filters on `id` and `trace_id` serve lookups by id;
+//! those of all row groups are together before the footer. The SQL catalog stores a [`Part`] for each row group, so
+//! most questions are answered without opening the object.
 
 mod locate;
 mod object;
@@ -35,8 +35,7 @@ pub use write::{SegmentWriter, write};
 /// Most rows of a row group.
 pub const GROUP_ROWS: usize = 20_480;
 
-/// About how many bytes of values a row group holds at most, so that reading one fits into memory whatever the rows
-/// weigh. A single row may be larger.
+/// Approximate size limit of a row group in bytes of values, so that one fits into memory. A single row may be larger.
 pub const GROUP_BYTES: usize = 32 << 20;
 
 /// Key of a segment in the object store.
@@ -69,7 +68,6 @@ pub struct Part {
 /// A segment that was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
-    /// Its key.
     pub path: Path,
     /// Its size in bytes.
     pub bytes: u64,
@@ -79,7 +77,7 @@ pub struct Written {
     pub parts: Vec<Part>,
 }
 
-/// Columns whose values repeat, so that a dictionary pays. Elsewhere it only costs the time to find that out.
+/// Columns with repeating values, for which a dictionary pays off.
 const REPEATING: [&[&str]; 12] = [
     &["tenant_id"],
     &["session_id"],
@@ -95,11 +93,11 @@ const REPEATING: [&[&str]; 12] = [
     &["total_tokens"],
 ];
 
-/// Columns of long texts: nobody prunes by their smallest and largest value.
+/// Columns of long texts, whose minimum and maximum are useless for pruning.
 const LONG: [&str; 6] = ["inputs", "outputs", "error", "extra", "events", "_tp_serialized"];
 
-/// What segments and exported files have in common: plain encodings and data pages of the first version, which every
-/// reader knows, and a fixed author, so that a file made again has the same bytes.
+/// Properties shared by segments and exported files: plain encodings and version 1 data pages, which every reader
+/// supports, and a fixed author, so that a reproduced file has the same bytes.
 pub(crate) fn common_properties() -> WriterPropertiesBuilder {
     let mut properties = WriterProperties::builder()
         .set_created_by("towpath".to_owned())
@@ -114,8 +112,8 @@ pub(crate) fn common_properties() -> WriterPropertiesBuilder {
     properties
 }
 
-/// In the footer of a segment whose column `start_time` holds where each row stands, as it is shown. In segments of older
-/// servers it holds what the client sent.
+/// Footer key of segments whose column `start_time` holds the sort time, as shown. In segments of older servers it
+/// holds the sent value.
 const STARTS: (&str, &str) = ("towpath.start_time", "sort_time");
 
 /// What says so.
@@ -123,6 +121,6 @@ pub(crate) fn starts_derived() -> KeyValue {
     KeyValue::new(STARTS.0.to_owned(), STARTS.1.to_owned())
 }
 
-/// Level 3 of zstd is as fast as level 1 on these texts and a third smaller.
+/// Level 3 of zstd is as fast as level 1 on these texts, and the result is a third smaller.
 pub(crate) static ZSTD: LazyLock<Compression> =
     LazyLock::new(|| Compression::ZSTD(ZstdLevel::try_new(3).expect("level 3 lies between 1 and 22")));

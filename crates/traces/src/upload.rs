@@ -14,24 +14,24 @@ use object_store::path::Path;
 use object_store::{GetOptions, GetResultPayload, MultipartUpload, ObjectStore, ObjectStoreExt, PutPayload};
 use tokio::task::JoinSet;
 
-pub(crate) use self::blocks::{Blocks, Copied};
+pub(crate) use self::blocks::{Blocks, CopiedRange};
 use crate::columnar::{Error, Result};
 
-/// Size of a part of a multipart upload in bytes: what S3 wants at least, since up to three lie in memory. Some stores
-/// want all parts equal.
+/// Part size of a multipart upload in bytes: the minimum of S3, since up to three are in memory. Some stores require
+/// equal parts.
 pub const PART_BYTES: usize = 5 << 20;
 
-/// Parts under way at once. One may travel while the next is filled.
+/// Concurrent part uploads. One may be sent while the next is filled.
 const PARTS_IN_FLIGHT: usize = 2;
 
-/// Read from a local file at once: what stays in a core's cache until it is read over.
+/// Bytes read from a local file at once, small enough for a core's cache.
 const READ_BYTES: usize = 128 << 10;
 
-/// An object in the making. Nothing is visible under its key before [`Upload::complete`].
+/// An object being written. Nothing is visible under its key before [`Upload::complete`].
 ///
-/// What fits into one part is sent by a single PUT; what is larger becomes a multipart upload, which is aborted when
-/// anything fails, and also when the value is dropped unfinished inside a tokio runtime. Only a killed process leaves
-/// a multipart behind; buckets are usually told to expire those.
+/// Data that fit into one part are sent by a single PUT; larger ones become a multipart upload, which is aborted on any
+/// failure, and when the value is dropped unfinished inside a tokio runtime. Only a killed process leaves a multipart
+/// upload behind; bucket lifecycle rules usually expire those.
 #[derive(Debug)]
 pub struct Upload {
     store: Arc<dyn ObjectStore>,
@@ -60,7 +60,7 @@ impl Upload {
         }
     }
 
-    /// With parts of another size; for tests, which want several of them from little data.
+    /// Sets the part size, for tests with little data.
     #[must_use]
     pub fn with_part_bytes(mut self, part_bytes: usize) -> Self {
         self.part_bytes = part_bytes.max(1);
@@ -85,7 +85,7 @@ impl Upload {
         self.checksum.clone().finalize()
     }
 
-    /// Takes more bytes; returns when they are buffered, which may mean to wait for an earlier part.
+    /// Adds bytes; returns when they are buffered, which may wait for an earlier part.
     ///
     /// # Errors
     /// The store refused; the upload is aborted.
@@ -104,12 +104,12 @@ impl Upload {
         Ok(())
     }
 
-    /// Takes a range of another object as it is. Nothing of it lies in memory but what a part of this one holds.
+    /// Copies a range of another object. Only the current part is in memory.
     ///
-    /// A local file is read in this call, between awaits: do it where it may take a core.
+    /// A local file is read in this call between awaits: call it where it may occupy a core.
     ///
     /// # Errors
-    /// The other object can't be read or ends before its range does, or the store refused; then the upload is aborted.
+    /// The other object cannot be read or is too short, or the store refused; the upload is aborted.
     pub(crate) async fn copy(&mut self, from: &Arc<dyn ObjectStore>, path: &Path, range: Range<u64>) -> Result<()> {
         let options = GetOptions {
             range: Some(range.clone().into()),
@@ -152,8 +152,7 @@ impl Upload {
         Ok(())
     }
 
-    /// A buffer for what comes. All of it at once where it is going to be needed: growing by and by leaves pieces of
-    /// every size behind.
+    /// Reserves the buffer at once if it will be needed: growing in steps leaves fragments of every size.
     fn make_room(&mut self, bytes: usize) {
         let full = self.multipart.is_some() || self.buffer.len() + bytes >= self.part_bytes;
         if full && self.buffer.capacity() < self.part_bytes {
@@ -161,8 +160,8 @@ impl Upload {
         }
     }
 
-    /// Sends what is left of a large object and waits for its parts, so that [`Upload::complete`] is one short
-    /// request. A caller that notes down what it is about to make visible does so between the two.
+    /// Sends the rest of a large object and waits for its parts, so that [`Upload::complete`] is one short request. A
+    /// caller that records what it is about to make visible does so in between.
     ///
     /// # Errors
     /// The store refused; the upload is aborted.
@@ -227,8 +226,8 @@ impl Upload {
         let source = match self.in_flight.join_next().await {
             None => return Ok(()),
             Some(Ok((Ok(()), part))) => {
-                // Its memory is the next one's: an allocator that is given so much back keeps it for a while, and a
-                // file would need many times what lies here at one moment.
+                // The buffer is reused: an allocator keeps freed memory for a while, and a file would need many times
+                // its current size.
                 if let (true, Ok(mut free)) = (self.buffer.capacity() == 0, part.try_into_mut()) {
                     free.clear();
                     self.buffer = free;
@@ -282,7 +281,7 @@ impl Drop for Upload {
 
 async fn abort(multipart: &mut dyn MultipartUpload, path: &Path) {
     if let Err(error) = multipart.abort().await {
-        // The object stays invisible all the same; what is left costs space until the bucket expires it.
+        // The object stays invisible; the leftovers cost space until the bucket expires them.
         tracing::warn!(object.path = %path, error = %error, "could not abort a multipart upload");
     }
 }

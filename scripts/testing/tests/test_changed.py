@@ -80,11 +80,19 @@ class Select(unittest.TestCase):
         self.assertEqual(packages_for("crates/extra/src/lib.rs"), {"towpath-extra"})
 
     def test_documents_run_the_rules_about_the_tree(self):
-        self.assertEqual(suites_for("docs/operations.md", "README.md"), {"rust"})
-        self.assertEqual(packages_for("docs/operations.md"), frozenset())
+        self.assertEqual(suites_for("docs/operations.md", "ARCHITECTURE.md"), {"rust"})
+        self.assertEqual(packages_for("deny.toml"), frozenset())
+
+    def test_pages_run_the_tests_that_follow_their_links(self):
+        self.assertEqual(packages_for("docs/operations.md"), {"towpath-api"})
+        self.assertEqual(packages_for("CHANGELOG.md"), {"towpath-api"})
+
+    def test_pages_whose_commands_are_run_run_their_suites(self):
+        self.assertEqual(suites_for("README.md", "docs/guides/upgrade.md"), {"rust", "python"})
+        self.assertEqual(suites_for("docs/guides/from-aegra.md"), {"rust", "python", "agent"})
 
     def test_a_page_that_a_test_compares_runs_that_test(self):
-        self.assertEqual(packages_for("docs/configuration.md"), {"towpath"})
+        self.assertEqual(packages_for("docs/configuration.md"), {"towpath", "towpath-api"})
 
     def test_suites_in_python_are_told_apart(self):
         self.assertEqual(suites_for("tests/python/test_s3.py"), {"rust", "python"})

@@ -14,8 +14,8 @@ use tokio::time::{Instant, sleep, timeout};
 use towpath_tests::{Layout, Process, World};
 use uuid::Uuid;
 
+use super::cpu_lock::CpuLock;
 use super::round::start;
-use super::turn::Turn;
 
 /// Connections that never ask anything, where this machine lets a process have so many.
 const IDLE: usize = 10_000;
@@ -34,13 +34,13 @@ const HEAD_LIMIT: Duration = Duration::from_secs(35);
 const CONNECTION_KIB: f64 = 64.0;
 const OTHERS_MIB: f64 = 128.0;
 
-/// All at once: connections without a request, heads and bodies of a byte a second, and answers that nobody reads.
+/// All at once: connections without a request, heads and bodies of a byte a second, and answers that no one reads.
 #[tokio::test]
 async fn slow_and_silent_clients_keep_nobody_out() {
     let idle = IDLE.min(open_files().saturating_sub(1000));
     let plan = World::plan(Layout::Embedded).env("TOWPATH_HTTP_REQUESTS", "16");
     let mut world = start(plan).await.expect("the embedded world needs no server");
-    let _turn = Turn::take().await;
+    let _turn = CpuLock::take().await;
     let to = world.processes[0].program().address.expect("it listens");
     // It is put together once, and what slow readers ask for.
     world.api.get("/openapi.json").await.expect(200);
@@ -112,7 +112,8 @@ async fn connect(from: Ipv4Addr, to: SocketAddr, socket: TcpSocket) -> std::io::
     timeout(LIMIT, socket.connect(to)).await?
 }
 
-/// Connections that ask nothing, of several addresses. Some may end, or never begin: the server has as many as it can have.
+/// Connections that ask nothing, of several addresses. Some may end, or never begin: the server has as many as it can
+/// have.
 async fn connections(to: SocketAddr, numbers: Range<usize>) -> Vec<TcpStream> {
     let all = join_all(numbers.map(async |number| {
         let of = u8::try_from(1 + number / OF_ONE).expect("a few addresses");
@@ -126,7 +127,8 @@ async fn connections(to: SocketAddr, numbers: Range<usize>) -> Vec<TcpStream> {
     all.await.into_iter().filter_map(|made| made.ok()?.ok()).collect()
 }
 
-/// Clients that send a beginning, and then a byte a second. Each tells how long it took until the server was tired of it.
+/// Clients that send a beginning, and then a byte a second. Each tells how long it took until the server was tired of
+/// it.
 fn slow(to: SocketAddr, beginning: &str) -> Vec<JoinHandle<Duration>> {
     let one = move |beginning: String| async move {
         let socket = TcpSocket::new_v4().expect("the limit of open files was asked for");

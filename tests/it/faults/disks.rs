@@ -9,13 +9,13 @@ use nix::sys::statvfs::statvfs;
 use reqwest::Method;
 use sqlx::{Connection, SqliteConnection};
 use tempfile::TempDir;
-use towpath_tests::{Dice, Layout, World, until};
+use towpath_tests::{Layout, Random, World, until};
 
-use super::round::{Fault, Ingest, Place, folder, round, start};
-use crate::{aftermath, load};
+use super::round::{ExportTarget, Fault, Ingest, folder, round, start};
+use crate::{final_state, load};
 
-/// How much has to be free, in megabytes.
-const FLOOR: &str = "TOWPATH_DISK_LEAST_FREE_MB";
+/// How much must be free, in megabytes.
+const FLOOR: &str = "TOWPATH_DISK_MIN_FREE_MB";
 
 /// SQLite, the log of ingest, segments and exports on one small disk.
 #[tokio::test]
@@ -26,11 +26,11 @@ async fn the_data_folder_may_run_full() {
     let plan = World::plan(Layout::Embedded).data_in(&disk.place).env(FLOOR, "0");
     let world = start(plan).await.expect("the embedded world needs no server");
     let place = folder(&world, "disk").await;
-    let mut dice = Dice::new(13);
+    let mut dice = Random::new(13);
     for time in ["", ", again"] {
         let fault = Fault {
             name: format!("data folder without room{time}"),
-            told: "objects",
+            unavailable: "objects",
             ingest: Ingest::Refuses,
             lasts: Duration::from_secs(5),
         };
@@ -51,15 +51,15 @@ async fn the_data_folder_may_run_short_of_room() {
     let place = folder(&world, "short").await;
     let fault = Fault {
         name: "data folder short of room".to_owned(),
-        told: "disk",
+        unavailable: "disk",
         ingest: Ingest::Refuses,
         lasts: Duration::from_secs(5),
     };
-    full(&world, &place, &disk, &mut Dice::new(16), &fault, async |_| 1).await;
+    full(&world, &place, &disk, &mut Random::new(16), &fault, async |_| 1).await;
     finish(world).await;
 }
 
-/// Only the folder of `file` destinations is full: ingest goes on, and the export tries again.
+/// Only the folder of `file` destinations is full: ingest continues, and the export retries.
 #[tokio::test]
 async fn the_folder_of_exports_may_run_full() {
     let Some(disk) = SmallDisk::mount(16, "data/exports") else {
@@ -71,7 +71,7 @@ async fn the_folder_of_exports_may_run_full() {
     let place = folder(&world, "exports").await;
     let fault = Fault {
         name: "folder of exports without room".to_owned(),
-        told: "",
+        unavailable: "",
         ingest: Ingest::Works,
         lasts: Duration::ZERO,
     };
@@ -97,7 +97,7 @@ async fn the_folder_of_exports_may_run_full() {
         })
         .await
     };
-    full(&world, &place, &disk, &mut Dice::new(14), &fault, refused).await;
+    full(&world, &place, &disk, &mut Random::new(14), &fault, refused).await;
     let left = Command::new("find").arg(&disk.place).args(["-name", "*.part"]).output();
     assert_eq!(
         left.expect("find is there").stdout,
@@ -115,7 +115,7 @@ async fn files_may_not_grow() {
     let place = folder(&world, "limit").await;
     let fault = Fault {
         name: "files may not grow (RLIMIT_FSIZE)".to_owned(),
-        told: "database",
+        unavailable: "database",
         ingest: Ingest::Refuses,
         lasts: Duration::from_secs(5),
     };
@@ -131,16 +131,16 @@ async fn files_may_not_grow() {
         limit("unlimited");
         1
     };
-    round(&world, &place, &mut Dice::new(15), &fault, begin, end).await;
+    round(&world, &place, &mut Random::new(15), &fault, begin, end).await;
     finish(world).await;
 }
 
 /// A round on a disk that is full until `seen` has seen what it wanted to see.
 async fn full(
     world: &World,
-    place: &Place,
+    place: &ExportTarget,
     disk: &SmallDisk,
-    dice: &mut Dice,
+    dice: &mut Random,
     fault: &Fault,
     seen: impl AsyncFnOnce(&World) -> usize,
 ) {
@@ -158,7 +158,7 @@ async fn full(
 
 /// Nothing is left behind, and the database is whole.
 async fn finish(world: World) {
-    aftermath::settles(&world).await;
+    final_state::settles(&world).await;
     let file = format!("sqlite://{}", world.data().join("towpath.db").display());
     let mut connection = SqliteConnection::connect(&file).await.expect("the database is there");
     let whole: String = sqlx::query_scalar("PRAGMA integrity_check")

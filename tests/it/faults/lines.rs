@@ -3,35 +3,35 @@
 use std::time::Duration;
 
 use serde_json::json;
-use towpath_tests::fault_proxy::{Mode, Way};
-use towpath_tests::{Dice, Layout, Moto, World};
+use towpath_tests::fault_proxy::{Direction, Mode};
+use towpath_tests::{Layout, Moto, Random, World};
 
-use super::round::{Fault, Ingest, Place, round, start};
-use crate::aftermath;
+use super::round::{ExportTarget, Fault, Ingest, round, start};
+use crate::final_state;
 
 /// Shorter than the faults last, so that leases run out meanwhile.
 const LEASE_SECONDS: &str = "3";
 
 /// Name, mode, for how long in seconds, whether the process has to notice.
-type Harm = (&'static str, Mode, u64, bool);
+type LineFault = (&'static str, Mode, u64, bool);
 
 /// What a process gets over at once when it ends.
-const SLOW_OR_CUT: [Harm; 5] = [
+const SLOW_OR_CUT: [LineFault; 5] = [
     ("slow", Mode::Delay(Duration::from_millis(60)), 3, false),
     ("throttled", Mode::Throttle(60_000), 3, false),
     ("sliced", Mode::Slice(37), 3, false),
     ("stalled", Mode::Stall, 7, true),
     ("reset, then refused", Mode::Drop, 5, true),
 ];
-/// What leaves connections behind that stay dead. Whoever waits for an answer there waits until its time is up.
-const SILENT: [Harm; 2] = [
-    ("half-open", Mode::HalfOpen(Way::Both), 7, true),
-    ("answers lost", Mode::HalfOpen(Way::ToClient), 7, true),
+/// What leaves connections behind that stay dead. A caller that waits for an answer there waits until its time is up.
+const SILENT: [LineFault; 2] = [
+    ("half-open", Mode::HalfOpen(Direction::Both), 7, true),
+    ("answers lost", Mode::HalfOpen(Direction::ToClient), 7, true),
 ];
 
 /// A line, by the name that `/readyz` has for what is behind it.
 #[derive(Clone, Copy)]
-enum Line {
+enum ProxiedDependency {
     Redis,
     Database,
     Objects,
@@ -39,36 +39,36 @@ enum Line {
 
 #[tokio::test]
 async fn the_line_to_redis_may_be_slow_or_cut() {
-    harm(Line::Redis, &SLOW_OR_CUT, Dice::new(8)).await;
+    harm(ProxiedDependency::Redis, &SLOW_OR_CUT, Random::new(8)).await;
 }
 
 #[tokio::test]
 async fn the_line_to_redis_may_fall_silent() {
-    harm(Line::Redis, &SILENT, Dice::new(18)).await;
+    harm(ProxiedDependency::Redis, &SILENT, Random::new(18)).await;
 }
 
 #[tokio::test]
 async fn the_line_to_the_database_may_be_slow_or_cut() {
-    harm(Line::Database, &SLOW_OR_CUT, Dice::new(9)).await;
+    harm(ProxiedDependency::Database, &SLOW_OR_CUT, Random::new(9)).await;
 }
 
 #[tokio::test]
 async fn the_line_to_the_database_may_fall_silent() {
-    harm(Line::Database, &SILENT, Dice::new(19)).await;
+    harm(ProxiedDependency::Database, &SILENT, Random::new(19)).await;
 }
 
 #[tokio::test]
 async fn the_line_to_the_bucket_may_be_slow_or_cut() {
-    harm(Line::Objects, &SLOW_OR_CUT, Dice::new(10)).await;
+    harm(ProxiedDependency::Objects, &SLOW_OR_CUT, Random::new(10)).await;
 }
 
 #[tokio::test]
 async fn the_line_to_the_bucket_may_fall_silent() {
-    harm(Line::Objects, &SILENT, Dice::new(20)).await;
+    harm(ProxiedDependency::Objects, &SILENT, Random::new(20)).await;
 }
 
 /// Does `harms` to one line of a world of its own, one after another.
-async fn harm(line: Line, harms: &[Harm], mut dice: Dice) {
+async fn harm(line: ProxiedDependency, harms: &[LineFault], mut dice: Random) {
     let plan = World::plan(Layout::Cluster { workers: 2 })
         .env("TOWPATH_ENGINE_LEASE_SECONDS", LEASE_SECONDS)
         .own_postgres()
@@ -77,21 +77,21 @@ async fn harm(line: Line, harms: &[Harm], mut dice: Dice) {
     let Some(world) = start(plan).await else { return };
     let place = bucket(&world).await;
     let (behind, proxy) = match line {
-        Line::Redis => ("redis", &world.redis_proxy),
-        Line::Database => ("database", &world.postgres_proxy),
-        Line::Objects => ("objects", &world.bucket_proxy),
+        ProxiedDependency::Redis => ("redis", &world.redis_proxy),
+        ProxiedDependency::Database => ("database", &world.postgres_proxy),
+        ProxiedDependency::Objects => ("objects", &world.bucket_proxy),
     };
     let proxy = proxy.as_ref().expect("asked for");
     for &(name, mode, seconds, noticed) in harms {
         let ingest = match line {
             // Nothing can be acknowledged without them.
-            Line::Database | Line::Objects if noticed => Ingest::Waits,
+            ProxiedDependency::Database | ProxiedDependency::Objects if noticed => Ingest::Waits,
             // Without Redis work is found by looking.
             _ => Ingest::Works,
         };
         let fault = Fault {
             name: format!("{behind} {name}"),
-            told: if noticed { behind } else { "" },
+            unavailable: if noticed { behind } else { "" },
             ingest,
             lasts: Duration::from_secs(seconds),
         };
@@ -113,12 +113,12 @@ async fn harm(line: Line, harms: &[Harm], mut dice: Dice) {
         };
         round(&world, &place, &mut dice, &fault, begin, end).await;
     }
-    aftermath::settles(&world).await;
+    final_state::settles(&world).await;
     world.stop().await;
 }
 
 /// A destination in the same bucket, over the same line.
-async fn bucket(world: &World) -> Place {
+async fn bucket(world: &World) -> ExportTarget {
     let endpoint = world.bucket_proxy.as_ref().expect("asked for").addr();
     let body = json!({
         "destination_type": "s3",
@@ -134,7 +134,7 @@ async fn bucket(world: &World) -> Place {
         .post("/api/v1/bulk-exports/destinations", &body)
         .await
         .expect(200);
-    Place {
+    ExportTarget {
         destination: made["id"].as_str().expect("a destination has an id").to_owned(),
         prefix: "out",
     }

@@ -1,11 +1,11 @@
-//! PostgreSQL restarts, crashes, is away, and ends sessions.
+//! PostgreSQL restarts, crashes, is unavailable, and ends sessions.
 
 use std::time::Duration;
 
-use towpath_tests::{Dice, Layout, World};
+use towpath_tests::{Layout, Random, World};
 
 use super::round::{Fault, Ingest, folder, round, start};
-use crate::aftermath;
+use crate::final_state;
 
 #[tokio::test]
 async fn the_database_may_go_and_come_back() {
@@ -14,11 +14,11 @@ async fn the_database_may_go_and_come_back() {
         .own_postgres();
     let Some(world) = start(plan).await else { return };
     let place = folder(&world, "postgres").await;
-    let mut dice = Dice::new(88);
+    let mut dice = Random::new(88);
 
     let fault = Fault {
         name: "database sessions ended 20 times".to_owned(),
-        told: "",
+        unavailable: "",
         ingest: Ingest::Works,
         lasts: Duration::ZERO,
     };
@@ -26,7 +26,10 @@ async fn the_database_may_go_and_come_back() {
     let begin = async |world: &World| {
         let database = world.database.as_ref().expect("a cluster has a database");
         let mut connection = database.connect().await;
+        // The pace of the fault: nothing is waited for.
+        let mut ticks = tokio::time::interval(Duration::from_millis(150));
         for _ in 0..20 {
+            ticks.tick().await;
             let question = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
                 WHERE datname = current_database() AND pid <> pg_backend_pid()";
             let count: i64 = sqlx::query_scalar(question)
@@ -34,7 +37,6 @@ async fn the_database_may_go_and_come_back() {
                 .await
                 .expect("our own session goes on");
             ended.set(ended.get() + usize::try_from(count).expect("a count"));
-            tokio::time::sleep(Duration::from_millis(150)).await;
         }
     };
     round(&world, &place, &mut dice, &fault, begin, async |_| ended.get()).await;
@@ -43,7 +45,7 @@ async fn the_database_may_go_and_come_back() {
         let away = seconds > 0;
         let fault = Fault {
             name: format!("database {name}"),
-            told: if away { "database" } else { "" },
+            unavailable: if away { "database" } else { "" },
             ingest: if away { Ingest::Refuses } else { Ingest::Works },
             lasts: Duration::from_secs(seconds),
         };
@@ -61,6 +63,6 @@ async fn the_database_may_go_and_come_back() {
         };
         round(&world, &place, &mut dice, &fault, begin, end).await;
     }
-    aftermath::settles(&world).await;
+    final_state::settles(&world).await;
     world.stop().await;
 }

@@ -8,9 +8,9 @@ use futures::future::join_all;
 use reqwest::Method;
 use serde_json::Value;
 use tokio::time::{Instant, sleep, timeout};
-use towpath_tests::{Api, Body, Dice, Generated, Plan, Process, World, generate, until};
+use towpath_tests::{Api, Body, GeneratedProject, Plan, Process, Random, World, generate, until};
 
-use super::turn::Turn;
+use super::cpu_lock::CpuLock;
 use crate::load;
 
 /// Senders at a time.
@@ -24,11 +24,11 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// How long everything may take to come right after a fault. Not a bar: the figures are printed.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// What a fault is and what has to be seen of it.
+/// What a fault is and what must be seen of it.
 pub struct Fault {
     pub name: String,
     /// The dependency that `/readyz?verbose` has to call unavailable meanwhile; empty where it is only slow.
-    pub told: &'static str,
+    pub unavailable: &'static str,
     /// What ingest does meanwhile.
     pub ingest: Ingest,
     /// How long it lasts.
@@ -38,9 +38,9 @@ pub struct Fault {
 /// What ingest does under a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ingest {
-    /// It goes on, and keeps the processors busy.
+    /// It continues, and keeps the processors busy.
     Works,
-    /// It waits for what is away, or refuses at once.
+    /// It waits for what is unavailable, or refuses at once.
     Waits,
     /// As [`Ingest::Waits`], and it has to have refused.
     Refuses,
@@ -48,12 +48,12 @@ pub enum Ingest {
 
 /// Starts a world while no other fault has the processors. `None`, said in one line, where a server is not given.
 pub async fn start(plan: Plan) -> Option<World> {
-    let _turn = Turn::take().await;
+    let _turn = CpuLock::take().await;
     plan.start().await
 }
 
 /// Where exports go, and how they are read back.
-pub struct Place {
+pub struct ExportTarget {
     pub destination: String,
     pub prefix: &'static str,
 }
@@ -62,18 +62,18 @@ pub struct Place {
 #[expect(clippy::print_stdout, reason = "a row of the table")]
 pub async fn round(
     world: &World,
-    place: &Place,
-    dice: &mut Dice,
+    place: &ExportTarget,
+    dice: &mut Random,
     fault: &Fault,
     begin: impl AsyncFnOnce(&World),
     end: impl AsyncFnOnce(&World) -> usize,
 ) {
     let name = &fault.name;
-    let (before, during) = (generate(dice.roll(), 24, 2), generate(dice.roll(), 48, 2));
+    let (before, during) = (generate(dice.next_u64(), 24, 2), generate(dice.next_u64(), 48, 2));
     load::send(&world.api, &before.bodies).await;
     let project = load::project(&world.api, &before.project).await;
     let turn = match fault.ingest {
-        Ingest::Works => Some(Turn::take().await),
+        Ingest::Works => Some(CpuLock::take().await),
         Ingest::Waits | Ingest::Refuses => None,
     };
     // At work while the fault is there.
@@ -81,7 +81,7 @@ pub async fn round(
 
     let senders = Senders::new(&during.bodies);
     let healed = AtomicBool::new(false);
-    let told = AtomicTold::default();
+    let told = UnavailableReports::default();
     let (hits, back) = {
         let sending = senders.send(&world.api, &healed);
         let watching = watch(&world.processes, &healed, &told);
@@ -111,9 +111,11 @@ pub async fn round(
         fault.ingest != Ingest::Refuses || counts.refused > 0,
         "{name}: nothing was refused"
     );
-    let seen = told.seen();
-    if !fault.told.is_empty() {
-        let said = seen.iter().any(|text| text.starts_with(&format!("{}: ", fault.told)));
+    let seen = told.into_inner();
+    if !fault.unavailable.is_empty() {
+        let said = seen
+            .iter()
+            .any(|text| text.starts_with(&format!("{}: ", fault.unavailable)));
         assert!(said, "{name}: /readyz?verbose never said so: {seen:?}");
     }
 
@@ -138,7 +140,7 @@ pub async fn round(
 }
 
 /// Every row of the export once, with every value.
-pub async fn compared(world: &World, place: &Place, export: &str, generated: &Generated) -> usize {
+pub async fn compared(world: &World, place: &ExportTarget, export: &str, generated: &GeneratedProject) -> usize {
     let project = load::project(&world.api, &generated.project).await;
     let folder = match &world.bucket {
         None => world.exports().join(place.prefix),
@@ -212,7 +214,7 @@ impl<'g> Senders<'g> {
             let mut last = false;
             while !last {
                 let index = self.next.fetch_add(1, Ordering::SeqCst) % self.bodies.len();
-                // Once more after the fault is over, so that somebody sees that it is.
+                // Once more after the fault is over, so that a caller sees that it is.
                 last = healed.load(Ordering::SeqCst) && self.acknowledged.iter().all(|one| one.load(Ordering::SeqCst));
                 while !self.once(api, index).await {
                     sleep(IMPATIENCE).await;
@@ -287,16 +289,16 @@ impl<'g> Senders<'g> {
 
 /// What the processes said of themselves: `database: no answer in time`.
 #[derive(Default)]
-struct AtomicTold(std::sync::Mutex<BTreeSet<String>>);
+struct UnavailableReports(std::sync::Mutex<BTreeSet<String>>);
 
-impl AtomicTold {
-    fn seen(self) -> BTreeSet<String> {
+impl UnavailableReports {
+    fn into_inner(self) -> BTreeSet<String> {
         self.0.into_inner().expect("nobody panicked")
     }
 }
 
 /// Asks every process how it is until the fault is over. None may fail to answer.
-async fn watch(processes: &[Process], healed: &AtomicBool, told: &AtomicTold) {
+async fn watch(processes: &[Process], healed: &AtomicBool, told: &UnavailableReports) {
     let http = towpath_tests::http();
     while !healed.load(Ordering::SeqCst) {
         let asked = processes.iter().map(|process| readiness(&http, process));
@@ -337,8 +339,8 @@ async fn ready(process: &Process) {
 }
 
 /// Where a `file` destination of the world writes.
-pub async fn folder(world: &World, prefix: &'static str) -> Place {
-    Place {
+pub async fn folder(world: &World, prefix: &'static str) -> ExportTarget {
+    ExportTarget {
         destination: world.api.file_destination(prefix).await,
         prefix,
     }

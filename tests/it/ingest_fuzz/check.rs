@@ -11,14 +11,14 @@ use serde_json::Value;
 use towpath_tests::{Columns, rfc3339, visit_rows};
 use uuid::Uuid;
 
-use super::compare::{Beside, differences, exported, view};
+use super::compare::{ExpectedExtras, differences, exported, view};
 use super::derived::instant;
 use super::json::{Json, quoted};
 use super::operation::{Attachment, Handle, Tenant, object, shortened};
-use super::oracle::{Given, Outcome};
-use super::round::Retired;
+use super::oracle::{FeedbackRecord, Outcome};
+use super::round::ExportedRow;
 use super::server::Server;
-use super::step::Shown;
+use super::step::ExpectedRun;
 use crate::load;
 
 const DAY: i64 = 86_400_000_000;
@@ -30,8 +30,13 @@ const MOST_RANGES: usize = 4;
 const EXPORT_LIMIT: Duration = Duration::from_secs(900);
 
 impl Server {
-    fn beside<'a>(&'a self, tenant: Tenant, shown: &Shown, project: &'a dyn Fn(Handle) -> Uuid) -> Beside<'a> {
-        Beside {
+    fn beside<'a>(
+        &'a self,
+        tenant: Tenant,
+        shown: &ExpectedRun,
+        project: &'a dyn Fn(Handle) -> Uuid,
+    ) -> ExpectedExtras<'a> {
+        ExpectedExtras {
             features: self.features,
             tenant: self.tenants[tenant],
             project,
@@ -41,7 +46,7 @@ impl Server {
     }
 
     /// Writes down what is different between a run and what an answer shows of it.
-    fn compare(&self, step: usize, tenant: Tenant, run: &Shown, shown: Option<&Json>, by: &str) {
+    fn compare(&self, step: usize, tenant: Tenant, run: &ExpectedRun, shown: Option<&Json>, by: &str) {
         let project = |handle| self.project(handle);
         let beside = self.beside(tenant, run, &project);
         let wrong = differences(&run.outcomes, shown, |row, shown| view(row, shown, &beside));
@@ -54,7 +59,7 @@ impl Server {
         }
     }
 
-    pub(super) async fn get(&self, step: usize, tenant: Tenant, runs: &[Shown]) {
+    pub(super) async fn get(&self, step: usize, tenant: Tenant, runs: &[ExpectedRun]) {
         for run in runs {
             let path = format!("/runs/{}", run.id);
             let api = self.api(tenant, step);
@@ -70,7 +75,7 @@ impl Server {
         }
     }
 
-    pub(super) async fn query(&self, step: usize, tenant: Tenant, runs: &[Shown]) {
+    pub(super) async fn query(&self, step: usize, tenant: Tenant, runs: &[ExpectedRun]) {
         let ids = Json::List(runs.iter().map(|run| Json::text(run.id.to_string())).collect());
         let Some((there, _)) = self.page(step, tenant, &[("id", ids.to_string())]).await else {
             return;
@@ -78,7 +83,7 @@ impl Server {
         self.compare_all(step, tenant, runs, &there, "POST /runs/query by id");
     }
 
-    fn compare_all(&self, step: usize, tenant: Tenant, runs: &[Shown], there: &[Json], by: &str) {
+    fn compare_all(&self, step: usize, tenant: Tenant, runs: &[ExpectedRun], there: &[Json], by: &str) {
         let mut shown: HashMap<&str, &Json> = HashMap::new();
         for run in there {
             let id = run.at("id").as_text().unwrap_or_default();
@@ -125,7 +130,7 @@ impl Server {
         tenant: Tenant,
         project: Handle,
         (newest, limit): (bool, usize),
-        runs: &[Shown],
+        runs: &[ExpectedRun],
     ) {
         let session = quoted(&self.project(project).to_string());
         let order = quoted(if newest { "desc" } else { "asc" });
@@ -183,7 +188,7 @@ impl Server {
         }
     }
 
-    pub(super) async fn export(&self, step: usize, tenant: Tenant, project: Handle, runs: &[Shown]) {
+    pub(super) async fn export(&self, step: usize, tenant: Tenant, project: Handle, runs: &[ExpectedRun]) {
         self.export_all(step, tenant, project, runs, None, |_, _| {}).await;
     }
 
@@ -194,13 +199,13 @@ impl Server {
         step: usize,
         tenant: Tenant,
         project: Handle,
-        runs: &[Shown],
-        earlier: Option<&HashMap<Uuid, Retired>>,
-        mut each: impl FnMut(Uuid, Retired),
+        runs: &[ExpectedRun],
+        earlier: Option<&HashMap<Uuid, ExportedRow>>,
+        mut each: impl FnMut(Uuid, ExportedRow),
     ) {
-        let expected: HashMap<Uuid, &Shown> = runs.iter().map(|run| (run.id, run)).collect();
+        let expected: HashMap<Uuid, &ExpectedRun> = runs.iter().map(|run| (run.id, run)).collect();
         let earlier = earlier.into_iter().flatten();
-        let earlier: HashMap<Uuid, Retired> = earlier
+        let earlier: HashMap<Uuid, ExportedRow> = earlier
             .filter(|(id, _)| !expected.contains_key(*id))
             .map(|(id, retired)| (*id, *retired))
             .collect();
@@ -225,7 +230,7 @@ impl Server {
                     Err("it is there twice".to_owned())
                 };
                 match found {
-                    Ok(day) => each(id, Retired { digest, day }),
+                    Ok(day) => each(id, ExportedRow { digest, day }),
                     Err(what) => {
                         let what = format!("an export of project {project}: run {id}: {what}");
                         self.wrong(step, Some((tenant, id)), what);
@@ -236,7 +241,7 @@ impl Server {
                 return;
             }
             let within = |day: i64| (range.0..range.1).contains(&day);
-            let lacks = |run: &&Shown| run.outcomes.iter().all(|outcome| must_start(outcome, within));
+            let lacks = |run: &&ExpectedRun| run.outcomes.iter().all(|outcome| must_start(outcome, within));
             let live = runs.iter().filter(lacks).map(|run| run.id);
             let retired = earlier.iter().filter(|(_, retired)| within(retired.day));
             for id in live.chain(retired.map(|(id, _)| *id)).filter(|id| !seen.contains(id)) {
@@ -246,8 +251,8 @@ impl Server {
         }
     }
 
-    /// The day on which a row of an export lies, or what is wrong with it.
-    fn compare_row(&self, tenant: Tenant, run: &Shown, columns: &Columns) -> Result<i64, String> {
+    /// The day on which a row of an export is, or what is wrong with it.
+    fn compare_row(&self, tenant: Tenant, run: &ExpectedRun, columns: &Columns) -> Result<i64, String> {
         let project = |handle| self.project(handle);
         let beside = self.beside(tenant, run, &project);
         let wrong = differences(&run.outcomes, Some(columns), |row, columns| {
@@ -257,7 +262,7 @@ impl Server {
             return Err(wrong.join("; "));
         }
         let start = columns.get("start_time").and_then(Value::as_i64).unwrap_or_default();
-        let placed = run.outcomes.iter().flatten().map(|row| row.place.bounds().0).next();
+        let placed = run.outcomes.iter().flatten().map(|row| row.sort_key.bounds().0).next();
         let micros = if self.features.start_is_place {
             Some(start / 1000)
         } else {
@@ -324,7 +329,7 @@ impl Server {
         }
     }
 
-    pub(super) async fn show_feedback(&self, step: usize, tenant: Tenant, given: &Given) {
+    pub(super) async fn show_feedback(&self, step: usize, tenant: Tenant, given: &FeedbackRecord) {
         let feedback = &given.feedback;
         let path = format!("/feedback/{}", feedback.id);
         let api = self.api(tenant, step);
@@ -392,11 +397,11 @@ impl Server {
     }
 }
 
-/// Days from which and until before which rows lie: few ranges that are not long, those with the most rows.
-fn ranges(runs: &[Shown], earlier: &HashMap<Uuid, Retired>) -> Vec<(i64, i64)> {
+/// Days from which and until before which rows are: few ranges that are not long, those with the most rows.
+fn ranges(runs: &[ExpectedRun], earlier: &HashMap<Uuid, ExportedRow>) -> Vec<(i64, i64)> {
     let mut days: BTreeMap<i64, usize> = BTreeMap::new();
     for row in runs.iter().flat_map(|run| run.outcomes.iter().flatten()) {
-        let (first, last) = row.place.bounds();
+        let (first, last) = row.sort_key.bounds();
         for time in [first, last] {
             *days.entry(time.div_euclid(DAY)).or_default() += 1;
         }
@@ -419,10 +424,10 @@ fn ranges(runs: &[Shown], earlier: &HashMap<Uuid, Retired>) -> Vec<(i64, i64)> {
     ranges.into_iter().map(|(_, range)| range).collect()
 }
 
-/// Whether an outcome is a row that lies on such a day for certain.
+/// Whether an outcome is a row that is on such a day for certain.
 fn must_start(outcome: &Outcome, within: impl Fn(i64) -> bool) -> bool {
     outcome.as_ref().is_some_and(|row| {
-        let (first, last) = row.place.bounds();
+        let (first, last) = row.sort_key.bounds();
         within(first.div_euclid(DAY)) && within(last.div_euclid(DAY))
     })
 }

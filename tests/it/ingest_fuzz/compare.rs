@@ -8,16 +8,16 @@ use super::Features;
 use super::derived::{dollars, instant};
 use super::json::Json;
 use super::operation::{Field, Handle, shortened};
-use super::oracle::{Outcome, Row, Sent};
+use super::oracle::{FieldValue, Outcome, Row};
 
-/// What stands beside a run.
-pub struct Beside<'a> {
+/// What is beside a run.
+pub struct ExpectedExtras<'a> {
     pub features: Features,
     pub tenant: Uuid,
     pub project: &'a dyn Fn(Handle) -> Uuid,
-    /// Its `feedback_stats`; `None` where nobody can say.
+    /// Its `feedback_stats`; `None` where no one can say.
     pub stats: Option<Json>,
-    /// Names and content types of its files; `None` where nobody can say.
+    /// Names and content types of its files; `None` where no one can say.
     pub files: Option<Vec<(String, String)>>,
 }
 
@@ -79,7 +79,7 @@ fn number_or_null(number: Option<i64>) -> Json {
 }
 
 /// What is different in an answer to `GET /runs/{id}` or `POST /runs/query`.
-pub fn view(row: &Row, shown: &Json, beside: &Beside<'_>) -> Vec<String> {
+pub fn view(row: &Row, shown: &Json, beside: &ExpectedExtras<'_>) -> Vec<String> {
     let mut wrong = Differences(Vec::new());
     let derived = row.derived();
     let usage = derived.usage;
@@ -169,7 +169,7 @@ pub fn view(row: &Row, shown: &Json, beside: &Beside<'_>) -> Vec<String> {
 }
 
 /// `dotted_order` and `parent_run_ids`, which are put together when the sender did not say them.
-fn in_the_tree(row: &Row, shown: &Json, start: Option<i64>, beside: &Beside<'_>, wrong: &mut Differences) {
+fn in_the_tree(row: &Row, shown: &Json, start: Option<i64>, beside: &ExpectedExtras<'_>, wrong: &mut Differences) {
     let ids = |ids: &[Uuid]| Json::List(ids.iter().map(|id| Json::text(id.to_string())).collect());
     let above = shown.at("parent_run_ids");
     let order = shown.at("dotted_order");
@@ -206,7 +206,7 @@ fn in_the_tree(row: &Row, shown: &Json, start: Option<i64>, beside: &Beside<'_>,
 }
 
 /// What is different in a row of an export.
-pub fn exported(row: &Row, columns: &Columns, beside: &Beside<'_>) -> Vec<String> {
+pub fn exported(row: &Row, columns: &Columns, beside: &ExpectedExtras<'_>) -> Vec<String> {
     let mut wrong = Differences(Vec::new());
     let derived = row.derived();
     let usage = derived.usage;
@@ -295,7 +295,7 @@ pub fn exported(row: &Row, columns: &Columns, beside: &Beside<'_>) -> Vec<String
 }
 
 /// A text of JSON is the client's own, byte for byte.
-fn kept(name: &str, sent: Option<&Sent>, got: Option<&str>, wrong: &mut Differences) {
+fn kept(name: &str, sent: Option<&FieldValue>, got: Option<&str>, wrong: &mut Differences) {
     let same = match (sent, got) {
         (None, None) => true,
         (Some(sent), Some(got)) if sent.verbatim => sent.raw == got,

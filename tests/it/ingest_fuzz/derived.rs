@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::json::Json;
 use super::operation::Field;
-use super::oracle::{Row, Sent};
+use super::oracle::{FieldValue, Row};
 
 /// What follows from a row's fields.
 pub struct Derived {
@@ -39,7 +39,7 @@ impl Row {
         Some(Json::parse(&sent.raw).expect("what is sent is JSON"))
     }
 
-    pub fn sent(&self, field: Field) -> Option<&Sent> {
+    pub fn sent(&self, field: Field) -> Option<&FieldValue> {
         self.fields.get(&field)
     }
 

@@ -1,9 +1,9 @@
 //! Steps from a seed: what is sent, by which route, and what is read in between. The oracle is told of each as it is
 //! made, so a step that reads knows what it has to see.
 
+mod edge_cases;
 mod fields;
 mod mass;
-mod odd;
 mod projects;
 mod reads;
 
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use towpath_tests::Dice;
+use towpath_tests::Random;
 use uuid::Uuid;
 
 use super::operation::{Attachment, Feedback, Handle, Link, Operation, Run, Tenant, Verb};
@@ -24,7 +24,7 @@ use super::{Features, values};
 /// 2026-02-26, in days since 1970: a few days later another month has begun.
 const FIRST_DAY: i64 = 20_510;
 const DAYS: u64 = 6;
-/// Trace runs that operations go on with.
+/// Trace runs that operations continue with.
 const POOL: usize = 2_000;
 /// Larger projects are only read when all is over.
 const LARGEST_WALK: usize = 3_000;
@@ -52,7 +52,7 @@ pub struct Project {
     pub common: bool,
 }
 
-/// What operations go on with in a workspace.
+/// What operations continue with in a workspace.
 #[derive(Default)]
 struct Workspace {
     /// Projects that are there, by name.
@@ -60,7 +60,7 @@ struct Workspace {
     runs: Vec<Uuid>,
     /// Patched, and not posted yet.
     awaited: Vec<Uuid>,
-    /// `dotted_order`s that others can go on from.
+    /// `dotted_order`s that others can continue from.
     trees: Vec<Vec<Link>>,
     spans: Vec<Span>,
     feedback: Vec<Uuid>,
@@ -72,18 +72,18 @@ pub struct Generator {
     pub projects: Vec<Project>,
     /// Operations, feedback and files that were sent.
     pub sent: usize,
-    dice: Dice,
+    dice: Random,
     features: Features,
     form: Form,
     step: usize,
     workspaces: Vec<Workspace>,
     /// What is done once, each with when.
-    once: Vec<(usize, Once)>,
+    once: Vec<(usize, SpecialCase)>,
 }
 
 /// What takes long and is done once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Once {
+enum SpecialCase {
     ManyDays,
     TooManyDays,
     ManyProjects,
@@ -102,7 +102,7 @@ struct Draft {
 
 impl Generator {
     pub fn new(seed: u64, tenants: usize, features: Features, form: Form, operations: usize) -> Self {
-        use Once::{
+        use SpecialCase::{
             Bomb, LargeField, LargestField, ManyDays, ManyProjects, TooLargeField, TooManyDays, TooManyProjects,
         };
         let part = |n: usize| operations * n / 10;
@@ -120,7 +120,7 @@ impl Generator {
             oracle: Oracle::new(features),
             projects: Vec::new(),
             sent: 0,
-            dice: Dice::new(seed),
+            dice: Random::new(seed),
             features,
             form,
             step: 0,
@@ -129,7 +129,6 @@ impl Generator {
         }
     }
 
-    /// The next step.
     pub fn next_step(&mut self) -> Step {
         self.step += 1;
         if let Some(at) = self.once.iter().position(|(when, _)| *when <= self.sent) {
@@ -246,7 +245,7 @@ impl Generator {
                 patches += 1;
             }
         }
-        // Of a body the posts are accepted first, whatever stands first in it.
+        // Of a body the posts are accepted first, whatever is first in it.
         for _ in 0..patches {
             let patch = self.patch(draft);
             self.say(draft, patch);
@@ -411,7 +410,7 @@ impl Generator {
             return;
         }
         let size = self.dice.below(2_000);
-        let mut data: Vec<u8> = (0..size).map(|_| self.dice.roll().to_le_bytes()[0]).collect();
+        let mut data: Vec<u8> = (0..size).map(|_| self.dice.next_u64().to_le_bytes()[0]).collect();
         if draft.request.layout != Layout::Boundaries {
             data.extend_from_slice(b"\r\n--fuzz-boundary-1f0c--\r\n");
         }
@@ -462,7 +461,7 @@ impl Generator {
         let parent = match self.dice.below(3) {
             0 if !above.is_empty() => Some(*self.dice.pick(&above)),
             // One that has not come, or never will.
-            1 => Some(self.dice.roll().to_be_bytes()),
+            1 => Some(self.dice.next_u64().to_be_bytes()),
             _ => None,
         };
         let start = match self.dice.below(20) {
@@ -483,7 +482,7 @@ impl Generator {
 
     // ---- rounds ----
 
-    /// Forgets runs, except for the last ones of each workspace, with which later rounds go on.
+    /// Forgets runs, except for the last ones of each workspace, with which later rounds continue.
     pub fn retire(&mut self, keep: usize) {
         for workspace in &mut self.workspaces {
             keep_last(&mut workspace.runs, keep);

@@ -1,4 +1,4 @@
-//! A reader of JSON for what clients may send and servers have to give back: numbers of any size, halves of surrogate
+//! A reader of JSON for what clients may send and servers have to return: numbers of any size, halves of surrogate
 //! pairs, names that an object has twice, deep nesting. It shares no code with the product.
 
 use std::collections::BTreeMap;
@@ -30,12 +30,10 @@ impl Json {
         Ok(value)
     }
 
-    /// A text.
     pub fn text(text: impl Into<String>) -> Self {
         Self::Text(text.into())
     }
 
-    /// A number.
     pub fn number(number: impl fmt::Display) -> Self {
         Self::Number(number.to_string())
     }
@@ -50,7 +48,7 @@ impl Json {
         )
     }
 
-    /// The member of that name; null where there is none.
+    /// The member of that name; null if there is none.
     pub fn at(&self, name: &str) -> &Self {
         self.members().and_then(|members| members.get(name)).unwrap_or(&NULL)
     }
@@ -261,7 +259,7 @@ impl Reader<'_> {
             _ => None,
         };
         self.at += if pair.is_some() { 12 } else { 6 };
-        // Half of a pair is no character.
+        // Half of a pair is not a character.
         Ok(pair
             .or_else(|| char::from_u32(first))
             .unwrap_or(char::REPLACEMENT_CHARACTER))

@@ -119,7 +119,7 @@ impl Acceptance {
         let _ = self.taken.set(taken);
     }
 
-    /// `None` while nobody knows.
+    /// `None` while no one knows.
     pub fn taken(&self) -> Option<bool> {
         self.taken.get().copied()
     }
@@ -170,7 +170,7 @@ pub struct Operation {
     pub end: Option<Moment>,
     /// JSON.
     pub fields: BTreeMap<Field, String>,
-    /// Members that nobody knows, as JSON on both sides of the colon.
+    /// Members that no one knows, as JSON on both sides of the colon.
     pub unknown: Vec<(String, String)>,
     /// Whether the server keeps what was sent byte for byte. Spans are put into other words.
     pub verbatim: bool,

@@ -1,15 +1,15 @@
-//! The reference merge: what has to be there after operations were accepted in a known order.
+//! The reference merge: what must be there after operations were accepted in a known order.
 //!
 //! Written from docs/traces.md ("One id, one run") and nothing else:
 //!
-//! - The first accepted operation that states a project and a start decides where the run lies, for good. A POST always
-//!   states both. Everything else is applied to the run where it lies.
+//! - The first accepted operation that states a project and a start decides where the run is, for good. A POST always
+//!   states both. Everything else is applied to the run where it is.
 //! - Of several POSTs the first counts. A PATCH beats the POST field by field, of two PATCHes the later one wins.
 //!   `extra` follows that rule for each of its keys, `metadata` and `runtime` for each of theirs.
-//! - What was accepted for a project that is deleted before it is folded is dropped.
+//! - What was accepted for a project that is deleted before it is flushed is dropped.
 //!
-//! The last rule leaves to the server when it folds, so a run of a deleted project has several [`Outcome`]s, one for each
-//! number of operations that were folded by then. All other runs have one.
+//! The last rule leaves to the server when it flushes, so a run of a deleted project has several [`Outcome`]s, one for
+//! each number of operations that were flushed by then. All other runs have one.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -52,7 +52,7 @@ impl Start {
 
 /// A field's value: JSON, and whether it is kept byte for byte.
 #[derive(Clone, Debug)]
-pub struct Sent {
+pub struct FieldValue {
     pub raw: String,
     pub verbatim: bool,
 }
@@ -62,15 +62,15 @@ pub struct Sent {
 pub struct Row {
     pub id: Uuid,
     pub project: Handle,
-    /// Where it stands in the order of its project.
-    pub place: Start,
+    /// Where it is in the order of its project.
+    pub sort_key: Start,
     /// What is shown as its start.
     pub start: Start,
     pub end: Option<i64>,
     /// Whether a POST is among its operations.
     pub posted: bool,
     pub order: Option<Order>,
-    pub fields: BTreeMap<Field, Sent>,
+    pub fields: BTreeMap<Field, FieldValue>,
     /// `extra`, merged.
     pub extra: Option<BTreeMap<String, Json>>,
 }
@@ -78,13 +78,13 @@ pub struct Row {
 /// What happened to an id.
 #[derive(Clone, Debug)]
 enum Event {
-    Said(Arc<Operation>),
+    Operation(Arc<Operation>),
     Deleted(Handle),
 }
 
 /// Feedback as it was left.
 #[derive(Clone, Debug)]
-pub struct Given {
+pub struct FeedbackRecord {
     pub feedback: Feedback,
     /// In the order of acceptance.
     pub place: usize,
@@ -98,7 +98,7 @@ pub struct Oracle {
     runs: HashMap<Run, Vec<Event>>,
     /// The runs with operations that name a project.
     named: HashMap<Handle, BTreeSet<Run>>,
-    feedback: HashMap<(Tenant, Uuid), Given>,
+    feedback: HashMap<(Tenant, Uuid), FeedbackRecord>,
     judged: HashMap<Run, BTreeSet<Uuid>>,
     files: HashMap<Run, BTreeMap<String, Attachment>>,
     accepted: usize,
@@ -125,12 +125,12 @@ impl Oracle {
         self.runs
             .entry(run)
             .or_default()
-            .push(Event::Said(Arc::clone(operation)));
+            .push(Event::Operation(Arc::clone(operation)));
     }
 
     pub fn judge(&mut self, tenant: Tenant, feedback: &Feedback) {
         self.accepted += 1;
-        let given = Given {
+        let given = FeedbackRecord {
             feedback: feedback.clone(),
             place: self.accepted,
             deleted: false,
@@ -152,7 +152,7 @@ impl Oracle {
         }
     }
 
-    /// The runs that may lie in a project.
+    /// The runs that may be in a project.
     pub fn runs_of(&self, project: Handle) -> impl Iterator<Item = Run> {
         self.named.get(&project).into_iter().flatten().copied()
     }
@@ -160,7 +160,7 @@ impl Oracle {
     /// The projects that operations on a run have named.
     pub fn projects_of(&self, run: Run) -> BTreeSet<Handle> {
         let named = self.events(run).iter().filter_map(|event| match event {
-            Event::Said(operation) => operation.project,
+            Event::Operation(operation) => operation.project,
             Event::Deleted(_) => None,
         });
         named.collect()
@@ -177,7 +177,7 @@ impl Oracle {
     /// The first post of a run.
     pub fn first_post(&self, run: Run) -> Option<Arc<Operation>> {
         self.events(run).iter().find_map(|event| match event {
-            Event::Said(operation) if operation.verb == Verb::Post => Some(Arc::clone(operation)),
+            Event::Operation(operation) if operation.verb == Verb::Post => Some(Arc::clone(operation)),
             _ => None,
         })
     }
@@ -187,24 +187,24 @@ impl Oracle {
         self.events(run).iter().any(|event| matches!(event, Event::Deleted(_)))
     }
 
-    pub fn feedback(&self, tenant: Tenant, id: Uuid) -> Option<&Given> {
+    pub fn feedback(&self, tenant: Tenant, id: Uuid) -> Option<&FeedbackRecord> {
         self.feedback.get(&(tenant, id))
     }
 
-    pub fn change_feedback(&mut self, tenant: Tenant, id: Uuid, change: impl FnOnce(&mut Given)) {
+    pub fn change_feedback(&mut self, tenant: Tenant, id: Uuid, change: impl FnOnce(&mut FeedbackRecord)) {
         change(self.feedback.get_mut(&(tenant, id)).expect("feedback that was given"));
     }
 
-    pub fn all_feedback(&self) -> impl Iterator<Item = (Tenant, &Given)> {
+    pub fn all_feedback(&self) -> impl Iterator<Item = (Tenant, &FeedbackRecord)> {
         self.feedback.iter().map(|((tenant, _), given)| (*tenant, given))
     }
 
     /// Feedback on a run, in the order of acceptance.
-    pub fn feedback_on(&self, run: Run) -> Vec<Given> {
+    pub fn feedback_on(&self, run: Run) -> Vec<FeedbackRecord> {
         let ids = self.judged.get(&run).into_iter().flatten();
         let given = ids.filter_map(|id| self.feedback.get(&(run.0, *id)));
         // The same id may have been given again, on another run.
-        let mut given: Vec<Given> = given
+        let mut given: Vec<FeedbackRecord> = given
             .filter(|given| given.feedback.run == Some(run.1) && !given.deleted)
             .cloned()
             .collect();
@@ -240,7 +240,7 @@ impl Oracle {
     /// What happened to an id, for people.
     pub fn story(&self, run: Run) -> String {
         let told = self.events(run).iter().map(|event| match event {
-            Event::Said(operation) => operation.story(),
+            Event::Operation(operation) => operation.story(),
             Event::Deleted(project) => format!("project {project} was deleted"),
         });
         told.collect::<Vec<_>>().join("\n    ")
@@ -269,7 +269,7 @@ impl Oracle {
     fn states(&self, run: Run) -> Vec<State> {
         let events = self.events(run);
         let uncertain = events.iter().any(|event| match event {
-            Event::Said(operation) => !operation.certain && operation.acceptance.taken().is_none(),
+            Event::Operation(operation) => !operation.certain && operation.acceptance.taken().is_none(),
             Event::Deleted(_) => false,
         });
         let mut states = Vec::new();
@@ -282,32 +282,32 @@ impl Oracle {
     }
 }
 
-/// The events that count, where requests of which nobody knows whether they were taken were taken or not.
+/// The events that count, where requests of which no one knows whether they were taken were taken or not.
 fn known(events: &[Event], taken: bool) -> Vec<Event> {
     let counts = |event: &&Event| match event {
-        Event::Said(operation) => operation.certain || operation.acceptance.taken().unwrap_or(taken),
+        Event::Operation(operation) => operation.certain || operation.acceptance.taken().unwrap_or(taken),
         Event::Deleted(_) => true,
     };
     events.iter().filter(counts).cloned().collect()
 }
 
-/// A run while operations are folded.
+/// A run while operations are flushed.
 #[derive(Clone, Debug, Default)]
 struct State {
-    place: Option<(Handle, Start)>,
+    assignment: Option<(Handle, Start)>,
     applied: Vec<Arc<Operation>>,
     waiting: Vec<Arc<Operation>>,
     deleted: BTreeSet<Handle>,
 }
 
-/// Folds what was said, with each number of operations that may have been folded before each deletion.
+/// Flushes what was said, with each number of operations that may have been flushed before each deletion.
 fn fold(events: &[Event]) -> Vec<State> {
     let mut said: Vec<Arc<Operation>> = Vec::new();
     // Each with how many operations were accepted before it.
     let mut deletions: Vec<(usize, Handle)> = Vec::new();
     for event in events {
         match event {
-            Event::Said(operation) => said.push(Arc::clone(operation)),
+            Event::Operation(operation) => said.push(Arc::clone(operation)),
             Event::Deleted(project) => deletions.push((said.len(), *project)),
         }
     }
@@ -344,11 +344,11 @@ fn fold_on(
 
 impl State {
     fn fold(&mut self, operation: &Arc<Operation>) {
-        if self.place.is_none() {
+        if self.assignment.is_none() {
             match (operation.project, sort(operation)) {
                 (Some(project), Some(_)) if self.deleted.contains(&project) => return,
                 (Some(project), Some(start)) => {
-                    self.place = Some((project, start));
+                    self.assignment = Some((project, start));
                     self.applied = std::mem::take(&mut self.waiting);
                 }
                 _ => {
@@ -362,14 +362,14 @@ impl State {
 
     fn delete(&mut self, project: Handle) {
         self.deleted.insert(project);
-        if self.place.as_ref().is_some_and(|(place, _)| *place == project) {
-            self.place = None;
+        if self.assignment.as_ref().is_some_and(|(place, _)| *place == project) {
+            self.assignment = None;
             self.applied.clear();
         }
     }
 
     fn row(&self, id: Uuid, features: Features) -> Option<Row> {
-        let (project, place) = self.place.clone()?;
+        let (project, place) = self.assignment.clone()?;
         let post = self.applied.iter().find(|operation| operation.verb == Verb::Post);
         let patches = || self.applied.iter().filter(|operation| operation.verb == Verb::Patch);
         // Later ones count more, and the post least.
@@ -382,7 +382,7 @@ impl State {
                 if *field == Field::Extra {
                     merge_extra(&mut extra, raw, features);
                 } else if says_something(*field, raw) {
-                    let sent = Sent {
+                    let sent = FieldValue {
                         raw: raw.trim().to_owned(),
                         verbatim: operation.verbatim,
                     };
@@ -399,7 +399,7 @@ impl State {
         Some(Row {
             id,
             project,
-            place,
+            sort_key: place,
             start,
             end,
             posted: post.is_some(),
@@ -410,7 +410,7 @@ impl State {
     }
 }
 
-/// Whether a value counts: null does not, nor does a status that nobody knows.
+/// Whether a value counts: null does not, nor does a status that no one knows.
 fn says_something(field: Field, raw: &str) -> bool {
     if field != Field::Status {
         return raw.trim() != "null";

@@ -1,5 +1,6 @@
-//! Rounds: each has projects and runs of its own and goes on with a few of the rounds before, so that memory is bounded
-//! however many operations there are. After each one everything of it is read and exported; at the end everything.
+//! Rounds: each has projects and runs of its own and continues with a few of the rounds before, so that memory is
+//! bounded however many operations there are. After each one everything of it is read and exported; at the end
+//! everything.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
@@ -12,21 +13,21 @@ use towpath_tests::{World, until};
 use uuid::Uuid;
 
 use super::Settings;
-use super::drive::Drive;
+use super::executor::StepExecutor;
 use super::generate::{Form, Generator};
 use super::operation::{Handle, Run, Tenant};
 use super::server::Server;
-use super::step::{Keys, Shown, Step, Work};
-use crate::aftermath;
+use super::step::{ExpectedRun, Keys, Step, Work};
+use crate::final_state;
 use crate::tables::Tables;
 
 /// Operations of a round.
 const ROUND: usize = 20_000;
-/// Runs of each workspace that later rounds go on with.
+/// Runs of each workspace that later rounds continue with.
 const KEPT: usize = 150;
 /// Requests at a time.
 const SENDERS: usize = 12;
-/// How long folding what was accepted may take.
+/// How long flushing what was accepted may take.
 const FOLD_LIMIT: Duration = Duration::from_secs(1_800);
 /// How long no day may end while days are compacted.
 const DAY_LIMIT: Duration = Duration::from_secs(300);
@@ -37,7 +38,7 @@ const AT_ONCE: usize = 60;
 
 /// A row of an earlier round, as it was exported.
 #[derive(Clone, Copy, Debug)]
-pub struct Retired {
+pub struct ExportedRow {
     pub digest: u64,
     /// In days since 1970.
     pub day: i64,
@@ -49,7 +50,7 @@ pub struct Rounds<'a> {
     world: &'a World,
     settings: Settings,
     generator: Generator,
-    retired: HashMap<Handle, HashMap<Uuid, Retired>>,
+    retired: HashMap<Handle, HashMap<Uuid, ExportedRow>>,
 }
 
 impl<'a> Rounds<'a> {
@@ -110,7 +111,7 @@ impl<'a> Rounds<'a> {
     /// Sends and reads until so many operations were sent.
     async fn load(&mut self, until: usize) -> Result<(), String> {
         let senders = Semaphore::new(SENDERS);
-        let mut drive = Drive::new(self.server, &senders);
+        let mut drive = StepExecutor::new(self.server, &senders);
         while self.generator.sent < until && !self.server.is_wrong() {
             drive.begin(self.generator.next_step()).await;
         }
@@ -140,7 +141,7 @@ impl<'a> Rounds<'a> {
         let mut steps: Vec<Work> = Vec::new();
         let projects = self.touched();
         // Projects with one run are many.
-        let mut alone: BTreeMap<Tenant, Vec<Shown>> = BTreeMap::new();
+        let mut alone: BTreeMap<Tenant, Vec<ExpectedRun>> = BTreeMap::new();
         for (project, runs) in &projects {
             let tenant = self.generator.projects[*project].tenant;
             if let [run] = runs.as_slice() {
@@ -157,7 +158,7 @@ impl<'a> Rounds<'a> {
             }
         }
         for (tenant, runs) in alone {
-            let lists = runs.chunks(AT_ONCE).map(<[Shown]>::to_vec);
+            let lists = runs.chunks(AT_ONCE).map(<[ExpectedRun]>::to_vec);
             steps.extend(lists.map(|runs| Work::Query { tenant, runs }));
         }
         let oracle = &self.generator.oracle;
@@ -186,7 +187,7 @@ impl<'a> Rounds<'a> {
     }
 
     /// The projects with runs of which something was said in this round, and those runs.
-    fn touched(&self) -> BTreeMap<Handle, Vec<Shown>> {
+    fn touched(&self) -> BTreeMap<Handle, Vec<ExpectedRun>> {
         let mut touched = BTreeMap::new();
         for (handle, project) in self.generator.projects.iter().enumerate() {
             if !project.deleted {
@@ -201,7 +202,7 @@ impl<'a> Rounds<'a> {
 
     async fn perform(&self, works: Vec<Work>) -> Result<(), String> {
         let senders = Semaphore::new(SENDERS);
-        let mut drive = Drive::new(self.server, &senders);
+        let mut drive = StepExecutor::new(self.server, &senders);
         for (number, work) in works.into_iter().enumerate() {
             let step = Step {
                 number,
@@ -216,8 +217,8 @@ impl<'a> Rounds<'a> {
     }
 
     /// Exports projects, and keeps what is there of runs that nothing will be said of any more.
-    async fn export(&mut self, projects: &BTreeMap<Handle, Vec<Shown>>) -> Result<(), String> {
-        let mut kept: HashMap<Handle, HashMap<Uuid, Retired>> = HashMap::new();
+    async fn export(&mut self, projects: &BTreeMap<Handle, Vec<ExpectedRun>>) -> Result<(), String> {
+        let mut kept: HashMap<Handle, HashMap<Uuid, ExportedRow>> = HashMap::new();
         let small: Vec<_> = projects.iter().filter(|(_, runs)| runs.len() > 1).collect();
         // A few at a time: each is a job for every day.
         for projects in small.chunks(4) {
@@ -225,7 +226,7 @@ impl<'a> Rounds<'a> {
                 let tenant = self.generator.projects[**project].tenant;
                 let mut rows = HashMap::new();
                 let earlier = self.retired.get(*project);
-                let each = |id: Uuid, retired: Retired| {
+                let each = |id: Uuid, retired: ExportedRow| {
                     rows.insert(id, retired);
                 };
                 self.server.export_all(0, tenant, **project, runs, earlier, each).await;
@@ -239,7 +240,7 @@ impl<'a> Rounds<'a> {
         self.verdict()
     }
 
-    /// Waits until all is folded, and asks the tables whether everything is as it has to be.
+    /// Waits until all is flushed, and asks the tables whether everything is as it must be.
     async fn at_rest(&self) -> Result<(), String> {
         let mut tables = Tables::of(self.world).await;
         until("every unit to be folded", FOLD_LIMIT, async || {
@@ -248,7 +249,7 @@ impl<'a> Rounds<'a> {
         })
         .await;
         days_are_compacted(&mut tables).await;
-        aftermath::settles(self.world).await;
+        final_state::settles(self.world).await;
         let units = tables
             .count("SELECT count(*) FROM wal_unit WHERE state = 'quarantined'")
             .await;
@@ -293,15 +294,16 @@ impl<'a> Rounds<'a> {
     }
 }
 
-/// Waits until no day is left to compact. A round that outlasts the pause between two sweeps has thousands, which take their
-/// time on a busy machine: they have to go on, and need not be over soon.
+/// Waits until no day is left to compact. A round that outlasts the pause between two sweeps has thousands, which take
+/// their time on a busy machine: they have to continue, and need not be over soon.
 async fn days_are_compacted(tables: &mut Tables) {
     let (mut left, mut over) = (i64::MAX, -1);
     while left > 0 {
         (left, over) = until("a day to be compacted", DAY_LIMIT, async || {
-            let left = "SELECT count(*) FROM job WHERE kind = 'compact_day' AND finished_at IS NULL";
+            let left = "SELECT count(*) FROM job WHERE kind IN ('compact_day', 'compact_days') AND finished_at IS NULL";
             let left = tables.count(left).await;
-            let now = "SELECT count(*) FROM job WHERE kind = 'compact_day' AND finished_at IS NOT NULL";
+            let now =
+                "SELECT count(*) FROM job WHERE kind IN ('compact_day', 'compact_days') AND finished_at IS NOT NULL";
             let now = tables.count(now).await;
             (left == 0 || now != over).then_some((left, now))
         })

@@ -101,7 +101,7 @@ impl Server {
         !self.findings.lock().expect("nobody panicked").is_empty()
     }
 
-    /// The id of a project; the nil id where nobody knows it.
+    /// The id of a project; the nil id where no one knows it.
     pub fn project(&self, handle: Handle) -> Uuid {
         let known = self.projects.lock().expect("nobody panicked");
         known.get(&handle).copied().unwrap_or_default()
@@ -123,7 +123,7 @@ impl Server {
         body: Bytes,
     ) -> Option<Answer> {
         let deadline = Instant::now() + PATIENCE;
-        // Reading may wait for a fold; taking something in has no reason to fail.
+        // Reading may wait for a flush; taking something in has no reason to fail.
         let reads = method == Method::GET || path.starts_with("/runs/query") || path.starts_with("/runs/stats");
         loop {
             self.counts.requests.fetch_add(1, Ordering::Relaxed);
@@ -405,7 +405,7 @@ pub fn escaped(text: &str) -> String {
 
 #[cfg(test)]
 impl Server {
-    /// One that nobody can reach.
+    /// One that no one can reach.
     pub fn nowhere() -> Self {
         Self::new(Features::ALL, Vec::new(), Vec::new(), Vec::new(), PathBuf::new())
     }

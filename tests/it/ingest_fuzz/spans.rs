@@ -8,7 +8,7 @@ use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span as Message, Status};
 use prost::Message as _;
-use towpath_tests::{Dice, rfc3339};
+use towpath_tests::{Random, rfc3339};
 use uuid::Uuid;
 
 use super::json::{Json, quoted};
@@ -23,7 +23,6 @@ pub enum Attribute {
     Half(i32),
 }
 
-/// A span.
 #[derive(Clone, Debug)]
 pub struct Span {
     /// No bytes, or too few, where the span is to be refused.
@@ -44,7 +43,7 @@ pub const RESOURCE: [(&str, &str); 2] = [("service.name", "fuzz"), ("host.name",
 
 impl Span {
     /// A span of a trace with attributes of the kinds that are shown in fields of their own, and of others.
-    pub fn new(dice: &mut Dice, trace: Uuid, parent: Option<[u8; 8]>, start: i64) -> Self {
+    pub fn new(dice: &mut Random, trace: Uuid, parent: Option<[u8; 8]>, start: i64) -> Self {
         let mut attributes = Vec::new();
         let mut add = |name: &str, value: Attribute| attributes.push((name.to_owned(), value));
         let text = |text: &str| Attribute::Text(text.to_owned());
@@ -88,7 +87,7 @@ impl Span {
         let end = if dice.one_in(4) { 0 } else { start + 5_000_001 };
         Self {
             trace: trace.as_bytes().to_vec(),
-            span: dice.roll().to_be_bytes().to_vec(),
+            span: dice.next_u64().to_be_bytes().to_vec(),
             parent,
             name: (*dice.pick(&["span", "", "ünï \"quoted\"", "tab\t"])).to_owned(),
             start,
@@ -251,7 +250,7 @@ const VALUES: [&str; 6] = [
     "{}",
 ];
 
-/// JSON in a text is meant as JSON; what is no object is put into one.
+/// JSON in a text is meant as JSON; what is not an object is put into one.
 fn wrapped(text: &str, name: &str) -> String {
     match meant(text) {
         object @ Json::Object(_) => object.to_string(),
@@ -339,7 +338,6 @@ pub fn json_request(spans: &[Span]) -> Vec<u8> {
     text.into_bytes()
 }
 
-/// A request in protobuf.
 pub fn protobuf_request(spans: &[Span]) -> Vec<u8> {
     let attributes = RESOURCE
         .iter()

@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::json::Json;
 use super::operation::{Attachment, Handle, Run, Tenant};
-use super::oracle::{Given, Outcome};
+use super::oracle::{FeedbackRecord, Outcome};
 use super::wire::{Expect, RawRequest, Request};
 
 /// Something that steps touch.
@@ -48,7 +48,7 @@ pub struct Step {
 
 /// A run, and what may be shown of it.
 #[derive(Clone, Debug)]
-pub struct Shown {
+pub struct ExpectedRun {
     pub id: Uuid,
     pub outcomes: Vec<Outcome>,
     /// Its `feedback_stats`, where they are certain.
@@ -84,25 +84,25 @@ pub enum Work {
     /// Delete a project.
     Delete { tenant: Tenant, project: Handle },
     /// Read runs one by one.
-    Get { tenant: Tenant, runs: Vec<Shown> },
+    Get { tenant: Tenant, runs: Vec<ExpectedRun> },
     /// Read runs by a list of ids.
-    Query { tenant: Tenant, runs: Vec<Shown> },
+    Query { tenant: Tenant, runs: Vec<ExpectedRun> },
     /// Read all of a project, page by page.
     Walk {
         tenant: Tenant,
         project: Handle,
         newest: bool,
         limit: usize,
-        runs: Vec<Shown>,
+        runs: Vec<ExpectedRun>,
     },
     /// Export a project.
     Export {
         tenant: Tenant,
         project: Handle,
-        runs: Vec<Shown>,
+        runs: Vec<ExpectedRun>,
     },
     /// Read feedback.
-    ShowFeedback { tenant: Tenant, given: Box<Given> },
+    ShowFeedback { tenant: Tenant, given: Box<FeedbackRecord> },
     /// Change feedback: names of members, and values as JSON.
     ChangeFeedback {
         tenant: Tenant,

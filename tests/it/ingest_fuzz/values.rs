@@ -1,6 +1,6 @@
 //! Values of JSON as clients write them, well-formed and odd.
 
-use towpath_tests::{Dice, compact, rfc3339};
+use towpath_tests::{Random, compact, rfc3339};
 use uuid::Uuid;
 
 use super::Features;
@@ -54,7 +54,7 @@ const NUMBERS: [&str; 20] = [
 ];
 
 /// A JSON string.
-pub fn text(dice: &mut Dice) -> String {
+pub fn text(dice: &mut Random) -> String {
     match dice.below(8) {
         0..3 => (*dice.pick(&PLAIN)).to_owned(),
         3 => quoted(&format!("text {}", dice.below(1_000_000))),
@@ -64,7 +64,7 @@ pub fn text(dice: &mut Dice) -> String {
 }
 
 /// A JSON string without anything odd.
-pub fn plain_text(dice: &mut Dice) -> String {
+pub fn plain_text(dice: &mut Random) -> String {
     quoted(&format!(
         "{} {}",
         dice.pick(&["alpha", "beta", "ünï ✓", "tab\t"]),
@@ -73,7 +73,7 @@ pub fn plain_text(dice: &mut Dice) -> String {
 }
 
 /// Any JSON, of a few levels.
-pub fn any(dice: &mut Dice, levels: u64) -> String {
+pub fn any(dice: &mut Random, levels: u64) -> String {
     match dice.below(if levels == 0 { 5 } else { 8 }) {
         0 => "null".to_owned(),
         1 => (*dice.pick(&["true", "false"])).to_owned(),
@@ -85,14 +85,14 @@ pub fn any(dice: &mut Dice, levels: u64) -> String {
 }
 
 /// A list of any JSON.
-pub fn list(dice: &mut Dice, levels: u64) -> String {
+pub fn list(dice: &mut Random, levels: u64) -> String {
     let items: Vec<String> = (0..dice.below(4)).map(|_| any(dice, levels - 1)).collect();
     let gap = blank(dice);
     format!("[{gap}{}{gap}]", items.join(","))
 }
 
 /// An object of any JSON. Names may come twice.
-pub fn object(dice: &mut Dice, levels: u64) -> String {
+pub fn object(dice: &mut Random, levels: u64) -> String {
     let members: Vec<String> = (0..dice.below(5))
         .map(|_| format!("{}{}:{}", name(dice), blank(dice), any(dice, levels - 1)))
         .collect();
@@ -100,7 +100,7 @@ pub fn object(dice: &mut Dice, levels: u64) -> String {
     format!("{{{gap}{}{gap}}}", members.join(","))
 }
 
-fn name(dice: &mut Dice) -> String {
+fn name(dice: &mut Random) -> String {
     let names = [
         "\"a\"",
         "\"b\"",
@@ -116,7 +116,7 @@ fn name(dice: &mut Dice) -> String {
     (*dice.pick(&names)).to_owned()
 }
 
-fn blank(dice: &mut Dice) -> &'static str {
+fn blank(dice: &mut Random) -> &'static str {
     dice.pick::<&str>(&["", "", "", " ", "\n", "\t ", "\r\n"])
 }
 
@@ -126,7 +126,7 @@ pub fn nested(levels: usize) -> String {
 }
 
 /// What `inputs` may hold. Mostly an object.
-pub fn inputs(dice: &mut Dice, deepest: usize) -> String {
+pub fn inputs(dice: &mut Random, deepest: usize) -> String {
     match dice.below(12) {
         0 => any(dice, 3),
         1 => nested(deepest),
@@ -137,7 +137,7 @@ pub fn inputs(dice: &mut Dice, deepest: usize) -> String {
 }
 
 /// What `outputs` may hold, with tokens and costs now and then.
-pub fn outputs(dice: &mut Dice, features: Features) -> String {
+pub fn outputs(dice: &mut Random, features: Features) -> String {
     if !dice.one_in(3) {
         return inputs(dice, 8);
     }
@@ -150,7 +150,7 @@ pub fn outputs(dice: &mut Dice, features: Features) -> String {
 }
 
 /// Tokens and costs.
-pub fn usage(dice: &mut Dice) -> String {
+pub fn usage(dice: &mut Random) -> String {
     let mut members = Vec::new();
     for name in ["input_tokens", "output_tokens", "total_tokens"] {
         let count = dice.below(10_000).to_string();
@@ -193,7 +193,7 @@ pub fn usage(dice: &mut Dice) -> String {
 }
 
 /// What `extra` may hold: metadata and runtime, and keys of any other name.
-pub fn extra(dice: &mut Dice, features: Features) -> String {
+pub fn extra(dice: &mut Random, features: Features) -> String {
     let mut members = Vec::new();
     for name in ["metadata", "runtime"] {
         let value = match dice.below(8) {
@@ -213,7 +213,7 @@ pub fn extra(dice: &mut Dice, features: Features) -> String {
     format!("{{{}}}", members.join(","))
 }
 
-fn keys(dice: &mut Dice, features: Features) -> String {
+fn keys(dice: &mut Random, features: Features) -> String {
     let mut members = Vec::new();
     for _ in 0..dice.below(5) {
         let name = dice.pick(&[
@@ -242,7 +242,7 @@ fn keys(dice: &mut Dice, features: Features) -> String {
 }
 
 /// A list of events, with the first token now and then.
-pub fn events(dice: &mut Dice, start: i64) -> String {
+pub fn events(dice: &mut Random, start: i64) -> String {
     let mut events = Vec::new();
     for _ in 0..dice.below(3) {
         events.push(format!("{{\"name\":\"start\",\"time\":\"{}\"}}", rfc3339(start)));
@@ -278,28 +278,28 @@ const fn ordinary(micros: i64) -> i64 {
 }
 
 /// A list of texts.
-pub fn tags(dice: &mut Dice) -> String {
+pub fn tags(dice: &mut Random) -> String {
     let tags: Vec<String> = (0..dice.below(4)).map(|_| text(dice)).collect();
     format!("[{}]", tags.join(", "))
 }
 
 /// Text that hardly packs, of at most so many bytes.
-pub fn words(dice: &mut Dice, most: u64) -> String {
+pub fn words(dice: &mut Random, most: u64) -> String {
     let count = dice.below(most / 9 + 1);
-    (0..count).map(|_| format!("{:08x} ", dice.roll() >> 32)).collect()
+    (0..count).map(|_| format!("{:08x} ", dice.next_u64() >> 32)).collect()
 }
 
 /// So many characters that do not pack.
-pub fn noise(dice: &mut Dice, length: usize) -> String {
+pub fn noise(dice: &mut Random, length: usize) -> String {
     let mut noise: String = (0..length.div_ceil(16))
-        .map(|_| format!("{:016x}", dice.roll()))
+        .map(|_| format!("{:016x}", dice.next_u64()))
         .collect();
     noise.truncate(length);
     noise
 }
 
 /// A time, in one of the ways in which clients write it.
-pub fn moment(dice: &mut Dice, micros: i64) -> Moment {
+pub fn moment(dice: &mut Random, micros: i64) -> Moment {
     let whole = rfc3339(micros);
     let bare = whole.trim_end_matches('Z');
     let millis = micros.div_euclid(1000);
@@ -320,8 +320,8 @@ pub fn moment(dice: &mut Dice, micros: i64) -> Moment {
     Moment { raw, micros }
 }
 
-/// A time at which a run may start. Most lie on a few days.
-pub fn start(dice: &mut Dice, first_day: i64, days: u64) -> i64 {
+/// A time at which a run may start. Most are on a few days.
+pub fn start(dice: &mut Random, first_day: i64, days: u64) -> i64 {
     let day = first_day + i64::try_from(dice.below(days)).expect("few days");
     let within = match dice.below(10) {
         0 => 0,
@@ -334,7 +334,7 @@ pub fn start(dice: &mut Dice, first_day: i64, days: u64) -> i64 {
 }
 
 /// A time at the limits of what is accepted, or before 1970.
-pub fn odd_start(dice: &mut Dice) -> i64 {
+pub fn odd_start(dice: &mut Random) -> i64 {
     let odd = [
         TIMES.0,
         TIMES.0 + 1,
@@ -351,8 +351,8 @@ pub fn odd_start(dice: &mut Dice) -> i64 {
 }
 
 /// A `dotted_order` of these links.
-pub fn order(dice: &mut Dice, links: Vec<Link>) -> Order {
-    let written = |dice: &mut Dice, link: &Link| {
+pub fn order(dice: &mut Random, links: Vec<Link>) -> Order {
+    let written = |dice: &mut Random, link: &Link| {
         let time = compact(link.start);
         let digits = time.trim_end_matches('Z');
         let (digits, cut) = digits.split_at(digits.len() - 3);
@@ -377,7 +377,7 @@ pub fn order(dice: &mut Dice, links: Vec<Link>) -> Order {
 }
 
 /// An id, in one of the ways in which it may be written.
-pub fn id_text(dice: &mut Dice, id: Uuid) -> String {
+pub fn id_text(dice: &mut Random, id: Uuid) -> String {
     match dice.below(20) {
         0 => id.to_string().to_uppercase(),
         1 => id.simple().to_string(),
@@ -388,7 +388,7 @@ pub fn id_text(dice: &mut Dice, id: Uuid) -> String {
 }
 
 /// A new id.
-pub fn id(dice: &mut Dice) -> Uuid {
-    let bits = (u128::from(dice.roll()) << 64) | u128::from(dice.roll());
+pub fn id(dice: &mut Random) -> Uuid {
+    let bits = (u128::from(dice.next_u64()) << 64) | u128::from(dice.next_u64());
     uuid::Builder::from_random_bytes(bits.to_be_bytes()).into_uuid()
 }

@@ -69,7 +69,7 @@ pub struct Request {
     pub spans: Vec<Span>,
     /// The header `Langsmith-Project`.
     pub project_header: Option<String>,
-    /// In place of what the rest says.
+    /// Instead of what the rest says.
     pub body: Option<Bytes>,
     pub expect: Expect,
     pub acceptance: Arc<Acceptance>,
@@ -299,9 +299,6 @@ impl RawRequest {
     }
 
     /// Sends it and gives the status of the answer; `None` where the server closed the connection without one.
-    ///
-    /// # Errors
-    /// Where nothing happens for half a minute: a connection must not hang.
     pub async fn send(&self, api: &Api) -> Result<Option<u16>, String> {
         const PATIENCE: Duration = Duration::from_secs(30);
         let address = api.base().trim_start_matches("http://").to_owned();

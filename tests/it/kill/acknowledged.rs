@@ -1,8 +1,8 @@
 //! The drill of exports that are asked for right after the last 202: several processes take bodies in at once, and when
-//! the last body is acknowledged, another process is asked for the export. It holds every acknowledged trace run once, with
-//! every value.
+//! the last body is acknowledged, another process is asked for the export. It holds every acknowledged trace run once,
+//! with every value.
 //!
-//! No process dies here. What this drill looks for lies between two processes: a body that one of them has acknowledged
+//! No process dies here. What this drill looks for is between two processes: a body that one of them has acknowledged
 //! and the export of another does not see.
 //!
 //! `TOWPATH_TEST_EXPORT_ROUNDS` is the number of rounds of each layout (default 10); `long` is 500.
@@ -12,9 +12,9 @@ use std::time::Instant;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use serde_json::json;
-use towpath_tests::{Api, Body, Dice, Layout, World, environment, generate};
+use towpath_tests::{Api, Body, Layout, Random, World, environment, generate};
 
-use crate::{aftermath, load};
+use crate::{final_state, load};
 
 const DAYS: i64 = 2;
 /// They make seven bodies, so that each of three processes has more than one.
@@ -41,21 +41,21 @@ async fn a_cluster_exports_all_that_any_of_its_processes_acknowledged() {
 async fn drill(layout: Layout) -> Option<String> {
     let plan = World::plan(layout)
         .api_processes(API_PROCESSES)
-        .env("TOWPATH_INGEST_FOLD_DELAY_MS", FOLD_DELAY_MS);
+        .env("TOWPATH_INGEST_FLUSH_DELAY_MS", FOLD_DELAY_MS);
     let world = plan.start().await?;
     let destination = world.api.file_destination(PREFIX).await;
-    let mut dice = Dice::new(4);
+    let mut dice = Random::new(4);
     let (began, mut rows) = (Instant::now(), 0);
     let rounds = rounds();
     for number in 1..=rounds {
-        match round(&world, &destination, dice.roll()).await {
+        match round(&world, &destination, dice.next_u64()).await {
             Ok(compared) => rows += compared,
             Err(wrong) => panic!("{layout:?}, round {number} of {rounds}, {wrong}"),
         }
     }
     let seconds = began.elapsed().as_secs_f64();
     let processes = world.apis.len();
-    aftermath::settles(&world).await;
+    final_state::settles(&world).await;
     world.stop().await;
     Some(format!(
         "export drill, {layout:?}: {rounds} rounds, {processes} processes that take \

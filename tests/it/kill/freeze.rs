@@ -1,13 +1,14 @@
-//! The freeze drill: a worker and an API process are stopped (SIGSTOP) in the middle of a transaction, then the scheduler is, one
-//! after another, and each goes on after a while. At last the line to PostgreSQL is slow for longer than a lease.
+//! The freeze drill: a worker and an API process are stopped (SIGSTOP) in the middle of a transaction, then the
+//! scheduler is, one after another, and each continues after a while. At last the line to PostgreSQL is slow for longer
+//! than a lease.
 //!
-//! The others lose no lease. What the stopped worker held is taken over while it stands still; it commits nothing afterwards
-//! and goes on under another id. All that was accepted is done once.
+//! The others lose no lease. What the stopped worker held is taken over while it stands still; it commits nothing
+//! afterwards and continues under another id. All that was accepted is done once.
 //!
 //! Agent servers with runs are one world, the platform with trace runs is another.
 //!
-//! `TOWPATH_TEST_FREEZE_SECONDS` is how long a process stands still; leases are then those of the default settings. Both are
-//! short without it.
+//! `TOWPATH_TEST_FREEZE_SECONDS` is how long a process stands still; leases are then those of the default settings.
+//! Both are short without it.
 
 mod agents;
 mod barrier;
@@ -30,7 +31,7 @@ use crate::load::PATIENCE;
 
 /// What bytes take on a slow line, each way.
 const DELAY: Duration = Duration::from_millis(30);
-/// Turns of a scheduler that show that it goes on.
+/// Turns of a scheduler that show that it continues.
 const TURNS: f64 = 20.0;
 const GIVEN_UP: &str = "towpath_leases_given_up_total";
 /// What a worker counts that finds out that its jobs are others'.
@@ -170,8 +171,8 @@ impl<'w> Freezes<'w> {
         self.note("worker in a transaction", frozen, &what);
     }
 
-    /// Stops the second API process in the middle of the transaction of `request`, which waits at the barrier. `meanwhile` is what
-    /// others do. Gives what both come to.
+    /// Stops the second API process in the middle of the transaction of `request`, which waits at the barrier.
+    /// `meanwhile` is what others do. Gives what both come to.
     async fn api<T, M>(
         &mut self,
         barrier: Barrier,
@@ -201,7 +202,7 @@ impl<'w> Freezes<'w> {
         (answer, meanwhile)
     }
 
-    /// Stops the scheduler: whoever was away must not take the others for dead.
+    /// Stops the scheduler: the caller that was unavailable must not take the others for dead.
     async fn scheduler(&mut self) {
         let before = self.workers(None).await;
         let victim = self.process(|process| process.program().name == "scheduler");
@@ -253,8 +254,8 @@ impl<'w> Freezes<'w> {
         .await
     }
 
-    /// Stops a process whose session waits at the barrier, and opens that: the statement gets its answer, the transaction stays
-    /// open. When it was stopped.
+    /// Stops a process whose session waits at the barrier, and opens that: the statement gets its answer, the
+    /// transaction stays open. When it was stopped.
     async fn stop(&mut self, process: &Process, barrier: Barrier, session: i32) -> Instant {
         process.signal(Signal::SIGSTOP);
         let since = Instant::now();

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 /// What one world does next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Round {
-    /// Whoever comes to the point for the n-th time dies.
+    /// A caller that comes to the point for the n-th time dies.
     Point { name: String, nth: u32 },
     /// Processes die at random moments.
     Random,
@@ -19,7 +19,8 @@ pub struct Rounds {
     wanted: u32,
     /// Done whatever happens.
     due: VecDeque<Round>,
-    /// Done while kills are missing: later passes of a point are other moments, the second checkpoint, the third upload.
+    /// Done while kills are missing: later passes of a point are other moments, the second checkpoint, the third
+    /// upload.
     more: VecDeque<Round>,
     /// Point, or [`Rounds::RANDOM`], to deaths.
     kills: BTreeMap<String, u32>,
@@ -69,7 +70,7 @@ impl Rounds {
         self.kills.values().sum()
     }
 
-    /// Points that nobody died at.
+    /// Points that no one died at.
     pub fn missed(&self) -> Vec<&str> {
         let missed = self.points.iter().filter(|point| !self.kills.contains_key(*point));
         missed.map(String::as_str).collect()

@@ -1,12 +1,12 @@
-//! The drill of a rolling upgrade: processes work while a newer build brings the schema further, lose their sessions, go on, and
-//! leave by SIGTERM while others take their place.
+//! The drill of a rolling upgrade: processes work while a newer build brings the schema further, lose their sessions,
+//! continue, and leave by SIGTERM while others take their place.
 //!
-//! Nothing is lost, no job is dead, no request is refused, and PostgreSQL refuses no cached statement for a column that it returns
-//! since. Every request of a walk through the API is made before and after each of these steps, so that its statements are
-//! cached when the schema changes.
+//! Nothing is lost, no job is dead, no request is refused, and PostgreSQL refuses no cached statement for a column that
+//! it returns since. Every request of a walk through the API is made before and after each of these steps, so that its
+//! statements are cached when the schema changes.
 //!
-//! The older build is not here, so this one is the older build, and the newer schema is made up. Its version is not recorded: a
-//! process that begins would refuse it.
+//! The older build is not here, so this one is the older build, and the newer schema is made up. Its version is not
+//! recorded: a process that begins would refuse it.
 
 mod agents;
 mod client;
@@ -22,7 +22,7 @@ use sqlx::PgConnection;
 use towpath_tests::{Api, Exit, Layout, Plan, Process, Program, World, free_address};
 
 use super::graphs::Graphs;
-use crate::{aftermath, load};
+use crate::{final_state, load};
 
 /// Who walks through the API of each process at a time.
 const CLIENTS: usize = 2;
@@ -100,7 +100,7 @@ impl<W: AsyncFn(&Api, u64)> Upgrade<W> {
         self.clients.walk(&self.world.apis).await;
     }
 
-    /// Ends every session of the processes. Each opens others, and prepares its statements anew.
+    /// Ends every session of the processes. Each opens others, and prepares its statements again.
     async fn reconnect(&mut self) {
         let ended: i64 = sqlx::query_scalar(
             "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
@@ -144,7 +144,7 @@ impl<W: AsyncFn(&Api, u64)> Upgrade<W> {
 
     /// Nothing is left behind, and no statement was refused. Gives what there is to print.
     async fn end(self, what: &str) -> String {
-        aftermath::settles(&self.world).await;
+        final_state::settles(&self.world).await;
         let server = self.world.postgres.as_ref().expect("asked for");
         refused_nothing("PostgreSQL", &server.log_text());
         let logs = std::fs::read_dir(self.world.folder()).expect("the world has a folder");

@@ -1,8 +1,8 @@
-//! The drill of what goes on beside ingest and exports: processes die at every named point of compaction, of the index of
-//! trace runs, of the sweep of old segments and of a schedule's spawns, in one walk. Afterwards every trace run is in every export once, with
-//! every value, and no object lies there that no row names.
+//! The drill of what continues beside ingest and exports: processes die at every named point of compaction, of the
+//! index of trace runs, of the sweep of old segments and of a schedule's spawns, in one walk. Afterwards every trace
+//! run is in every export once, with every value, and no object is there that no row names.
 //!
-//! Time is not waited for: a sweep that is due in a minute, and a segment that has to lie for a while, are made older.
+//! Time is not waited for: a sweep that is due in a minute, and a segment that must be for a while, are made older.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -10,17 +10,18 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use reqwest::Method;
 use serde_json::{Value, json};
-use towpath_tests::{Api, Dice, Generated, Layout, World, generate_from, until};
+use towpath_tests::{Api, GeneratedProject, Layout, Random, World, generate_from, until};
 
 use super::{LEASE_SECONDS, death, restart};
 use crate::tables::Tables;
-use crate::{aftermath, load};
+use crate::{final_state, load};
 
 const DAYS: i64 = 3;
 const TREES: usize = 24;
 /// As many segments as make a closed day worth compacting.
 const PIECES: usize = 4;
-/// Fewer: a compaction brings what it writes into the index by itself, and nobody would come to the points of the index.
+/// Fewer: a compaction brings what it writes into the index by itself, and no one would come to the points of the
+/// index.
 const FEW: usize = 2;
 const COMPACTION: [&str; 3] = ["compact.intended", "compact.written", "compact.replaced"];
 const INDEX: [&str; 3] = ["index.intended", "index.written", "index.published"];
@@ -68,7 +69,7 @@ async fn drill(layout: Layout) -> Option<String> {
         .env("TOWPATH_ENGINE_LEASE_SECONDS", LEASE_SECONDS.to_string())
         // Only exports fold. On a slow machine, folds in between made so many segments that they were indexed before a
         // process was there to die of it.
-        .env("TOWPATH_INGEST_FOLD_DELAY_MS", "60000");
+        .env("TOWPATH_INGEST_FLUSH_DELAY_MS", "60000");
     let world = plan.start().await?;
     let destination = world.api.file_destination("upkeep").await;
     let tables = Tables::of(&world).await;
@@ -82,11 +83,11 @@ async fn drill(layout: Layout) -> Option<String> {
         world,
         tables,
         destination,
-        dice: Dice::new(3),
+        dice: Random::new(3),
         deaths: Vec::new(),
     };
     drill.walk().await;
-    aftermath::settles(&drill.world).await;
+    final_state::settles(&drill.world).await;
     drill.world.stop().await;
     Some(format!(
         "kill drill of upkeep, {layout:?}: died at {}",
@@ -98,15 +99,15 @@ struct Drill {
     world: World,
     tables: Tables,
     destination: String,
-    dice: Dice,
+    dice: Random,
     first_day: i64,
     deaths: Vec<&'static str>,
 }
 
 /// A project with everything that was sent to it.
-struct Sent {
+struct SentProject {
     project: String,
-    generated: Generated,
+    generated: GeneratedProject,
 }
 
 impl Drill {
@@ -134,7 +135,8 @@ impl Drill {
         let swept = self.scatter(PIECES).await;
         self.through(&SWEEP, async |tables, _| {
             tables.age("job", "run_at", SWEEP_DUE).await;
-            // What was never brought in keeps its age: whoever began to write it may have lost its lease and not know.
+            // What was never brought in keeps its age: the caller that began to write it may have lost its lease and
+            // not know.
             tables
                 .age("segment", "changed_at", "state <> 'live' AND rows > 0")
                 .await;
@@ -155,7 +157,7 @@ impl Drill {
         let mut made = None;
         let spawned = self
             .through(&SPAWN, async |_, api| {
-                // Only now, so that no spawn comes before somebody is there to die of it.
+                // Only now, so that no spawn comes before a caller is there to die of it.
                 if made.is_none() {
                     made = asked(api, &schedule).await;
                 }
@@ -206,12 +208,12 @@ impl Drill {
         assert_eq!(found, named);
     }
 
-    /// A project whose days lie in several segments each.
-    async fn scatter(&mut self, pieces: usize) -> Sent {
+    /// A project whose days are in several segments each.
+    async fn scatter(&mut self, pieces: usize) -> SentProject {
         restart(&mut self.world, None).await;
         // Not before a process is there to die of it.
         self.tables.postpone("job", "run_at", SWEEP_DUE).await;
-        let generated = generate_from(self.first_day, self.dice.roll(), TREES, DAYS);
+        let generated = generate_from(self.first_day, self.dice.next_u64(), TREES, DAYS);
         let mut project = None;
         for bodies in generated.bodies.chunks(generated.bodies.len().div_ceil(pieces)) {
             load::send(&self.world.api, bodies).await;
@@ -220,13 +222,13 @@ impl Drill {
             self.export(&id, &generated).await;
             project = Some(id);
         }
-        Sent {
+        SentProject {
             project: project.expect("something was sent"),
             generated,
         }
     }
 
-    /// Lets a process die at each of `points`, one after another, and goes on until `over` answers after the last.
+    /// Lets a process die at each of `points`, one after another, and continues until `over` answers after the last.
     async fn through<T>(
         &mut self,
         points: &[&'static str],
@@ -260,19 +262,19 @@ impl Drill {
         .await
     }
 
-    async fn export(&self, project: &str, generated: &Generated) -> String {
+    async fn export(&self, project: &str, generated: &GeneratedProject) -> String {
         let export = load::export(&self.world.api, &self.destination, project, generated).await;
         let record: Value = self.world.api.export_ended(&export, load::PATIENCE).await;
         assert_eq!(record["status"], "COMPLETED", "{record}");
         export
     }
 
-    async fn check(&self, sent: &Sent) {
+    async fn check(&self, sent: &SentProject) {
         let export = self.export(&sent.project, &sent.generated).await;
         self.compare(sent, &[&export]);
     }
 
-    fn compare(&self, sent: &Sent, exports: &[&str]) {
+    fn compare(&self, sent: &SentProject, exports: &[&str]) {
         let folder = self.world.exports().join("upkeep");
         let tenant = self.world.tenant.to_string();
         let compared = load::compare_all(&folder, exports, &tenant, &sent.project, &sent.generated);

@@ -27,7 +27,7 @@ impl Findings {
         self.0.lock().expect("nobody panicked").push(what);
     }
 
-    /// The first findings and how many there are; `None` where there is none.
+    /// The first findings and how many there are; `None` if there is none.
     pub fn told(&self) -> Option<String> {
         let found = self.0.lock().expect("nobody panicked");
         let first = found.first()?;
@@ -87,7 +87,7 @@ impl fmt::Display for Request {
 
 /// What is answered.
 #[derive(Clone, Debug)]
-pub struct Said {
+pub struct ClientResponse {
     pub status: u16,
     pub headers: HeaderMap,
     pub text: String,
@@ -95,7 +95,7 @@ pub struct Said {
     pub body: Value,
 }
 
-impl Said {
+impl ClientResponse {
     fn of(answer: &Answer) -> Self {
         Self {
             status: answer.status.as_u16(),
@@ -106,12 +106,12 @@ impl Said {
     }
 
     /// Whether the client is to come back later.
-    const fn is_later(&self) -> bool {
+    const fn is_retryable(&self) -> bool {
         matches!(self.status, 429 | 503 | 507)
     }
 }
 
-impl fmt::Display for Said {
+impl fmt::Display for ClientResponse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.status, shortened(&self.text))
     }
@@ -143,7 +143,7 @@ impl Client {
     }
 
     /// One try. `None` where nothing was answered.
-    pub async fn once(&self, request: &Request) -> Option<Said> {
+    pub async fn once(&self, request: &Request) -> Option<ClientResponse> {
         let turn = self.asked.fetch_add(1, Ordering::Relaxed);
         let api = &self.apis[turn % self.apis.len()];
         let Request {
@@ -153,7 +153,7 @@ impl Client {
             body,
         } = request;
         let answer = api.exchange(method.clone(), path, headers, body.clone()).await.ok()?;
-        let said = Said::of(&answer);
+        let said = ClientResponse::of(&answer);
         if said.status == 500 {
             self.findings.note(format!("{request}: {said}"));
         }
@@ -161,15 +161,15 @@ impl Client {
     }
 
     /// The answer to a request that may be sent twice, which is repeated until there is one.
-    pub async fn repeat(&self, request: &Request) -> Said {
+    pub async fn repeat(&self, request: &Request) -> ClientResponse {
         until(&format!("an answer to {request}"), PATIENCE, async || {
-            self.once(request).await.filter(|said| !said.is_later())
+            self.once(request).await.filter(|said| !said.is_retryable())
         })
         .await
     }
 
     /// As [`Client::repeat`]. An answer other than `wanted` is a finding, and `None`.
-    pub async fn insist(&self, request: &Request, wanted: &[u16]) -> Option<Said> {
+    pub async fn insist(&self, request: &Request, wanted: &[u16]) -> Option<ClientResponse> {
         let said = self.repeat(request).await;
         if wanted.contains(&said.status) {
             return Some(said);
@@ -179,7 +179,7 @@ impl Client {
     }
 
     /// What a path shows.
-    pub async fn read(&self, path: impl Into<String>) -> Said {
+    pub async fn read(&self, path: impl Into<String>) -> ClientResponse {
         self.repeat(&Request::get(path)).await
     }
 }

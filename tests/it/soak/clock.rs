@@ -1,7 +1,7 @@
 //! Time as the processes have it: ahead of the machine's.
 //!
-//! Files, ids and timers keep the time of the machine. So days begin and end between two rounds only, at rest, and a timer
-//! that looks every few minutes is given its turn by a restart (`site.rs`).
+//! Files, ids and timers keep the time of the machine. So days begin and end between two rounds only, at rest, and a
+//! timer that looks every few minutes is given its turn by a restart (`site.rs`).
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};

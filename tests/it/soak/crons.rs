@@ -1,15 +1,15 @@
 //! Crons that come and go: each lives over one night, in which it fires.
 
 use serde_json::json;
-use towpath_tests::{Dice, rfc3339};
+use towpath_tests::{Random, rfc3339};
 
 use super::client::{Client, Request};
-use super::day::{Day, Told};
+use super::day::{AcknowledgedWork, Day};
 
 /// Letters of a time without its fraction, which both sides write alike.
 const SECONDS: usize = "2026-02-27T01:02:03".len();
 
-pub async fn make(day: &Day<'_>, dice: &mut Dice) {
+pub async fn make(day: &Day<'_>, dice: &mut Random) {
     let minutes = 1 + dice.below(59);
     let body = json!({
         "assistant_id": "agent", "schedule": format!("*/{minutes} * * * *"), "metadata": { "round": day.number },
@@ -20,14 +20,14 @@ pub async fn make(day: &Day<'_>, dice: &mut Dice) {
         return;
     };
     match (said.status, said.body["cron_id"].as_str()) {
-        (200, Some(cron)) => day.told.borrow_mut().crons.push(cron.to_owned()),
+        (200, Some(cron)) => day.acknowledged.borrow_mut().crons.push(cron.to_owned()),
         (429 | 503, _) => {}
         _ => day.wrong(&format!("{request}: {said}")),
     }
 }
 
 /// Every cron that was acknowledged has fired since `night`, in microseconds.
-pub async fn check(day: &Day<'_>, told: &Told, night: i64) {
+pub async fn check(day: &Day<'_>, told: &AcknowledgedWork, night: i64) {
     let night = rfc3339(night);
     for cron in &told.crons {
         let said = day.agents.read(format!("/runs/crons/{cron}")).await;

@@ -4,14 +4,14 @@ use std::cell::{Cell, RefCell};
 
 use futures::StreamExt;
 use reqwest::Method;
-use towpath_tests::{Dice, Generated, generate_for, until};
+use towpath_tests::{GeneratedProject, Random, generate_for, until};
 use uuid::Uuid;
 
 use super::client::{Client, Findings, PATIENCE, Request};
 use super::disturbance::Disturbance;
 use super::exports::{Exports, PROJECT};
 use super::traces::TraceRun;
-use super::{crons, items, odd, runs, traces};
+use super::{crons, edge_cases, items, runs, traces};
 
 /// Requests of the load at the same time.
 const AT_ONCE: usize = 6;
@@ -47,7 +47,7 @@ pub enum Step {
     Single,
     /// A stateless run that is waited for.
     Wait,
-    /// A stateless run that nobody waits for.
+    /// A stateless run that no one waits for.
     Background,
     /// The same, with its thread kept.
     Kept,
@@ -69,13 +69,12 @@ pub enum Step {
     Legal,
 }
 
-/// What was acknowledged.
 #[derive(Default)]
-pub struct Told {
+pub struct AcknowledgedWork {
     pub traces: Vec<TraceRun>,
     pub conversations: Vec<runs::Conversation>,
     /// Ids of stateless runs.
-    pub alone: Vec<String>,
+    pub stateless_runs: Vec<String>,
     /// Thread and run.
     pub cancelled: Vec<(Uuid, String)>,
     pub deleted_threads: Vec<Uuid>,
@@ -96,8 +95,8 @@ pub struct Day<'s> {
     pub exports: &'s Exports,
     /// When it began, in microseconds.
     pub now: i64,
-    pub generated: Generated,
-    pub told: RefCell<Told>,
+    pub generated: GeneratedProject,
+    pub acknowledged: RefCell<AcknowledgedWork>,
     steps_done: Cell<usize>,
     bodies_acknowledged: Cell<usize>,
 }
@@ -120,7 +119,7 @@ impl<'s> Day<'s> {
             exports,
             now,
             generated: generate_for(PROJECT, today, seed, TREES, 1),
-            told: RefCell::default(),
+            acknowledged: RefCell::default(),
             steps_done: Cell::new(0),
             bodies_acknowledged: Cell::new(0),
         }
@@ -132,9 +131,9 @@ impl<'s> Day<'s> {
             .note(format!("round {}, {}: {what}", self.number, self.disturbance));
     }
 
-    /// The steps in a random order, each with a seed of its own: what they do does not depend on how they interleave. Bodies are
-    /// first, since an export waits for them.
-    pub fn plan(&self, dice: &mut Dice) -> Vec<(Step, u64)> {
+    /// The steps in a random order, each with a seed of its own: what they do does not depend on how they interleave.
+    /// Bodies are first, since an export waits for them.
+    pub fn plan(&self, dice: &mut Random) -> Vec<(Step, u64)> {
         let mut steps: Vec<Step> = STEPS
             .iter()
             .flat_map(|&(step, count)| std::iter::repeat_n(step, count))
@@ -146,7 +145,7 @@ impl<'s> Day<'s> {
             steps.swap(at, dice.index(at + 1));
         }
         let bodies = (0..self.generated.bodies.len()).map(Step::Body);
-        bodies.chain(steps).map(|step| (step, dice.roll())).collect()
+        bodies.chain(steps).map(|step| (step, dice.next_u64())).collect()
     }
 
     /// Takes all steps, a few at a time.
@@ -167,7 +166,7 @@ impl<'s> Day<'s> {
     }
 
     async fn take(&self, step: Step, seed: u64) {
-        let dice = &mut Dice::new(seed);
+        let dice = &mut Random::new(seed);
         match step {
             Step::Body(at) => self.send_body(at).await,
             Step::Export => self.export().await,
@@ -182,8 +181,8 @@ impl<'s> Day<'s> {
             Step::DeleteThread => runs::delete_thread(self, dice).await,
             Step::Cron => crons::make(self, dice).await,
             Step::Item => items::write(self, dice).await,
-            Step::OddRequest => odd::request(self, dice).await,
-            Step::Legal => odd::legal(self, dice).await,
+            Step::OddRequest => edge_cases::request(self, dice).await,
+            Step::Legal => edge_cases::legal(self, dice).await,
         }
         self.steps_done.set(self.steps_done.get() + 1);
     }
@@ -205,22 +204,22 @@ impl<'s> Day<'s> {
         .await;
         let key = format!("round {}", self.number);
         if let Some(export) = self.exports.ask(self.platform, &self.generated, &key).await {
-            self.told.borrow_mut().exports.push(export);
+            self.acknowledged.borrow_mut().exports.push(export);
         }
     }
 
-    /// Whether everything that was acknowledged is what it has to be, once work has come to rest.
+    /// Whether everything that was acknowledged is what it must be, once work has come to rest.
     pub async fn check(&self) {
-        let told = self.told.take();
+        let told = self.acknowledged.take();
         runs::check(self, &told).await;
         traces::check(self, &told).await;
         items::check(self, &told).await;
-        *self.told.borrow_mut() = told;
+        *self.acknowledged.borrow_mut() = told;
     }
 }
 
 /// A random id, the same every time.
-pub fn uuid(dice: &mut Dice) -> Uuid {
-    let bits = (u128::from(dice.roll()) << 64) | u128::from(dice.roll());
+pub fn uuid(dice: &mut Random) -> Uuid {
+    let bits = (u128::from(dice.next_u64()) << 64) | u128::from(dice.next_u64());
     uuid::Builder::from_random_bytes(bits.to_be_bytes()).into_uuid()
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use tokio::time::{interval, sleep};
-use towpath_tests::{Dice, Layout};
+use towpath_tests::{Layout, Random};
 
 use super::site::{LEASE_SECONDS, Site};
 
@@ -35,7 +35,8 @@ pub enum Disturbance {
     LostObject,
 }
 
-/// One process of each role is killed, another one only stands still: it lives through all rounds, so that what it holds shows.
+/// One process of each role is killed, another one only stands still: it lives through all rounds, so that what it
+/// holds shows.
 const CLUSTER: [Disturbance; 9] = [
     Disturbance::Kill("worker-0"),
     Disturbance::Stop("worker-1"),
@@ -68,8 +69,8 @@ impl Disturbance {
         matches!(self, Self::Latency | Self::LostObject)
     }
 
-    /// Disturbs the load that goes on beside it.
-    pub async fn make(self, site: &mut Site, dice: &mut Dice) {
+    /// Disturbs the load that continues beside it.
+    pub async fn make(self, site: &mut Site, dice: &mut Random) {
         match self {
             Self::Kill(name) => site.kill(name).await,
             Self::Stop(name) => {
@@ -99,7 +100,7 @@ impl Disturbance {
 }
 
 /// How long an answer of the database takes in a round.
-pub fn milliseconds(dice: &mut Dice) -> u64 {
+pub fn milliseconds(dice: &mut Random) -> u64 {
     1 + dice.below(SLOWEST)
 }
 

@@ -1,7 +1,8 @@
-//! Exports of what a round has sent, by hand and by a schedule of one interval a night, each read back from its manifest.
+//! Exports of what a round has sent, by hand and by a schedule of one interval a night, each read back from its
+//! manifest.
 
 use serde_json::{Value, json};
-use towpath_tests::{Generated, World, rfc3339, until};
+use towpath_tests::{GeneratedProject, World, rfc3339, until};
 
 use super::client::{Client, PATIENCE, Request};
 use super::clock::DAY_MICROS;
@@ -43,7 +44,7 @@ impl Exports {
     }
 
     /// Asks for an export of what was generated; its id.
-    pub async fn ask(&self, platform: &Client, generated: &Generated, key: &str) -> Option<String> {
+    pub async fn ask(&self, platform: &Client, generated: &GeneratedProject, key: &str) -> Option<String> {
         let body = json!({
             "bulk_export_destination_id": self.destination, "session_id": self.project,
             "start_time": generated.start, "end_time": generated.end,
@@ -55,14 +56,15 @@ impl Exports {
 
     /// Reads back what a round asked for.
     pub async fn check(&self, day: &Day<'_>, world: &World) {
-        let asked = day.told.borrow().exports.clone();
+        let asked = day.acknowledged.borrow().exports.clone();
         for export in asked {
             let record = day.platform.read(format!("{EXPORTS}/{export}")).await;
             self.read_back(day, world, &record.body);
         }
     }
 
-    /// Waits for the export of each night so far, and reads back the last one: it holds what the day before it has sent.
+    /// Waits for the export of each night so far, and reads back the last one: it holds what the day before it has
+    /// sent.
     pub async fn check_schedule(&self, day: &Day<'_>, world: &World) {
         let nights = day.number + 1;
         let list = format!("{EXPORTS}?source_bulk_export_id={}", self.schedule);
@@ -76,7 +78,7 @@ impl Exports {
         self.read_back(day, world, &newest);
     }
 
-    /// Compares a completed export with what was generated, and removes its files, as whoever collects them does.
+    /// Compares a completed export with what was generated, and removes its files, as a caller that collects them does.
     fn read_back(&self, day: &Day<'_>, world: &World, record: &Value) {
         if record["status"] != "COMPLETED" {
             return day.wrong(&format!("an export did not complete: {record}"));

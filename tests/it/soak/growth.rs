@@ -1,4 +1,5 @@
-//! What grows without bound: the last third of all rounds beside the middle one. The first third fills what is kept for days.
+//! What grows without bound: the last third of all rounds beside the middle one. The first third fills what is kept for
+//! days.
 
 use std::collections::BTreeSet;
 
@@ -8,15 +9,16 @@ use super::sample::{Kind, Quantity, Sample};
 const FACTOR: f64 = 1.5;
 /// Quantities of the closing table.
 const SHOWN: usize = 12;
-/// Records of what was exported: there is no request that deletes one and no time after which it goes, so they grow with what
-/// clients ask for. Files of exports are taken away by the test, as clients do.
+/// Records of what was exported: there is no request that deletes one and no time after which it goes, so they grow
+/// with what clients ask for. Files of exports are taken away by the test, as clients do.
 const RECORDS: [&str; 4] = ["export", "export_run", "export_file", "export_filter"];
 
 /// What a quantity may have in the last third beyond [`FACTOR`]: as much as two rounds of the same load differ by.
 const fn allowance(kind: Kind) -> f64 {
     match kind {
-        // A night leaves what it has done itself: jobs of sweeps, compactions and the schedule with their lanes and steps, and what
-        // a lost object or a request without an answer has left for the next sweep. That is some tens of rows in a table.
+        // A night leaves what it has done itself: jobs of sweeps, compactions and the schedule with their lanes and
+        // steps, and what a lost object or a request without an answer has left for the next sweep. That is some tens
+        // of rows in a table.
         Kind::Rows => 60.0,
         // One or two for each trace run of the last load that is not compacted yet, and what a killed writer has left.
         Kind::Files => 40.0,
@@ -24,7 +26,8 @@ const fn allowance(kind: Kind) -> f64 {
         Kind::FileMegabytes => 8.0,
         // Pages that an allocator keeps after a burst, and pages of the program itself, which are read as code is used.
         Kind::Megabytes => 40.0,
-        // Half of what the pools of a process may open: 8 connections to the database, as many of clients that are still kept.
+        // Half of what the pools of a process may open: 8 connections to the database, as many of clients that are
+        // still kept.
         Kind::Descriptors => 16.0,
         // The pools of two processes, which close what is idle for five minutes only.
         Kind::Connections => 16.0,

@@ -2,12 +2,12 @@
 
 use reqwest::Method;
 use serde_json::{Value, json};
-use towpath_tests::Dice;
+use towpath_tests::Random;
 
 use super::client::Request;
-use super::day::{Day, Told};
+use super::day::{AcknowledgedWork, Day};
 
-/// Items that every round writes anew and that have no end.
+/// Items that every round writes again and that have no end.
 const LASTING: u64 = 8;
 
 /// An item as its last acknowledged change left it.
@@ -17,17 +17,17 @@ pub struct Item {
     value: Option<Value>,
 }
 
-pub async fn write(day: &Day<'_>, dice: &mut Dice) {
+pub async fn write(day: &Day<'_>, dice: &mut Random) {
     let value = json!({ "round": day.number, "n": dice.below(1 << 40), "text": "ünï ✓" });
     let lasting = dice.one_in(3);
     let mut item = json!({ "namespace": ["soak"], "value": value });
-    // One round's steps may write the same lasting item at the same time, so nobody knows what it holds; others have the key
-    // for themselves.
+    // One round's steps may write the same lasting item at the same time, so no one knows what it holds; others have
+    // the key for themselves.
     let key = if lasting {
         item["ttl"] = Value::Null;
         format!("lasting {}", dice.below(LASTING))
     } else {
-        format!("{:016x}", dice.roll())
+        format!("{:016x}", dice.next_u64())
     };
     item["key"] = json!(key);
     let put = Request::json(Method::PUT, "/store/items", &item);
@@ -46,10 +46,10 @@ pub async fn write(day: &Day<'_>, dice: &mut Dice) {
         }
         written.value = None;
     }
-    day.told.borrow_mut().items.push(written);
+    day.acknowledged.borrow_mut().items.push(written);
 }
 
-pub async fn check(day: &Day<'_>, told: &Told) {
+pub async fn check(day: &Day<'_>, told: &AcknowledgedWork) {
     for Item { key, value } in &told.items {
         let said = day.agents.read(format!("/store/items?namespace=soak&key={key}")).await;
         let found = said.body.get("value");

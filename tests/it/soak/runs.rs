@@ -5,11 +5,11 @@
 use reqwest::Method;
 use reqwest::header::CONTENT_LOCATION;
 use serde_json::{Value, json};
-use towpath_tests::Dice;
+use towpath_tests::Random;
 use uuid::Uuid;
 
-use super::client::{Request, Said};
-use super::day::{Day, Told, uuid};
+use super::client::{ClientResponse, Request};
+use super::day::{AcknowledgedWork, Day, uuid};
 
 /// Runs of one conversation.
 const TURNS: usize = 3;
@@ -21,7 +21,7 @@ pub struct Conversation {
 }
 
 /// A stateless run that is waited for. Its state is gone with it, so the answer is all there is of it.
-pub async fn wait(day: &Day<'_>, dice: &mut Dice) {
+pub async fn wait(day: &Day<'_>, dice: &mut Random) {
     let text = said_by("wait", dice);
     let request = Request::post("/runs/wait", &echo(&text));
     let Some(said) = accepted(day, &request).await else {
@@ -30,27 +30,27 @@ pub async fn wait(day: &Day<'_>, dice: &mut Dice) {
     if speaks(&said.body, &text) {
         return;
     }
-    // Whoever waits is told of the end by a hint. Where that is lost, the end is seen when nothing of the run is left; an
-    // answer that says so is as good as an empty one. No other error is.
+    // A caller that waits is told of the end by a hint. Where that is lost, the end is seen when nothing of the run is
+    // left; an answer that says so is as good as an empty one. No other error is.
     let error = &said.body["__error__"];
     let is_told = error["error"] == "StreamCut";
     if day.disturbance.keeps_answers() || !(error.is_null() || is_told) {
         day.wrong(&format!("{request} was answered without its state: {said}"));
     }
-    day.told.borrow_mut().without_state += 1;
+    day.acknowledged.borrow_mut().without_state += 1;
 }
 
-/// A stateless run that nobody waits for.
-pub async fn background(day: &Day<'_>, dice: &mut Dice) {
+/// A stateless run that no one waits for.
+pub async fn background(day: &Day<'_>, dice: &mut Random) {
     let text = said_by("background", dice);
     let request = Request::post("/runs", &echo(&text));
     if let Some(run) = accepted(day, &request).await.and_then(|said| id(&said, "run_id")) {
-        day.told.borrow_mut().alone.push(run);
+        day.acknowledged.borrow_mut().stateless_runs.push(run);
     }
 }
 
 /// A stateless run whose thread stays.
-pub async fn kept(day: &Day<'_>, dice: &mut Dice) {
+pub async fn kept(day: &Day<'_>, dice: &mut Random) {
     let text = said_by("kept", dice);
     let mut body = echo(&text);
     body["on_completion"] = json!("keep");
@@ -60,12 +60,15 @@ pub async fn kept(day: &Day<'_>, dice: &mut Dice) {
     let thread = id(&said, "thread_id").and_then(|thread| thread.parse().ok());
     if let (Some(thread), Some(run)) = (thread, id(&said, "run_id")) {
         let runs = vec![(run, text)];
-        day.told.borrow_mut().conversations.push(Conversation { thread, runs });
+        day.acknowledged
+            .borrow_mut()
+            .conversations
+            .push(Conversation { thread, runs });
     }
 }
 
 /// A thread with runs that go one after another.
-pub async fn conversation(day: &Day<'_>, dice: &mut Dice) {
+pub async fn conversation(day: &Day<'_>, dice: &mut Random) {
     let Some(thread) = make_thread(day, dice).await else {
         return;
     };
@@ -77,11 +80,14 @@ pub async fn conversation(day: &Day<'_>, dice: &mut Dice) {
             runs.push((run, text));
         }
     }
-    day.told.borrow_mut().conversations.push(Conversation { thread, runs });
+    day.acknowledged
+        .borrow_mut()
+        .conversations
+        .push(Conversation { thread, runs });
 }
 
 /// A run on a thread of its own, read to the end of its stream.
-pub async fn stream(day: &Day<'_>, dice: &mut Dice) {
+pub async fn stream(day: &Day<'_>, dice: &mut Random) {
     let Some(thread) = make_thread(day, dice).await else {
         return;
     };
@@ -100,12 +106,15 @@ pub async fn stream(day: &Day<'_>, dice: &mut Dice) {
     let run = location.and_then(|location| location.to_str().ok()?.rsplit('/').next());
     if let Some(run) = run {
         let runs = vec![(run.to_owned(), text)];
-        day.told.borrow_mut().conversations.push(Conversation { thread, runs });
+        day.acknowledged
+            .borrow_mut()
+            .conversations
+            .push(Conversation { thread, runs });
     }
 }
 
 /// A run that would take long, cancelled.
-pub async fn cancel(day: &Day<'_>, dice: &mut Dice) {
+pub async fn cancel(day: &Day<'_>, dice: &mut Random) {
     let Some((thread, run)) = slow_run(day, dice).await else {
         return;
     };
@@ -114,23 +123,23 @@ pub async fn cancel(day: &Day<'_>, dice: &mut Dice) {
     // 404: it was cancelled by a request whose answer was lost.
     let request = Request::raw(Method::POST, path, "");
     if day.agents.insist(&request, &[200, 202, 404]).await.is_some() {
-        day.told.borrow_mut().cancelled.push((thread, run));
+        day.acknowledged.borrow_mut().cancelled.push((thread, run));
     }
 }
 
 /// A thread that is deleted while a run of it is at work.
-pub async fn delete_thread(day: &Day<'_>, dice: &mut Dice) {
+pub async fn delete_thread(day: &Day<'_>, dice: &mut Random) {
     let Some((thread, _)) = slow_run(day, dice).await else {
         return;
     };
     let request = Request::delete(format!("/threads/{thread}"));
     if day.agents.insist(&request, &[204, 404]).await.is_some() {
-        day.told.borrow_mut().deleted_threads.push(thread);
+        day.acknowledged.borrow_mut().deleted_threads.push(thread);
     }
 }
 
 /// Every run that was acknowledged has ended as it had to, and said what it had to.
-pub async fn check(day: &Day<'_>, told: &Told) {
+pub async fn check(day: &Day<'_>, told: &AcknowledgedWork) {
     for Conversation { thread, runs } in &told.conversations {
         let state = day.agents.read(format!("/threads/{thread}")).await;
         for (run, text) in runs {
@@ -143,7 +152,7 @@ pub async fn check(day: &Day<'_>, told: &Told) {
     for (thread, run) in &told.cancelled {
         ends(day, *thread, run, "interrupted").await;
     }
-    for run in &told.alone {
+    for run in &told.stateless_runs {
         let said = day.agents.read(format!("/runs/{run}")).await;
         // It goes with its thread when it ends.
         if said.status != 404 {
@@ -166,7 +175,7 @@ async fn ends(day: &Day<'_>, thread: Uuid, run: &str, status: &str) {
 }
 
 /// A thread with an id of the client's own, so that it is there once however often it is asked for.
-async fn make_thread(day: &Day<'_>, dice: &mut Dice) -> Option<Uuid> {
+async fn make_thread(day: &Day<'_>, dice: &mut Random) -> Option<Uuid> {
     let thread = uuid(dice);
     let body = json!({ "thread_id": thread, "if_exists": "do_nothing", "metadata": { "round": day.number } });
     day.agents.insist(&Request::post("/threads", &body), &[200]).await?;
@@ -174,7 +183,7 @@ async fn make_thread(day: &Day<'_>, dice: &mut Dice) -> Option<Uuid> {
 }
 
 /// A run that takes longer than it is left alone.
-async fn slow_run(day: &Day<'_>, dice: &mut Dice) -> Option<(Uuid, String)> {
+async fn slow_run(day: &Day<'_>, dice: &mut Random) -> Option<(Uuid, String)> {
     let thread = make_thread(day, dice).await?;
     let body = json!({ "assistant_id": "slow", "input": { "log": [] } });
     let request = Request::post(format!("/threads/{thread}/runs"), &body);
@@ -182,8 +191,9 @@ async fn slow_run(day: &Day<'_>, dice: &mut Dice) -> Option<(Uuid, String)> {
     Some((thread, id(&said, "run_id")?))
 }
 
-/// The answer of a run that was acknowledged; `None` where it was not, which is wrong where the server had no reason for it.
-async fn accepted(day: &Day<'_>, request: &Request) -> Option<Said> {
+/// The answer of a run that was acknowledged; `None` where it was not, which is wrong where the server had no reason
+/// for it.
+async fn accepted(day: &Day<'_>, request: &Request) -> Option<ClientResponse> {
     let said = day.agents.once(request).await?;
     match said.status {
         200 => return Some(said),
@@ -193,15 +203,15 @@ async fn accepted(day: &Day<'_>, request: &Request) -> Option<Said> {
     None
 }
 
-fn said_by(who: &str, dice: &mut Dice) -> String {
-    format!("{who} {:016x}", dice.roll())
+fn said_by(who: &str, dice: &mut Random) -> String {
+    format!("{who} {:016x}", dice.next_u64())
 }
 
 fn echo(text: &str) -> Value {
     json!({ "assistant_id": "agent", "input": { "messages": [{ "role": "user", "content": text }] } })
 }
 
-fn id(said: &Said, field: &str) -> Option<String> {
+fn id(said: &ClientResponse, field: &str) -> Option<String> {
     said.body[field].as_str().map(str::to_owned)
 }
 

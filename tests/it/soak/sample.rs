@@ -27,7 +27,6 @@ pub enum Kind {
     Descriptors,
     /// To a database.
     Connections,
-    /// Of a database.
     DatabaseMegabytes,
 }
 
@@ -87,7 +86,7 @@ impl Sample {
         }
     }
 
-    /// Counts what lies in databases and folders: after the night, when everything that tidies up has had its turn.
+    /// Counts what is in databases and folders: after the night, when everything that tidies up has had its turn.
     pub async fn count_stored(&mut self, site: &mut Site) {
         for store in &mut site.stores {
             for (table, rows) in store.rows().await {

@@ -19,7 +19,8 @@ pub const LEASE_SECONDS: u64 = 2;
 const KEPT_DAYS: &str = "7";
 /// Processes that serve the API of each cluster.
 const API_PROCESSES: usize = 2;
-/// One graph echoes, one takes longer than anybody waits for it. What a client makes and does not delete goes after ten hours.
+/// One graph echoes, one takes longer than anyone waits for it. What a client makes and does not delete goes after ten
+/// hours.
 const GRAPHS: &str = r#"{
   "graphs": {
     "agent": {"native": "echo"},
@@ -42,7 +43,7 @@ const GRAPHS: &str = r#"{
 const LEFTOVERS: &str = r#"towpath_sweep_left{sweep="leftover objects"}"#;
 const LEFTOVERS_FREE: &str = "DELETE FROM sweep_cursor WHERE name = 'leftover objects'";
 const LEFTOVERS_TURN: &str = "SELECT count(*) FROM sweep_cursor WHERE name = 'leftover objects'";
-/// Nobody has the turn before the year 2255.
+/// No one has the turn before the year 2255.
 const LEFTOVERS_TAKEN: &str =
     "INSERT INTO sweep_cursor (name, position) VALUES ('leftover objects', '9000000000000000')
      ON CONFLICT (name) DO UPDATE SET position = excluded.position";
@@ -224,11 +225,12 @@ impl Site {
         }
     }
 
-    /// Days go by. The processes' clocks are moved first, so that nothing is due for the database that lies in the future of
-    /// whoever performs it. No job is at work, so none meets a deadline. By the database's clock every lease is over then: the
-    /// schedulers see the gap and end none, and each worker renews its own within a third of a lease.
+    /// Days go by. The processes' clocks are moved first, so that nothing is due for the database that is in the future
+    /// of the caller that performs it. No job is at work, so none meets a deadline. By the database's clock every lease
+    /// is over then: the schedulers see the gap and end none, and each worker renews its own within a third of a lease.
     ///
-    /// Then what tidies up by a timer of the machine gets its turn: it begins anew with its process, as in a rolling update.
+    /// Then what tidies up by a timer of the machine gets its turn: it begins again with its process, as in a rolling
+    /// update.
     pub async fn night(&mut self, days: i64) {
         let mut processes: Vec<&Process> = self.platform.processes.iter().collect();
         processes.extend(self.agents.iter().flat_map(|agents| &agents.processes));
@@ -246,8 +248,8 @@ impl Site {
         self.caught_up().await;
     }
 
-    /// Waits until the sweep of leftover objects is over, and has nobody begin another one. Files keep the machine's time, so it
-    /// takes what is being written for days old, and is right at rest only.
+    /// Waits until the sweep of leftover objects is over, and has no one begin another one. Files keep the machine's
+    /// time, so it takes what is being written for days old, and is right at rest only.
     async fn sweep_leftovers(&mut self) {
         let store = &mut self.stores[0];
         let platform = &self.platform;
@@ -288,5 +290,5 @@ fn plan(layout: Layout, graphs: &Path, clock: &Path) -> Plan {
         .env("TOWPATH_AGENT_GRAPHS", graphs.display().to_string())
         .env("TOWPATH_TRACES_RETENTION_DAYS", KEPT_DAYS)
         .env("TOWPATH_DATABASE_CONNECTIONS", "8")
-        .env("TOWPATH_INGEST_FOLD_DELAY_MS", "200")
+        .env("TOWPATH_INGEST_FLUSH_DELAY_MS", "200")
 }

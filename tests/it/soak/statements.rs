@@ -11,8 +11,8 @@ use super::stores::Store;
 const CALLS: i64 = 20;
 /// How much more blocks a call may read in the last third…
 const FACTOR: f64 = 2.0;
-/// … and what beyond that: the few pages of a small table that a plan reads from end to end, with the versions of rows that no
-/// vacuum has removed yet.
+/// … and what beyond that: the few pages of a small table that a plan reads from end to end, with the versions of rows
+/// that no vacuum has removed yet.
 const BLOCKS: f64 = 50.0;
 /// Statements of the closing table.
 const SHOWN: usize = 10;

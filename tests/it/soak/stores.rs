@@ -8,13 +8,13 @@ use towpath_tests::World;
 use crate::tables::Tables;
 
 /// What is counted, of how many seconds ago (`AGO`), and the question, which both databases understand.
-type Question = (&'static str, i64, &'static str);
+type CountQuery = (&'static str, i64, &'static str);
 
 const HOUR: i64 = 3600;
 const DAY: i64 = 24 * HOUR;
 
 /// What must not be there once work has come to rest. Jobs that are scheduled for later may be, unless they back off.
-const OPEN: [Question; 5] = [
+const OPEN: [CountQuery; 5] = [
     (
         "jobs at work",
         0,
@@ -42,9 +42,9 @@ const OPEN: [Question; 5] = [
     ),
 ];
 
-/// What must not be there once everything that tidies up has had its turn. Each is asked for a little later than the product
-/// promises.
-const OVERDUE: [Question; 10] = [
+/// What must not be there once everything that tidies up has had its turn. Each is asked for a little later than the
+/// product promises.
+const OVERDUE: [CountQuery; 10] = [
     (
         "jobs that have been over for long among the open ones",
         HOUR,
@@ -231,7 +231,7 @@ impl Store {
     }
 
     /// The questions that are not answered with 0.
-    async fn answers(&mut self, questions: &[Question], now: i64) -> Vec<String> {
+    async fn answers(&mut self, questions: &[CountQuery], now: i64) -> Vec<String> {
         let mut found = Vec::new();
         for (what, seconds, question) in questions {
             let ago = match self.tables {

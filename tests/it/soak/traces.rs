@@ -2,11 +2,11 @@
 
 use reqwest::Method;
 use serde_json::{Value, json};
-use towpath_tests::{Dice, compact, rfc3339};
+use towpath_tests::{Random, compact, rfc3339};
 use uuid::Uuid;
 
 use super::client::Request;
-use super::day::{Day, Told, uuid};
+use super::day::{AcknowledgedWork, Day, uuid};
 
 /// The project of those that a load sends.
 const PROJECT: &str = "soak-single";
@@ -27,7 +27,7 @@ pub struct TraceRun {
 
 impl TraceRun {
     /// One that starts at `start`, in microseconds.
-    pub fn new(dice: &mut Dice, start: i64, project: &str) -> Self {
+    pub fn new(dice: &mut Random, start: i64, project: &str) -> Self {
         let id = uuid(dice);
         let order = format!("{}{id}", compact(start));
         Self {
@@ -35,7 +35,7 @@ impl TraceRun {
             place: json!({ "id": id, "trace_id": id, "dotted_order": order, "session_name": project }),
             start,
             name: format!("run {}", dice.below(1000)),
-            inputs: json!({ "question": dice.roll().to_string(), "n": dice.below(1 << 50) }),
+            inputs: json!({ "question": dice.next_u64().to_string(), "n": dice.below(1 << 50) }),
             outputs: None,
             feedback: None,
         }
@@ -51,8 +51,8 @@ impl TraceRun {
     }
 
     /// A change that ends it.
-    fn patch(&mut self, dice: &mut Dice) -> Value {
-        let outputs = json!({ "answer": dice.roll().to_string() });
+    fn patch(&mut self, dice: &mut Random) -> Value {
+        let outputs = json!({ "answer": dice.next_u64().to_string() });
         let mut patch = self.place.clone();
         patch["end_time"] = json!(rfc3339(self.start + 1_000_000));
         patch["outputs"] = outputs.clone();
@@ -83,7 +83,7 @@ impl TraceRun {
 }
 
 /// Several at once, with the end of one, and the end of another afterwards.
-pub async fn batch(day: &Day<'_>, dice: &mut Dice) {
+pub async fn batch(day: &Day<'_>, dice: &mut Random) {
     let mut runs: Vec<TraceRun> = (0..BATCH).map(|_| TraceRun::new(dice, day.now, PROJECT)).collect();
     let posts: Vec<Value> = runs.iter().map(TraceRun::post).collect();
     let first = runs[0].patch(dice);
@@ -94,11 +94,11 @@ pub async fn batch(day: &Day<'_>, dice: &mut Dice) {
     ] {
         day.platform.insist(&Request::post("/runs/batch", &body), &[202]).await;
     }
-    day.told.borrow_mut().traces.append(&mut runs);
+    day.acknowledged.borrow_mut().traces.append(&mut runs);
 }
 
 /// One by itself with its end, in either order, and a judgement.
-pub async fn single(day: &Day<'_>, dice: &mut Dice) {
+pub async fn single(day: &Day<'_>, dice: &mut Random) {
     let mut run = TraceRun::new(dice, day.now, PROJECT);
     let post = Request::post("/runs", &run.post());
     let patch = run.patch(dice);
@@ -114,10 +114,10 @@ pub async fn single(day: &Day<'_>, dice: &mut Dice) {
     let body = json!({ "id": feedback, "run_id": run.id, "key": "score", "score": score });
     day.platform.insist(&Request::post("/feedback", &body), &[202]).await;
     run.feedback = Some((feedback, score));
-    day.told.borrow_mut().traces.push(run);
+    day.acknowledged.borrow_mut().traces.push(run);
 }
 
-pub async fn check(day: &Day<'_>, told: &Told) {
+pub async fn check(day: &Day<'_>, told: &AcknowledgedWork) {
     for run in &told.traces {
         if let Some(wrong) = run.differs(day).await {
             day.wrong(&wrong);

@@ -11,7 +11,7 @@ from harness import World
 from projects import project, serve  # noqa: F401
 from world import Server
 
-# The clients read addresses and keys from the environment of whoever runs the tests.
+# The clients read addresses and keys from the environment of the caller that runs the tests.
 for name in [name for name in os.environ if name.startswith(("LANGSMITH_", "LANGCHAIN_", "LANGGRAPH_"))]:
     del os.environ[name]
 
@@ -61,7 +61,7 @@ async def sdk(server):
 
 @pytest.fixture
 async def http(server):
-    """No client at all: what stands on the wire."""
+    """No client at all: what is on the wire."""
     async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
         yield http
 
@@ -75,7 +75,8 @@ def graph(request):
 LAYOUTS = ("embedded", "cluster")
 # Modules, and a test of another one, that ask the servers of the session.
 ASK_ANY = {
-    *("test_a2a", "test_assistants", "test_crons", "test_javascript", "test_remote_graph", "test_runs", "test_store", "test_streams"),
+    *("test_a2a", "test_assistants", "test_crons", "test_javascript", "test_mcp", "test_remote_graph", "test_runs", "test_store"),
+    "test_streams",
     *("test_system", "test_threads", "test_a_server_that_traces_nowhere_names_no_links"),
 }
 # Modules with servers of their own, and the parameters that tell these apart.
@@ -88,6 +89,7 @@ ASK_THEIRS = {
     "test_feedback": LAYOUTS,
     "test_kills": (*LAYOUTS, "worker", "api", "everything"),
     "test_langgraph_deploy": (),
+    "test_mcp_conformance": (),
     "test_redis_faults": (),
     "test_settings": (),
     "test_storm": LAYOUTS,

@@ -154,7 +154,7 @@ class Load:
         await asyncio.gather(*self.tasks)
 
     async def run(self):
-        # Nothing is tried again: what fails is seen.
+        # Nothing is retried: what fails is seen.
         transport = httpx.AsyncHTTPTransport(retries=0)
         url = f"http://{self.world.api}/d/{self.name}"
         async with httpx.AsyncClient(transport=transport, timeout=30) as http:

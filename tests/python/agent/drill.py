@@ -70,7 +70,7 @@ class Receiver:
             answers = self.answers.get((step, name))
             status = answers.pop(0) if answers else 200
         if gate is not None:
-            # Longer than whoever waits for something before it opens this gate.
+            # Longer than the caller that waits for something before it opens this gate.
             gate.wait(3 * PATIENCE_S)
         if then is not None:
             then()
@@ -82,6 +82,13 @@ class Receiver:
         with self.lock:
             self.gates[step, name] = gate
         return gate
+
+    def release(self, name):
+        """Answers every held call of a name."""
+        with self.lock:
+            gates = [gate for (_, held), gate in self.gates.items() if held == name]
+        for gate in gates:
+            gate.set()
 
     def made(self, step, name):
         with self.lock:
@@ -179,7 +186,7 @@ class Fleet(Server):
         return self.workers or self.apis
 
     def rearm(self, process, point=None):
-        """Starts a process anew; `point` is where it shall die."""
+        """Starts a process again; `point` is where it shall die."""
         process.kill()
         process.env = self.env | ({"TOWPATH_FAILPOINT": point} if point else {})
         process.start()

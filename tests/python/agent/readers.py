@@ -88,7 +88,7 @@ class Joiner(Returning):
             with http.stream("GET", f"{url}/threads/{self.thread}/runs/{self.run_id}/join") as answer:
                 self.connected.set()
                 answer.read()
-                # Nobody answers for a server that drains or is gone.
+                # No one answers for a server that drains or is gone.
                 if answer.status_code in (200, 404):
                     self.result = answer.json()
                     return True

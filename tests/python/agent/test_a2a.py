@@ -113,7 +113,7 @@ async def test_a_message_becomes_a_task_and_its_context_a_thread(connect, graph,
     assert "hello there" in said
     assert [message.role for message in task.history] == [Role.ROLE_USER, Role.ROLE_AGENT]
     assert (await sdk.threads.get(task.context_id))["status"] == "idle"
-    # The next task of the same context stands on the same thread, and has a history of its own.
+    # The next task of the same context is on the same thread, and has a history of its own.
     other = await sent(client, says("again", context_id=task.context_id))
     assert other.context_id == task.context_id and other.id != task.id
     assert [texts(message.parts)[0] for message in other.history][0] == "again"
@@ -151,7 +151,7 @@ async def test_a_question_is_answered_by_the_next_message(connect, graph, stream
 
 
 async def last_task(client, request):
-    """The task as it stands after a message, streamed or not."""
+    """The task as it is after a message, streamed or not."""
     events = await collect(client.send_message(request))
     return await client.get_task(GetTaskRequest(id=events[0].task.id))
 

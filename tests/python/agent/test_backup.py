@@ -25,7 +25,7 @@ async def test_a_deployment_comes_back_from_a_backup(layout, tmp_path):
             thread = await sdk.threads.create()
             said = {"messages": [{"role": "user", "content": "remember this"}]}
             await sdk.runs.wait(thread["thread_id"], "agent", input=said)
-            # It goes on being used while the backup is made.
+            # It continues to be used while the backup is made.
             used, stop = [], asyncio.Event()
 
             async def use():

@@ -226,7 +226,7 @@ def rows(world):
 
 
 def pages(world, evidence, paths):
-    """The dashboard, as whoever signs in sees it."""
+    """The dashboard, as a caller that signs in sees it."""
     with httpx.Client(base_url=f"http://{world.api}", headers={"Origin": f"http://{world.api}"}, timeout=60) as browser:
         entered = browser.post("/ui/sign-in", data={"key": harness.KEY, "next": "/ui/queues"})
         assert entered.status_code in (302, 303), entered.text

@@ -157,7 +157,7 @@ def test_deploy_reaches_ready(services, environment, tmp_path):
     # What the store has survives its restart, the bucket too. Its stand-in keeps objects in memory.
     services("restart", "s3")
     harness.until("the platform to be ready behind the restart", ready)
-    # The container that keeps deployments starts them again.
+    # The container that runs deployments starts them again.
     services("restart", "api")
 
     def answer():

@@ -96,7 +96,7 @@ class Rows:
 
 RUN = {"assistant_id": "agent", "input": {}}
 CRON = {"assistant_id": "agent", "schedule": "0 0 1 1 *"}
-# What reaches for somebody's rows; `{}` where nothing stands here.
+# What reaches for a caller's rows; `{}` where nothing is here.
 BODIES = {
     "POST /assistants": lambda r: {"graph_id": "agent", "assistant_id": r.assistant_id, "if_exists": "do_nothing"},
     "PATCH /assistants/{assistant_id}": lambda r: {"name": "taken"},
@@ -128,12 +128,16 @@ BODIES = {
         "method": "GetTask",
         "params": {"id": f"{r.thread_id}:{r.run_id}"},
     },
+    "POST /mcp": lambda r: {"jsonrpc": "2.0", "id": 1, "method": "tools/list"},
     "PUT /store/items": lambda r: {"namespace": ["notes"], "key": r.key, "value": {"v": "taken"}},
     "DELETE /store/items": lambda r: {"namespace": ["notes"], "key": r.key},
     "POST /store/items/search": lambda r: {"namespace_prefix": []},
 }
-# There is nothing to cancel about a run that is over.
-OVER = {"POST /runs/cancel", "POST /runs/{run_id}/cancel", "POST /threads/{thread_id}/runs/{run_id}/cancel"}
+# There is nothing to cancel about a run that is over, and no session of MCP to end.
+OVER = {
+    *("POST /runs/cancel", "POST /runs/{run_id}/cancel", "POST /threads/{thread_id}/runs/{run_id}/cancel"),
+    "DELETE /mcp",
+}
 ENDLESS = {"GET /threads/{thread_id}/stream", "POST /threads/{thread_id}/stream/events"}
 # A plain request is no WebSocket.
 SOCKET = "GET /threads/{thread_id}/stream/events"
@@ -299,7 +303,7 @@ def test_events_of_a_deleted_thread_are_shown_to_nobody(guarded):
     kept = {"stream_mode": "values", "stream_resumable": True}
     assert list(client.runs.stream(rows.thread_id, "agent", input={"steps": [CANARY]}, **kept))
     client.threads.delete(rows.thread_id)
-    # Whoever makes a thread of the same id reads what happens on that one alone.
+    # A caller that makes a thread of the same id reads what happens on that one alone.
     stranger = user(server, "bob")
     stranger.threads.create(thread_id=rows.thread_id)
     assert list(stranger.runs.stream(rows.thread_id, "agent", input={"steps": ["of bob"]}, **kept))

@@ -52,7 +52,7 @@ def test_a_deployment_from_the_command_line(platform, towpath, graph):
     made = read(towpath, *create)
     assert made["status"] == "READY" and made["active_revision_id"] == made["latest_revision_id"]
     assert [secret["name"] for secret in made["secrets"]] == ["MY_SECRET", "OTHER"]
-    assert "this workspace has a deployment named cli already" in towpath(*create, code=1)
+    assert "this workspace already has a deployment named cli" in towpath(*create, code=1)
     first = made["latest_revision_id"]
 
     assert [one["id"] for one in read(towpath, "deployments", "ls")] == [made["id"]]
@@ -75,5 +75,5 @@ def test_a_deployment_from_the_command_line(platform, towpath, graph):
     assert read(towpath, "deployments", "update", "cli", "--build-on-push", "true")["source_config"]["build_on_push"]
     assert "nothing to change" in towpath("deployments", "update", "cli", code=2)
 
-    assert "is gone" in towpath("deployments", "delete", "cli", "--wait")
+    assert "is deleted" in towpath("deployments", "delete", "cli", "--wait")
     assert "there is no deployment of that name" in towpath("deployments", "show", "cli", code=1)

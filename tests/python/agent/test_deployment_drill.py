@@ -12,7 +12,7 @@ import harness
 from deploying import Repository, agents, change, client, create, deployed, gone, logs, processes, ref, says
 from engine import containers, docker, engine, remove_images, settings  # noqa: F401
 
-# Where whoever builds dies, in the order of the walk.
+# Where the caller that builds dies, in the order of the walk.
 POINTS = (
     "deploy.provisioned",
     "deploy.resolved",
@@ -32,7 +32,7 @@ STATUSES = ("BUILDING", "DEPLOYING", "DEPLOYED")
 
 @pytest.fixture(scope="module", params=["embedded", "cluster", "containers"])
 def yard(request, tmp_path_factory):
-    """One process that does everything, five of which one worker keeps deployments, and those five with containers."""
+    """One process that does everything, five of which one worker runs deployments, and those five with containers."""
     if request.param != "embedded" and "TOWPATH_TEST_POSTGRES" not in os.environ:
         pytest.skip("TOWPATH_TEST_POSTGRES is not set")
     backend, env = "process", {"TOWPATH_DEPLOYMENTS_GIT_TRANSPORTS": "file"}

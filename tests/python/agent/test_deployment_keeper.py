@@ -1,4 +1,4 @@
-"""One process of an installation keeps deployments, and a deployment goes on with the database it had."""
+"""One process of an installation runs deployments, and a deployment continues with the database it had."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ def test_a_second_machine_takes_over_what_it_may(tmp_path):
         "TOWPATH_DEPLOYMENTS_GIT_TRANSPORTS": "file",
         # No file of one data folder.
         "TOWPATH_ENCRYPTION_KEY": "5a" * 32,
-        "TOWPATH_DEPLOYMENTS_KEEPER_LEASE_SECONDS": "10",
+        "TOWPATH_DEPLOYMENTS_LEASE_SECONDS": "10",
     }
     kept = {"TOWPATH_DEPLOYMENTS_BACKEND": "process"}
     repository = Repository(tmp_path / "repository")
@@ -65,7 +65,7 @@ def test_a_second_machine_takes_over_what_it_may(tmp_path):
             said = said_of_deployments(other.process)
             assert said["status"] == "standby" and "another process" in said["error"], said
             log = other.process.log.read_text()
-            assert "keeps deployments" in log and f"process {first.child.pid} on " in log, log
+            assert "runs deployments" in log and f"process {first.child.pid} on " in log, log
         assert said_of_deployments(first)["status"] == "ok"
         assert answer_of(world, "made-on-first") == "one"
         assert list(agents(world)) == [made["id"]]

@@ -48,9 +48,9 @@ def test_packages_are_part_of_the_build_and_go_with_the_deployment(platform, tmp
     over = ended(platform, deployment, revision, INSTALLED_S)
     said = logs(platform, deployment, revision)
     assert over["status"] == "DEPLOYED", f"{over}\n{said}"
-    build, deploy = said.split("checking the revision beside what serves", 1)
-    assert "packages: " in build and "making a Python environment" in build, said
-    assert "making a Python environment" not in deploy, said
+    build, deploy = said.split("checking the revision while the old one serves", 1)
+    assert "packages: " in build and "creating a Python environment" in build, said
+    assert "creating a Python environment" not in deploy, said
     assert len(environments(platform)) == 1
 
     # A package that there is not fails the build, and says why.

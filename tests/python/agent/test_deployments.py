@@ -1,6 +1,6 @@
 """A deployment's whole life over HTTP: from a git repository to what the official client runs, and through every change.
 
-A platform in one process, and one in five of which one worker keeps deployments; agent servers are processes of their
+A platform in one process, and one in five of which one worker runs deployments; agent servers are processes of their
 own in both.
 """
 
@@ -59,7 +59,7 @@ def test_a_deployment_lives(platform, repository):
 
 
 def traced(platform, name, thread):
-    """A run on this thread lies in the project of the deployment's name, though no code of its own could have sent it."""
+    """A run on this thread is in the project of the deployment's name, though no code of its own could have sent it."""
     project = platform.project(name)
 
     def ask():
@@ -95,14 +95,14 @@ async def life(platform, repository):
             ]
             assert events[0] == "metadata" and "values" in events and "updates" in events, events
             if platform.layout == "embedded":
-                # Of several processes the one that keeps deployments knows the platform's address only when told.
+                # Of several processes the one that runs deployments knows the platform's address only when told.
                 await asyncio.to_thread(traced, platform, name, thread["thread_id"])
                 state = await sdk.threads.get_state(thread["thread_id"])
                 assert state["metadata"]["langgraph_api_url"] == found["source_config"]["custom_url"]
             assistants = await sdk.assistants.search(metadata={}, limit=5, offset=0)
             assert [assistant["graph_id"] for assistant in assistants] == ["agent"]
 
-    # A new commit, while somebody uses the old one without pause.
+    # A new commit, while a caller uses the old one without pause.
     async with client(platform, name) as sdk:
         thread = await sdk.threads.create()
         await sdk.runs.wait(thread["thread_id"], "agent", input={"messages": [{"role": "user", "content": "kept"}]})
@@ -122,7 +122,7 @@ async def life(platform, repository):
         state = await sdk.threads.get_state(thread["thread_id"])
         assert state["values"]["messages"][0]["content"] == "kept"
 
-    # A commit that cannot be served: what served goes on, and the revision says why.
+    # A commit that cannot be served: what served continues, and the revision says why.
     repository.push_text("{broken")
     third = change(platform, deployment, **ref())
     failed = ended(platform, deployment, third)
@@ -182,7 +182,7 @@ def impatient(request):
     settings = {
         "TOWPATH_DEPLOYMENTS_GIT_TRANSPORTS": "file",
         "TOWPATH_DEPLOYMENTS_HOLD_SECONDS": str(HOLD_S),
-        # Deployments see the programs that the operator's PATH leads to, wherever they lie.
+        # Deployments see the programs that the operator's PATH leads to, wherever they are.
         "PATH": f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     world = harness.World(request.param, settings)
@@ -243,7 +243,7 @@ def test_who_may_come_in(platform, repository):
         assert (status, answer["detail"]) == (404, "deployment not found")
     status, answer = platform.request("GET", "/d/no-such-deployment/threads")
     assert (status, answer["detail"]) == (404, "deployment not found")
-    # Past the gateway nobody comes in, also from this machine.
+    # Past the gateway no one comes in, also from this machine.
     def ports():
         found = re.findall(r"listen=127\.0\.0\.1:(\d+)", logs(platform, made["id"], made["latest_revision_id"]))
         # One that was only to show that it loads, and the one that serves.
@@ -261,12 +261,15 @@ def test_who_may_come_in(platform, repository):
 
 
 def is_dead(pid):
-    """Whether a process is gone, or waits for nothing but that somebody asks how it ended."""
+    """Whether a process is gone, or waits for nothing but that a caller asks how it ended."""
     try:
         status = pathlib.Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return True
-    return status.rpartition(")")[2].split()[0] == "Z"
+    fields = status.rpartition(")")[2].split()
+    state, threads = fields[0], int(fields[17])
+    # The first thread may end before the others. The last one of them closes the sockets.
+    return state == "Z" and threads == 1
 
 
 def test_an_agent_server_that_dies_is_started_again(platform, repository):

@@ -112,7 +112,7 @@ def test_an_image_is_a_deployment(platform, engine):  # noqa: F811
     assert answers(platform, "image") == ["agent"]
     status, _ = platform.request("GET", f"/d/{deployment}/ok", headers={"X-API-Key": None})
     assert status == 200
-    # Past the gateway nobody gets in.
+    # Past the gateway no one gets in.
     port = docker("port", container, "8000/tcp").rsplit(":", 1)[1]
     assert harness.get_status(f"http://127.0.0.1:{port}/ok") == 200
     assert harness.get_status(f"http://127.0.0.1:{port}/metrics") == 401
@@ -152,7 +152,7 @@ def test_an_image_is_pushed_and_pulled(platform, engine, tmp_path):  # noqa: F81
     assert uri.startswith(f"{platform.api}/images/{deployment}@sha256:"), uri
     assert found["source"] == "internal_docker"
     assert answers(platform, "pushed") == ["agent"]
-    # What it pulled is there under a name of ours alone, so nobody else gets it without asking the registry.
+    # What it pulled is there under a name of ours alone, so no other caller gets it without asking the registry.
     again = langgraph(platform, tmp_path, "--deployment-id", deployment, "--image", image)
     assert again[-1]["status"] == "succeeded", again
 
@@ -174,7 +174,7 @@ def test_an_image_is_pushed_and_pulled(platform, engine, tmp_path):  # noqa: F81
     refused = ended(platform, private, made["latest_revision_id"])
     text = logs(platform, private, made["latest_revision_id"])
     assert refused["status"] == "DEPLOY_FAILED" and "pulling the image" in refused["error"], f"{refused}\n{text}"
-    assert "this workspace has none named acme" in text, text
+    assert "this workspace has no secret acme" in text, text
     token = platform.call("POST", f"/v2/deployments/{deployment}/push-token", {})
     login = {"registry": platform.api, "username": "anybody", "password": token["token"]}
     platform.call("PUT", "/v2/image-pull-secrets/acme", login, status=201)
@@ -194,7 +194,7 @@ def test_a_deployment_comes_back_from_a_backup(engine, tmp_path):  # noqa: F811
 
 
 async def comes_back(base, tmp_path):
-    """Its database lies in a volume: copied while it is used, and put into a new volume of another platform."""
+    """Its database is in a volume: copied while it is used, and put into a new volume of another platform."""
     env = settings(base) | {"TOWPATH_DEPLOYMENTS_BACKEND": "docker"}
     repository = Repository(tmp_path / "repository")
     backup, still = tmp_path / "backup", tmp_path / "still"
@@ -248,7 +248,7 @@ async def comes_back(base, tmp_path):
         assert tried.returncode == 1 and volume in tried.stderr, tried.stdout + tried.stderr
         assert not (third / "towpath.db").exists()
 
-        # A volume that nothing runs with is read as it lies.
+        # A volume that nothing runs with is read as it is.
         for process in second.processes:
             process.terminate()
         await asyncio.to_thread(second.command, "backup", still)

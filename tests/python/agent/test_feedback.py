@@ -1,5 +1,5 @@
 """Runs that ask where they may be judged: their stream ends with a link for each name, and what is given through one
-lies on the run's trace. Agent server and platform are processes of their own, as in production."""
+is on the run's trace. Agent server and platform are processes of their own, as in production."""
 
 import os
 import uuid

@@ -13,7 +13,7 @@ import pytest
 import harness
 from deploying import Repository, client, create, deployed, gone, logs, processes, says
 
-ISOLATED = "isolation: a user id and namespaces of its own"
+ISOLATED = "isolation: own user id and namespaces"
 # Each line is tried by code of a user. `$1` is the platform's data folder, `$2` its process, `$3` another deployment, `$4` its artifact.
 PROBE = """
 try() {
@@ -59,7 +59,7 @@ agent = graph.compile()
 def platform():
     settings = {
         "TOWPATH_DEPLOYMENTS_GIT_TRANSPORTS": "file",
-        # Deployments see the programs that the operator's PATH leads to, wherever they lie.
+        # Deployments see the programs that the operator's PATH leads to, wherever they are.
         "PATH": f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     world = harness.World("embedded", settings)

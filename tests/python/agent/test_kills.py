@@ -32,7 +32,7 @@ def receiver():
     running.stop()
 
 
-# Each victim has servers of its own, so the drills of several go on at the same time.
+# Each victim has servers of its own, so the drills of several continue at the same time.
 DRILLS = [(layout, victim) for layout in ("embedded", "cluster") for victim in ("worker", "api", "everything")]
 
 
@@ -64,7 +64,7 @@ class Row:
         self.readers, self.joiners, self.killed = [], [], []
         # By a row that failed: not this one's.
         self.before = fleet.left_behind()
-        # When the kill was, and from when on what was lost has to go on.
+        # When the kill was, and from when on what was lost has to continue.
         self.at = self.due = None
 
     def begin(self, **more):
@@ -78,6 +78,14 @@ class Row:
         self.joiners.append(Joiner(*place))
         for watcher in self.readers + self.joiners:
             assert watcher.connected.wait(20)
+
+    def performer(self, run=None):
+        """The process at work at a run whose step is being made."""
+        process = self.fleet.performer_of(run or self.run)
+        if process is None:
+            # A pause of the machine beyond its lease took the run from it.
+            raise Missed("a process that lives lost its lease")
+        return process
 
     def victims(self, performer=None):
         """Who is to be killed. `performer` is the process at work, where there is one."""
@@ -99,7 +107,7 @@ class Row:
             self.fleet.again(self.killed)
             self.killed = []
         ready = time.monotonic()
-        # On SQLite nobody else can hold what a dead process held; in a cluster its lease has to run out.
+        # On SQLite no other caller can hold what a dead process held; in a cluster its lease has to run out.
         self.due = ready if self.fleet.layout == "embedded" else max(ready, self.at + LEASE_S)
 
     def in_time(self, moment):
@@ -130,7 +138,7 @@ class Row:
 
         with contextlib.suppress(AssertionError):
             until("the tables to come to rest", at_rest, 60)
-        assert not left, "left behind"
+        assert not left, f"left behind: {left}"
         return max(moment for _, moment in ended) - self.at, compared
 
     def nobody_else_was_taken_for_dead(self, runs):
@@ -180,7 +188,7 @@ def pending(row):
     row.kill(row.victims())
     hit = row.fleet.job_of(row.run)[0] == "scheduled"
     row.restart()
-    # Nobody holds it: it is only the clock of a process that is left, or comes again, that has to see it.
+    # No one holds it: it is only the clock of a process that is left, or comes again, that has to see it.
     row.due = max(due, row.at if row.killed else row.due)
     first = row.receiver.until_made("one", row.name)
     closed = row.close()
@@ -199,7 +207,7 @@ def superstep(row):
     # The writes of the input, of the first step, and of the task that is done.
     until("the task to be kept", lambda: int(row.fleet.rows(f"SELECT count(*) FROM {kept}")[0][0]) >= 2 or None)
     last = row.fleet.last_step(row.thread)
-    row.kill(row.victims(row.fleet.performer_of(row.run)))
+    row.kill(row.victims(row.performer()))
     assert row.fleet.job_of(row.run)[0] == "running" and last == 1
     row.restart()
     if row.victim == "api":
@@ -298,7 +306,7 @@ def cancelled(row, action="interrupt"):
     row.begin()
     row.watch()
     row.receiver.until_made("two", row.name)
-    performer = fleet.performer_of(row.run)
+    performer = row.performer()
     victims = row.victims(performer)
     cancel = f"/threads/{row.thread}/runs/{row.run}/cancel?action={action}"
     if fleet.layout == "embedded":
@@ -373,7 +381,7 @@ def queued(row):
     row.watch(second)
     row.receiver.until_made("two", row.name)
     last = row.fleet.last_step(row.thread)
-    row.kill(row.victims(row.fleet.performer_of(first)))
+    row.kill(row.victims(row.performer(first)))
     assert (row.fleet.job_of(first)[0], row.fleet.job_of(second)[0]) == ("running", "blocked")
     row.restart()
     if row.victim == "api":
@@ -430,6 +438,9 @@ def test_a_death(fleet, server, table, state):
             stalls += missed.args
             assert len(stalls) <= 3, stalls
             continue
+        finally:
+            # What this try left at work ends, so that the next one meets nothing of it.
+            row.receiver.release(row.name)
         storage = "SQLite" if fleet.layout == "embedded" else "PostgreSQL + Redis"
         cells = (state, fleet.victim, storage, 1, attempt, f"{picked:.2f}", f"{settled:.2f}", again, compared)
         table.append(HEAD, cells)

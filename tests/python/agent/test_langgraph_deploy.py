@@ -140,7 +140,7 @@ def final(platform, deployment):
 
 
 def page(url):
-    """What a browser shows to somebody who has not signed in."""
+    """What a browser shows to a caller who has not signed in."""
     try:
         with urllib.request.urlopen(url, timeout=10) as answer:
             return answer.read().decode()
@@ -165,7 +165,7 @@ def test_what_people_read(platform, project, endpoint):
     link = f"http://{platform.api}/o/{platform.tenant}/host/deployments/{deployment}"
     assert link in printed, printed
     assert "sign in" in page(link).lower(), "the link leads somewhere, if only to where one signs in"
-    # Again, by its id, and from another folder's configuration; nobody waits.
+    # Again, by its id, and from another folder's configuration; no one waits.
     (project / "apps").mkdir()
     (project / "apps/graph.json").write_text(json.dumps({"dependencies": [".."], "graphs": {"agent": "./agent.graph.json"}}))
     (project / "apps/agent.graph.json").write_text((project / "agent.graph.json").read_text().replace("one", "nested"))
@@ -251,7 +251,7 @@ def test_logs(platform, project):
     assert "canary-5e1f" not in build + lines
     assert len(logs("--deployment-id", deployment, "--limit", "1").splitlines()) == 1
     found = logs("--deployment-id", deployment, "-q", "checking the revision")
-    assert "checking the revision beside what serves" in found and "serves\n" in found
+    assert "checking the revision while the old one serves" in found and "serves\n" in found
     assert "No log entries found." in logs("--deployment-id", deployment, "--level", "critical")
     assert "No log entries found." in logs("--deployment-id", deployment, "--start-time", "2100-01-01T00:00:00Z")
     assert "No log entries found." in logs("--deployment-id", deployment, "--end-time", "2020-01-01T00:00:00Z")
@@ -261,7 +261,7 @@ def test_logs(platform, project):
     nobody = "00000000-0000-4000-8000-000000000000"
     assert f"Deployment ID {nobody} not found." in logs("--deployment-id", nobody, code=1)
 
-    # Followed, until somebody has read enough: what the agent server says later comes too.
+    # Followed, until a caller has read enough: what the agent server says later comes too.
     words, env = command(platform, project, "logs", "--deployment-id", deployment, "--follow", env={"PYTHONUNBUFFERED": "1"})
     with subprocess.Popen(words, cwd=project, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as follower:
         seen = follower.stdout.readline()

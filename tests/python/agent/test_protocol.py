@@ -59,7 +59,7 @@ async def test_messages_grow(sdk, graph, transport):
             return [part async for part in message.text]
 
         async def read():
-            # A message grows only while the iteration over the messages goes on.
+            # A message grows only while the iteration over the messages continues.
             return [asyncio.create_task(parts_of(message)) async for message in thread.messages]
 
         reading = asyncio.create_task(read())

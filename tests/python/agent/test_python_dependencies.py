@@ -97,7 +97,7 @@ def test_what_a_project_depends_on_is_installed(tools, tmp_path, project):
         [made] = [folder for folder in (tmp_path / "hosts").glob("python-*") if folder.is_dir()]
         assert answer["python"] == str(made)
         assert (made / "bin" / "pip").exists() == (not (tools / "uv").exists())
-        # The folder's own code is read where it stands; the next start uses the environment there is.
+        # The folder's own code is read where it is; the next start uses the environment there is.
         (project.folder / "word" / "word.py").write_text("WORD = 'two'\n")
         before = (made / ".complete").stat().st_mtime_ns
         server.apis[0].terminate()

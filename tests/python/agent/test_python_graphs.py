@@ -106,7 +106,7 @@ def test_code_that_kills_its_process_is_not_tried_for_ever(serve, project):
     thread, run = begin(client, input={"how": "exit"})
     assert over(client, thread, run)["status"] == "error"
     message = client.threads.get(thread)["error"]["message"]
-    assert "exceeded max attempts (2)" in message and "ended with status 9" in message
+    assert "exceeded max attempts (2)" in message and "exited with status 9" in message
     assert [name for name, _ in project.ran()] == ["first", "second", "second"]
 
 
@@ -302,13 +302,19 @@ def test_the_authors_routes_are_served(serve, project):
     answer = httpx.post(f"{server.url}/mine/1?a=b", content="body", timeout=60)
     assert (answer.status_code, answer.text, answer.headers["x-mine"]) == (201, "POST /mine/1 a=b body", "yes")
     assert client.runs.wait(None, "agent", input={})["steps"] == ["first", "second"]
-    assert httpx.post(f"{server.url}/store/items/search", json={"namespace_prefix": []}, timeout=60).status_code == 404
+    answer = httpx.post(f"{server.url}/store/items/search", content="body", timeout=60)
+    assert (answer.status_code, answer.text) == (201, "POST /store/items/search  body")
 
 
-def test_an_author_may_serve_the_agent2agent_protocol(serve, project):
-    project.write(config=CONFIG | {"http": {"app": "./web.py:app", "disable_a2a": True}}, web=APP)
+def test_an_author_may_serve_the_protocols_of_agents(serve, project):
+    off = {"disable_a2a": True, "disable_mcp": True}
+    project.write(config=CONFIG | {"http": {"app": "./web.py:app"} | off}, web=APP)
     server, _ = serve()
-    for method, path in (("GET", "/.well-known/agent-card.json"), ("POST", "/a2a/agent")):
+    for method, path in (
+        *(("GET", "/.well-known/agent-card.json"), ("POST", "/a2a/agent"), ("DELETE", "/a2a/agent")),
+        # No route of the server's own takes this method.
+        *(("GET", "/mcp"), ("POST", "/mcp"), ("POST", "/mcp/")),
+    ):
         answer = httpx.request(method, f"{server.url}{path}", timeout=60)
         assert (answer.status_code, answer.text) == (201, f"{method} {path}  ")
 

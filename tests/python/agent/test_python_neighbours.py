@@ -43,7 +43,7 @@ def test_a_run_that_crashes_costs_its_neighbours_no_attempt(serve, project):
         state = client.threads.get_state(thread)
         assert state["values"]["steps"] == ["first", "second"]
         assert state["metadata"]["run_attempt"] == 1
-    # The process is there for everybody again.
+    # The process is there for everyone again.
     assert client.runs.wait(None, "agent", input={})["steps"] == ["first", "second"]
 
 

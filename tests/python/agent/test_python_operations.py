@@ -41,7 +41,7 @@ def test_the_platform_in_the_same_process_shows_them_too(project):
         thread, run = begin(client, input={"how": "raise"})
         assert over(client, thread, run)["status"] == "error"
         process.url = f"http://{platform}"
-        # The key is the one that lies in the folder.
+        # The key is the one that is in the folder.
         shown = towpath(process, "jobs", "show", run)
         assert "Traceback (most recent call last)" in shown and "the second step says no" in shown
         key = (project.folder / ".towpath" / "api.key").read_text().strip()
@@ -49,7 +49,7 @@ def test_the_platform_in_the_same_process_shows_them_too(project):
         assert page.post("/ui/sign-in", data={"key": key}).status_code == 200
         job = json.loads(towpath(process, "jobs", "show", run, "--output", "json"))["id"]
         listed = page.get("/ui/jobs", params={"of": "agents", "kind": "run_agent"}).text
-        assert f"/ui/jobs/{job}" in listed and "the agent server" in listed
+        assert f"/ui/jobs/{job}" in listed and "agent server" in listed
         assert f"/ui/jobs/{job}" not in page.get("/ui/jobs").text
         for name in (job, run):
             text = page.get(f"/ui/jobs/{name}").text
@@ -104,7 +104,7 @@ def test_a_process_that_grows_is_replaced(serve, project):
         return pid if pid != grown else None
 
     fresh = until("new runs to go to another process", elsewhere)
-    # Its neighbour goes on where it is.
+    # Its neighbour continues where it is.
     assert client.runs.get(thread, run)["status"] == "running" and pathlib.Path(f"/proc/{grown}").exists()
     project.go()
     assert over(client, thread, run)["status"] == "success"
@@ -137,5 +137,5 @@ def test_many_runs_leave_nothing_behind(serve, project):
     # Ten kilobytes that each run left behind would be 20 MB.
     assert max(grown) < 12, (before, after)
     assert all(later <= earlier + 20 for earlier, later in zip(before[1], after[1])), (before, after)
-    # Threads and runs that nobody named are gone, too.
+    # Threads and runs that no one named are gone, too.
     assert client.threads.search(limit=10) == []

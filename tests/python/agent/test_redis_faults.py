@@ -25,7 +25,7 @@ def fleet():
     if "TOWPATH_TEST_POSTGRES" not in os.environ:
         pytest.skip("TOWPATH_TEST_POSTGRES is not set")
     receiver = Receiver()
-    # Nobody who performs dies here; a machine that stands still for a moment must not be taken for a dead one.
+    # No one who performs dies here; a machine that stands still for a moment must not be taken for a dead one.
     running = Fleet("cluster", receiver, redis_behind_proxy=True, TOWPATH_ENGINE_LEASE_SECONDS="15")
     yield running
     running.stop()
@@ -106,7 +106,7 @@ def test_flushed(fleet, server, table):
 
 @pytest.mark.parametrize("mode", ["half-open both", "reset"])
 def test_ill(fleet, server, table, mode):
-    """The first runs fall into the time in which nobody has noticed yet."""
+    """The first runs fall into the time in which no one has noticed yet."""
     before = fleet.proxy.set(mode)
     rounds(fleet, table, mode)
     assert fleet.proxy.set("pass") > before, "no harm was done"

@@ -140,6 +140,9 @@ async def test_an_answer_to_nobody_is_refused_where_that_is_asked_for(client, gr
     )
     ignored = await client.runs.wait(thread, graph("human"), command=unknown)
     assert ignored["__interrupt__"] == [interrupt], "else it is ignored"
+    last = (await client.runs.list(thread))[0]["run_id"]
+    joined = await client.runs.join(thread, last)
+    assert joined["__interrupt__"] == [interrupt], "who comes after the end reads the same from the thread"
     answer = {"resume": {interrupt["id"]: "yes"}}
     done = await client.runs.wait(thread, graph("human"), command=answer, strict_resume=True)
     assert done["log"] == ["asked", "done"]

@@ -1,4 +1,4 @@
-"""What an operator can say: keys, a prefix, limits; and the agent server inside of `towpath dev`."""
+"""What an operator can say: keys, a prefix, limits; and the agent server inside `towpath dev`."""
 
 import json
 import os
@@ -89,7 +89,7 @@ def test_a_graph_that_cannot_be_used_is_named(tmp_path):
     assert done.returncode == 2 and 'graph "mine"' in done.stderr and "JavaScript" in done.stderr, done.stderr
     config.write_text('{"graphs": {"mine": "./mine.py:graph"}}')
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
-    assert done.returncode == 1 and 'graph "mine"' in done.stderr and "there is no file" in done.stderr, done.stderr
+    assert done.returncode == 1 and 'graph "mine"' in done.stderr and "does not exist" in done.stderr, done.stderr
 
 
 def test_sqlite_is_for_one_process(tmp_path):

@@ -1,4 +1,4 @@
-"""Streams: what the client makes of them, and what stands on the wire."""
+"""Streams: what the client makes of them, and what is on the wire."""
 
 import asyncio
 import json
@@ -49,7 +49,7 @@ async def test_messages_in_both_forms(client, graph):
 
 
 async def test_both_forms_of_messages_at_once(client, graph):
-    """Each as if it were alone: nobody has to know what else was asked for."""
+    """Each as if it were alone: no one has to know what else was asked for."""
     both = await collect(client.runs.stream(None, graph("agent"), input=HI, stream_mode=["messages-tuple", "messages"]))
     alone = {
         mode: await collect(client.runs.stream(None, graph("agent"), input=HI, stream_mode=mode))
@@ -116,7 +116,7 @@ async def test_a_disconnect_cancels_where_that_was_asked(http, sdk, graph):
 
 
 async def test_who_leaves_before_the_first_answer_cancels_too(server, http, graph):
-    """The request is taken, and its sender is gone at whatever moment: nothing goes on that nobody hears."""
+    """The request is taken, and its sender is gone at whatever moment: nothing continues that no one hears."""
     address = urlsplit(server.url)
     body = json.dumps({"assistant_id": graph("slow"), "input": {"log": []}, "on_disconnect": "cancel"}).encode()
     head = f"POST {{}} HTTP/1.1\r\nhost: {address.netloc}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
@@ -249,7 +249,7 @@ async def test_the_stream_of_a_thread_goes_over_its_runs(sdk, graph):
 
     sdk.http.client.event_hooks = hooks | {"response": [*hooks["response"], answered]}
     reading = asyncio.create_task(read())
-    # A run that is over before somebody listens is in no stream of its thread.
+    # A run that is over before a caller listens is in no stream of its thread.
     await asyncio.wait_for(listening.wait(), 180)
     sdk.http.client.event_hooks = hooks
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""What stands on the wire whatever the route: health, documents, cross-origin calls, refusals."""
+"""What is on the wire whatever the route: health, documents, cross-origin calls, refusals."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 # In both languages.
 pytestmark = pytest.mark.usefixtures("graph")
 
-# Part of the names of tests, which have to be the same in every process of the suite.
+# Part of the names of tests, which must be the same in every process of the suite.
 MISSING = "5b1c0d6e-7f43-4c1a-9a55-2f8e0b6d9c37"
 
 
@@ -81,7 +81,7 @@ async def test_cross_origin_calls(http):
 
 
 async def test_pages_of_elsewhere_have_nothing_done(http, server):
-    """Without a key, on loopback: whoever reads a page of the web must not find their agents at work for it."""
+    """Without a key, on loopback: the caller that reads a page of the web must not find their agents at work for it."""
 
     async def asked(path="/assistants/search", **headers):
         return await http.post(path, content=b"{}", headers={"content-type": "text/plain"} | headers)

@@ -1,4 +1,4 @@
-"""Webhooks, seen by whom they call: signed, tried again, the same over refusals and deaths."""
+"""Webhooks, seen by whom they call: signed, retried, the same over refusals and deaths."""
 
 import hashlib
 import hmac
@@ -41,7 +41,7 @@ def test_a_refused_call_is_made_again_also_after_a_death(fleet, server, receiver
         process.child.wait()
     gate.set()
     fleet.again(fleet.processes)
-    # The third is answered 429, which is tried again too.
+    # The third is answered 429, which is retried too.
     receiver.until_made("hook", name, 4, limit_s=240)
     fleet_is_quiet(fleet)
     calls = receiver.made("hook", name)

@@ -38,7 +38,7 @@ MOVED_CLOCK = """
 
 
 class Server:
-    """An agent server with everything it stands on. `url` is one of its API processes, `urls` are all."""
+    """An agent server with everything it is on. `url` is one of its API processes, `urls` are all."""
 
     def __init__(self, layout, env=None, graphs=GRAPHS, args=(), ready_s=PATIENCE_S):
         self.layout, self.graphs, self.args = layout, graphs, args

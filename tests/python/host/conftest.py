@@ -27,7 +27,7 @@ CONFIG = {
 
 @pytest.fixture
 async def folder():
-    """For sockets: their paths have to be short."""
+    """For sockets: their paths must be short."""
     made = pathlib.Path(tempfile.mkdtemp(prefix="tph."))
     yield made
     shutil.rmtree(made)

@@ -35,7 +35,7 @@ async def test_hello(peer):
         ("other = 1", "./g.py:graph", "AttributeError", "no 'graph'; it has other", None),
         ("graph = 7", "./g.py:graph", "TypeError", "is a int; expected a compiled graph", None),
         ("def graph(a, b, c): pass", "./g.py:graph", "TypeError", "at most a config and a ServerRuntime", None),
-        ("", "./missing.py:graph", "FileNotFoundError", "there is no file", None),
+        ("", "./missing.py:graph", "FileNotFoundError", "does not exist", None),
         ("", "no.such.module:graph", "ModuleNotFoundError", "No module named 'no'", None),
         ("", "graph", "ValueError", "graphs.g: expected", None),
         ("", 7, "ValueError", "graphs.g: expected", None),
@@ -110,7 +110,7 @@ async def test_pings_are_answered_while_the_loop_is_blocked(fresh):
     while (pong := await peer.ping(8))["loop_lag_ms"] < 300:
         assert not run.done.done(), "it was never told that the loop is blocked"
     assert not run.done.done() and pong["streams"] == 1
-    # It says so as soon as its loop goes on.
+    # It says so as soon as its loop continues.
     assert (await asyncio.wait_for(run.done, 10))["status"] == "success"
     (told,) = [one for one in peer.logs if "blocked the event loop" in one["message"]]
     assert "graphs.py:" in told["message"] and "in block: time.sleep" in told["message"]

@@ -1,4 +1,4 @@
-"""Runs: what they leave, how they stop, and how they go on."""
+"""Runs: what they leave, how they stop, and how they continue."""
 
 import asyncio
 import json

@@ -1,7 +1,7 @@
 //! The fault proxy as a program, for suites that are not written in Rust.
 //!
 //! `fault-proxy HOST:PORT` prints the address it listens on, then takes one mode per line, as
-//! [`Mode`](towpath_tests::fault_proxy::Mode) reads them, and answers each line with `harmed <count>`: how often harm
+//! [`Mode`](towpath_tests::fault_proxy::Mode) reads them, and returns each line with `harmed <count>`: how often harm
 //! was done so far. `?` changes nothing and is answered, too. It ends with its input.
 
 use std::io::{BufRead as _, Write as _};

@@ -1,4 +1,4 @@
-//! The first half: resolve, fetch, build.
+//! The build: resolve, fetch, build.
 
 use object_store::path::Path as ObjectPath;
 use tokio::io::AsyncWriteExt as _;
@@ -11,50 +11,51 @@ use towpath_domain::deployment::{LogKind, RevisionStatus, Source};
 use towpath_domain::failpoint;
 use towpath_domain::git::{CommitSha, RepoRef, RepoUrl, TokenHost};
 use towpath_domain::registry::RegistryLogin;
-use towpath_durable::{Ctx, Failure, Verdict};
+use towpath_durable::{Ctx, Failure, IntoFailure};
 use towpath_store::{artifacts, image_pull_secrets, integrations, revisions};
 
-use super::Work;
-use crate::hosting::Using;
+use super::BuildAttempt;
+use crate::deployment_host::ArtifactGuard;
 use crate::images;
 
 /// An artifact that is deployed again.
-struct Kept<'a> {
+struct ReusedArtifact<'a> {
     key: String,
-    using: Using<'a>,
-    /// Until its revision is recorded: who removes what a deleted deployment had looks at the records once more.
-    _alone: OwnedMutexGuard<()>,
+    guard: ArtifactGuard<'a>,
+    /// Held until its revision is recorded: the clean-up of deleted deployments checks the records again under this
+    /// lock.
+    _lock: OwnedMutexGuard<()>,
 }
 
-impl Work<'_> {
-    /// The revision's artifact, made where it is not there yet. Answers its key, which stays in use.
-    pub(super) async fn artifact(&self, ctx: &mut Ctx) -> Result<(String, Using<'_>), Failure> {
-        if let Some(kept) = self.kept().await? {
-            self.log.info("what was built before is deployed again");
+impl BuildAttempt<'_> {
+    /// Returns the key of the revision's artifact, after building it if necessary, and a guard that keeps it in use.
+    pub(super) async fn artifact(&self, ctx: &mut Ctx) -> Result<(String, ArtifactGuard<'_>), Failure> {
+        if let Some(kept) = self.reusable_artifact().await? {
+            self.log.info("deploying the existing build again");
             self.record(ctx, &kept.key).await?;
             self.advance(ctx, RevisionStatus::AwaitingDeploy).await?;
             self.advance(ctx, RevisionStatus::Deploying).await?;
-            return Ok((kept.key, kept.using));
+            return Ok((kept.key, kept.guard));
         }
         self.advance(ctx, RevisionStatus::AwaitingBuild).await?;
         self.advance(ctx, RevisionStatus::Building).await?;
         let plan = self.plan(ctx).await?;
         let key = plan.key();
         let artifact = Artifact::of(&self.hosting.root, &key).fatal()?;
-        let using = self.hosting.using(&key);
+        let using = self.hosting.use_artifact(&key);
         let _alone = self.hosting.lock_artifact(&key).await;
-        // What is there says so on disk, in records written last: a journal would not know what was removed since.
-        if self.has(&artifact).await? {
-            self.log.info("it is built already");
+        // The files on disk are the record, written last: a journal would not know what was removed since.
+        if self.has_artifact(&artifact).await? {
+            self.log.info("already built");
         } else {
-            // A tree in which programs of a build have run is not what was fetched.
+            // A tree in which build programs have run is not the fetched source.
             if artifact.is_fetched() {
-                self.log.info("the source is here already");
+                self.log.info("the source is already fetched");
             } else {
                 let begun = Instant::now();
                 self.fetch(ctx, &plan, &artifact).await?;
-                self.took("fetch", begun, self.log);
-                // A later life does not do this again, so it does not say this again.
+                self.record_step_duration("fetch", begun, self.log);
+                // A later process life skips this step, so its lines must be stored now.
                 self.lines.flush().await;
                 failpoint::hit("deploy.fetched");
             }
@@ -64,16 +65,16 @@ impl Work<'_> {
             backend
                 .build(settings, &self.hosting.root, &plan, self.log, &cancel)
                 .await
-                .map_err(|error| self.failed(&error, self.log))?;
-            self.took("build", begun, self.log);
+                .map_err(|error| self.failure_of(&error, self.log))?;
+            self.record_step_duration("build", begun, self.log);
             self.lines.flush().await;
         }
         self.record(ctx, &key).await?;
         Ok((key, using))
     }
 
-    /// Makes what the artifact's code runs in, as the last part of the build. What was built before may need another
-    /// environment for this deployment, and for its variables.
+    /// Creates the environment of the artifact's code, as the last part of the build. An existing build may need
+    /// another environment for this deployment and its variables.
     pub(super) async fn packages(&self, ctx: &Ctx, artifact: &str) -> Result<(), Failure> {
         let hosting = self.hosting;
         let (launch, lines) = hosting
@@ -81,21 +82,21 @@ impl Work<'_> {
             .await?;
         let (log, begun) = (lines.log(), Instant::now());
         let prepared = hosting.prepare(&launch, log, &ctx.cancelled()).await;
-        let prepared = prepared.map_err(|error| self.failed(&error, log));
+        let prepared = prepared.map_err(|error| self.failure_of(&error, log));
         if matches!(prepared, Ok(true)) {
-            self.took("packages", begun, log);
+            self.record_step_duration("packages", begun, log);
         }
         lines.flush().await;
         prepared.map(drop)
     }
 
-    /// The artifact of a revision whose image somebody else built. Answers its key, which stays in use.
-    pub(super) async fn image(&self, ctx: &mut Ctx) -> Result<(String, Using<'_>), Failure> {
-        if let Some(kept) = self.kept().await? {
-            self.log.info("the image that was fetched before is deployed again");
-            let reference = self.pinned().await?;
+    /// Returns the key of the artifact for a prebuilt image, and a guard that keeps it in use.
+    pub(super) async fn image(&self, ctx: &mut Ctx) -> Result<(String, ArtifactGuard<'_>), Failure> {
+        if let Some(kept) = self.reusable_artifact().await? {
+            self.log.info("deploying the existing image again");
+            let reference = self.pinned_image().await?;
             self.record_image(ctx, &kept.key, reference.as_deref()).await?;
-            return Ok((kept.key, kept.using));
+            return Ok((kept.key, kept.guard));
         }
         self.advance(ctx, RevisionStatus::AwaitingDeploy).await?;
         self.advance(ctx, RevisionStatus::Deploying).await?;
@@ -108,14 +109,14 @@ impl Work<'_> {
         let backend = &self.hosting.backend;
         let begun = Instant::now();
         let logins = self.logins(&uri, log).await?;
-        let wanted = self.wanted(&uri).await?;
+        let wanted = self.image_to_pull(&uri).await?;
         let pulled = backend.pull(&wanted, &logins, log, &cancel).await;
         let reference = pulled.as_ref().ok().and_then(|pulled| pulled.reference.clone());
         let made = match pulled {
             Ok(pulled) => {
                 let key = backend::image_key(&uri, &pulled);
-                // Until its revision names it, nothing else keeps it.
-                let using = self.hosting.using(&key);
+                // Until its revision names it, only this guard protects it.
+                let using = self.hosting.use_artifact(&key);
                 let _alone = self.hosting.lock_artifact(&key).await;
                 match backend.record_image(&self.hosting.root, &uri, &pulled).await {
                     Ok(key) => {
@@ -128,25 +129,25 @@ impl Work<'_> {
             Err(error) => Err(error),
         };
         match &made {
-            Ok(_) => self.took("pull", begun, log),
-            Err(error) => log.error(error.told()),
+            Ok(_) => self.record_step_duration("pull", begun, log),
+            Err(error) => log.error(error.user_message()),
         }
         deploy.flush().await;
-        made.map_err(|error| self.failed(&error, log))
+        made.map_err(|error| self.failure_of(&error, log))
     }
 
-    /// What to pull: what the revision that is deployed again was made of, else what `image_uri` is now.
-    async fn wanted(&self, uri: &str) -> Result<String, Failure> {
-        if let Some(pinned) = self.pinned().await? {
+    /// The image to pull: that of the redeployed revision, else what `image_uri` is now.
+    async fn image_to_pull(&self, uri: &str) -> Result<String, Failure> {
+        if let Some(pinned) = self.pinned_image().await? {
             return Ok(pinned);
         }
         let tenant = self.deployment.tenant_id;
         if let Some(earlier) = self.revision.redeploy_of {
             let store = &self.world.store;
-            let built = store.read(async |tx| artifacts::of(tx, tenant, earlier).await);
+            let built = store.read(async |tx| artifacts::for_revision(tx, tenant, earlier).await);
             if built.await.retry()?.is_some() {
                 return Err(Failure::fatal(
-                    "the image that this revision deployed is not there any more, and its digest is not known; deploy \
+                    "the image of this revision no longer exists and its digest is unknown; deploy \
                      its image_uri as a new revision",
                 ));
             }
@@ -154,9 +155,8 @@ impl Work<'_> {
         Ok(uri.to_owned())
     }
 
-    /// What pulls the image again that this revision, or the one that is deployed again, was made of: its tag may be
-    /// another image by now.
-    async fn pinned(&self) -> Result<Option<String>, Failure> {
+    /// The digest reference of the image of this or the redeployed revision, because its tag may have moved.
+    async fn pinned_image(&self) -> Result<Option<String>, Failure> {
         let tenant = self.deployment.tenant_id;
         let revisions = [Some(self.revision.id), self.revision.redeploy_of];
         for revision in revisions.into_iter().flatten() {
@@ -169,8 +169,8 @@ impl Work<'_> {
         Ok(None)
     }
 
-    /// What may open the registry of an image: a token for the platform's own, else what the resource specification
-    /// names.
+    /// Registry logins for an image: a token for the platform's own registry, else those that the resource
+    /// specification names.
     async fn logins(&self, uri: &str, log: &Log) -> Result<Vec<RegistryLogin>, Failure> {
         let (tenant, world) = (self.deployment.tenant_id, self.world);
         let clock = world.store.clock();
@@ -194,39 +194,40 @@ impl Work<'_> {
             match stored.iter().find(|secret| secret.name == name) {
                 Some(secret) => logins.extend(secret.logins(&world.sealer).retry()?),
                 None => log.warn(format!(
-                    "image_pull_secrets: this workspace has none named {name}; PUT /v2/image-pull-secrets/{name} makes it"
+                    "image_pull_secrets: this workspace has no secret {name}; create it with PUT \
+                     /v2/image-pull-secrets/{name}"
                 )),
             }
         }
         Ok(logins)
     }
 
-    async fn has(&self, artifact: &Artifact) -> Result<bool, Failure> {
+    async fn has_artifact(&self, artifact: &Artifact) -> Result<bool, Failure> {
         let has = self.hosting.backend.has(artifact).await;
-        has.map_err(|error| self.failed(&error, self.log))
+        has.map_err(|error| self.failure_of(&error, self.log))
     }
 
-    /// The artifact to deploy again, where that is what was asked and it is still here.
-    async fn kept(&self) -> Result<Option<Kept<'_>>, Failure> {
+    /// The artifact to deploy again, if requested and still present.
+    async fn reusable_artifact(&self) -> Result<Option<ReusedArtifact<'_>>, Failure> {
         let tenant = self.deployment.tenant_id;
-        // An attempt that broke off behind the build has recorded it too.
+        // An attempt that was interrupted after the build has recorded it too.
         let wanted = [Some(self.revision.id), self.revision.redeploy_of];
         for revision in wanted.into_iter().flatten() {
             let found = self
                 .world
                 .store
-                .read(async |tx| artifacts::of(tx, tenant, revision).await);
+                .read(async |tx| artifacts::for_revision(tx, tenant, revision).await);
             let Some(key) = found.await.retry()? else { continue };
             let artifact = Artifact::of(&self.hosting.root, &key).fatal()?;
-            let using = self.hosting.using(&key);
+            let using = self.hosting.use_artifact(&key);
             let alone = self.hosting.lock_artifact(&key).await;
-            if self.has(&artifact).await? {
-                // It may be older than those that are kept, and nothing names it until this revision does.
+            if self.has_artifact(&artifact).await? {
+                // It may be older than the kept ones, and nothing names it until this revision does.
                 artifact.touch();
-                return Ok(Some(Kept {
+                return Ok(Some(ReusedArtifact {
                     key,
-                    using,
-                    _alone: alone,
+                    guard: using,
+                    _lock: alone,
                 }));
             }
         }
@@ -251,7 +252,7 @@ impl Work<'_> {
         .await
     }
 
-    /// What to build; a branch or tag is looked up once.
+    /// Determines what to build. A branch or tag is resolved once.
     async fn plan(&self, ctx: &mut Ctx) -> Result<Plan, Failure> {
         let source = self.revision.source_config().fatal()?;
         let config = self.revision.config().fatal()?;
@@ -265,7 +266,7 @@ impl Work<'_> {
             _ => {
                 let url = source.repo_url.ok_or_else(|| missing("repo_url"))?;
                 let name = config.repo_ref.ok_or_else(|| missing("repo_ref"))?;
-                // A revision that is deployed again is the same commit, wherever its branch is now.
+                // A redeployment uses the same commit, wherever its branch is now.
                 let again = config.repo_commit_sha.filter(|_| self.revision.redeploy_of.is_some());
                 let sha = match again {
                     Some(sha) => CommitSha::parse(&sha).map_err(Failure::fatal)?,
@@ -291,15 +292,15 @@ impl Work<'_> {
                 let (url, name) = parsed(url, name)?;
                 let token = self.token(&url).await?;
                 let repository = Repository::new(&self.hosting.git, &self.hosting.root, &url, token.as_ref());
-                let repository = repository.map_err(|error| self.failed(&error, self.log))?;
+                let repository = repository.map_err(|error| self.failure_of(&error, self.log))?;
                 let sha = repository.resolve(&name, &cancel).await;
-                sha.map_err(|error| self.failed(&error, self.log))
+                sha.map_err(|error| self.failure_of(&error, self.log))
             })
             .await?;
         ctx.commit(async |tx| revisions::resolved(tx, tenant, revision, sha.as_str()).await)
             .await?;
-        self.log.info(format!("{name} is commit {sha}"));
-        self.took("resolve", begun, self.log);
+        self.log.info(format!("resolved {name} to commit {sha}"));
+        self.record_step_duration("resolve", begun, self.log);
         self.lines.flush().await;
         failpoint::hit("deploy.resolved");
         Ok(sha)
@@ -307,7 +308,7 @@ impl Work<'_> {
 
     async fn fetch(&self, ctx: &Ctx, plan: &Plan, artifact: &Artifact) -> Result<(), Failure> {
         let cancel = ctx.cancelled();
-        let failed = |error| self.failed(&error, self.log);
+        let failed = |error| self.failure_of(&error, self.log);
         tree::has_room(self.hosting.root.path(), self.hosting.git.tree.free).map_err(failed)?;
         artifact.begin().map_err(failed)?;
         match &plan.origin {
@@ -335,10 +336,10 @@ impl Work<'_> {
         let file = work.path().join("archive");
         let path = ObjectPath::parse(path).fatal()?;
         let bytes = match self.world.objects.get(&path).await {
-            // It was not needed for a day, or somebody else removed it: it is not there the next time either.
+            // Unused for a day, or removed; a retry would not find it either.
             Err(error) if error.is_not_found() => {
                 return Err(Failure::fatal(
-                    "source_tarball_path: the archive is not there any more; send it again and make a new revision",
+                    "source_tarball_path: the archive no longer exists; upload it again and create a new revision",
                 ));
             }
             bytes => bytes.retry()?,
@@ -357,12 +358,12 @@ impl Work<'_> {
             unpacked
         });
         match unpacked.await {
-            Ok(unpacked) => unpacked.map_err(|error| self.failed(&error, self.log)),
-            Err(_) => Err(Failure::retry("unpacking the source archive broke off")),
+            Ok(unpacked) => unpacked.map_err(|error| self.failure_of(&error, self.log)),
+            Err(_) => Err(Failure::retry("unpacking the source archive was interrupted")),
         }
     }
 
-    /// The token of the way into the repository, where it has one for its host.
+    /// The integration's token, if it has one for the host of the repository.
     async fn token(&self, url: &RepoUrl) -> Result<Option<Token>, Failure> {
         let tenant = self.deployment.tenant_id;
         let Some(id) = self.revision.source_config().fatal()?.integration_id else {
@@ -381,10 +382,10 @@ impl Work<'_> {
                 };
                 let host = TokenHost::of_api(&integration.api_url)
                     .map_err(|why| Failure::fatal(format!("the integration's api_url {why}")))?;
-                if !host.has(url) {
+                if !host.matches(url) {
                     self.log.warn(format!(
-                        "the integration's token is for {host} and is not sent to {url}: make an integration whose \
-                         api_url is at that host",
+                        "the integration's token is for {host} and is not sent to {url}: create an integration whose \
+                         api_url has that host",
                         url = url.as_str()
                     ));
                     return Ok(None);
@@ -395,7 +396,7 @@ impl Work<'_> {
     }
 }
 
-/// As they were admitted; they are judged again where they are used.
+/// The values were validated when the request was accepted, and are validated again here.
 fn parsed(url: &str, name: &str) -> Result<(RepoUrl, RepoRef), Failure> {
     let url = RepoUrl::parse(url).map_err(|why| Failure::fatal(format!("repo_url {why}")))?;
     let name = RepoRef::parse(name).map_err(|why| Failure::fatal(format!("repo_ref {why}")))?;

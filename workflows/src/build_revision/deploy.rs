@@ -1,4 +1,4 @@
-//! The second half: check beside what serves, then switch.
+//! The rollout: check the revision next to the running one, then switch.
 
 use std::time::Duration;
 
@@ -7,17 +7,17 @@ use tokio_util::sync::CancellationToken;
 use towpath_compute::{Launch, Log, Standby};
 use towpath_domain::deployment::{LogKind, RevisionStatus};
 use towpath_domain::failpoint;
-use towpath_durable::{Ctx, Failure, Outcome, Verdict as _};
+use towpath_durable::{Ctx, Failure, IntoFailure as _, Outcome};
 use towpath_store::{self as store, deployments, placements, revisions};
 
-use super::Work;
-use crate::hosting::revoke_older_keys;
+use super::BuildAttempt;
+use crate::deployment_host::revoke_older_keys;
 
-/// After gateways are told to wait and before the old agent server is: a request that had read its address by then has
-/// connected, and drains with it.
-const SETTLE: Duration = Duration::from_millis(100);
+/// Pause between telling gateways to wait and draining the old agent server, so that requests with its address have
+/// connected and drain with it.
+const SWITCH_PAUSE: Duration = Duration::from_millis(100);
 
-impl Work<'_> {
+impl BuildAttempt<'_> {
     pub(super) async fn deploy(&self, ctx: &mut Ctx, artifact: &str) -> Outcome {
         self.advance(ctx, RevisionStatus::AwaitingDeploy).await?;
         self.advance(ctx, RevisionStatus::Deploying).await?;
@@ -33,23 +33,23 @@ impl Work<'_> {
             log.flush().await;
             return Err(failure);
         }
-        if let Some(text) = self.without_effect()? {
+        if let Some(text) = self.unsupported_resources()? {
             lines.warn(text);
         }
-        lines.info("checking the revision beside what serves");
+        lines.info("checking the revision while the old one serves");
         let begun = Instant::now();
-        // Says what the check says, until it serves.
+        // Its lines are muted until it serves, because they repeat those of the check.
         let (later, loud) = lines.muted();
         let backend = &self.hosting.backend;
         let checked = ctx.step("check", async || {
             let checked = backend.check(&launch, lines, &cancel).await;
-            checked.map_err(|error| self.failed(&error, lines))
+            checked.map_err(|error| self.failure_of(&error, lines))
         });
         let standby = async {
             let standby = backend.stand_by(&launch, &later, &cancel).await;
-            standby.map_err(|error| self.failed(&error, &later))
+            standby.map_err(|error| self.failure_of(&error, &later))
         };
-        // Together: both load the graphs, which is what takes long.
+        // Concurrently: both load the graphs, which takes most of the time.
         let both = async {
             tokio::pin!(checked, standby);
             tokio::select! {
@@ -57,7 +57,7 @@ impl Work<'_> {
                     checked?;
                     standby.await
                 }
-                // When neither is well, the one whose lines are heard says why.
+                // If neither is healthy, the error of the one with logged lines is reported.
                 standby = &mut standby => {
                     checked.await?;
                     standby
@@ -67,7 +67,7 @@ impl Work<'_> {
         let switched = match both.await {
             Ok(standby) => {
                 failpoint::hit("deploy.checked");
-                self.took("check", begun, lines);
+                self.record_step_duration("check", begun, lines);
                 self.switch(ctx, &launch, (standby, &loud), lines).await
             }
             Err(failure) => Err(failure),
@@ -80,7 +80,7 @@ impl Work<'_> {
         switched
     }
 
-    /// Before anything is started: a new revision goes on with the deployment's database, or not at all.
+    /// Before anything starts: a new revision must use the deployment's existing database.
     async fn check_database(&self) -> Result<(), Failure> {
         let (tenant, deployment) = (self.deployment.tenant_id, self.deployment.id);
         let store = &self.world.store;
@@ -91,11 +91,11 @@ impl Work<'_> {
         }
     }
 
-    /// What is asked for and cannot be had: kept, answered, and said here.
-    fn without_effect(&self) -> Result<Option<String>, Failure> {
+    /// Requested resources that are stored but not enforced here.
+    fn unsupported_resources(&self) -> Result<Option<String>, Failure> {
         let sizes = self.revision.source_config().fatal()?.resource_spec.unwrap_or_default();
         let honoured = self.hosting.backend.honours();
-        let mut names = sizes.asked_for();
+        let mut names = sizes.requested_settings();
         names.retain(|name| !honoured.contains(&name.as_str()));
         let text = || {
             format!(
@@ -116,20 +116,20 @@ impl Work<'_> {
         let begun = Instant::now();
         let (tenant, deployment, revision) = (self.deployment.tenant_id, self.deployment.id, self.revision.id);
         let cancel = ctx.cancelled();
-        // Dropped last: whoever is told finds the lock free.
-        let _nudge = Nudge(self.hosting);
+        // Dropped last, so that the reconciler finds the lock free.
+        let _nudge = ReconcileOnDrop(self.hosting);
         let _lock = self.hosting.lock(deployment).await;
         let serves = ctx
             .commit(async |tx| placements::switching(tx, tenant, deployment).await)
             .await?;
         failpoint::hit("deploy.switching");
         if serves {
-            log.info("the switch begins: requests wait, the old revision drains");
-            tokio::time::sleep(SETTLE).await;
+            log.info("switching: requests wait, the old revision drains");
+            tokio::time::sleep(SWITCH_PAUSE).await;
         }
         loud.cancel();
         let started = self.hosting.backend.replace(launch, standby, log, &cancel).await;
-        let state = started.map_err(|error| self.failed(&error, log))?;
+        let state = started.map_err(|error| self.failure_of(&error, log))?;
         failpoint::hit("deploy.replaced");
         let former = self.hosting.former_key(deployment);
         let named = self.hosting.backend.name_database(deployment).await;
@@ -139,24 +139,24 @@ impl Work<'_> {
                     let moved = revisions::advance(tx, tenant, revision, RevisionStatus::Deployed).await?
                         && deployments::activate(tx, tenant, deployment, revision).await?;
                     if !moved {
-                        // Interrupted, or being deleted: whoever did that has cancelled this job, which shows next.
+                        // Interrupted or being deleted, which has cancelled this job; the next call reports it.
                         return Err(store::Error::Stale);
                     }
                     let (artifact, address) = (&launch.artifact, &state.address);
                     placements::put(tx, tenant, deployment, revision, artifact, address, &database).await?;
-                    // What served before has drained, and has ended.
+                    // The old agent server has drained and ended.
                     revoke_older_keys(tx, self.deployment, revision, former.as_ref()).await
                 })
                 .await
             }
-            Err(error) => Err(self.failed(&error, log)),
+            Err(error) => Err(self.failure_of(&error, log)),
         };
         if settled.is_ok() {
             self.hosting.forget_former_key(deployment);
-            self.took("switch", begun, log);
+            self.record_step_duration("switch", begun, log);
             log.info(format!("revision {revision} serves"));
         } else {
-            // The placement names the old revision still; it is started again from there.
+            // The placement still names the old revision; the reconciler restarts it from there.
             self.hosting.backend.stop(deployment).await;
         }
         settled
@@ -164,16 +164,16 @@ impl Work<'_> {
 
     fn tell(&self, failure: &Failure, log: &Log) {
         if !matches!(failure, Failure::Lost | Failure::Snooze(_)) {
-            log.warn("the revision does not serve; what served before goes on");
+            log.warn("the revision does not serve; the old revision continues");
         }
     }
 }
 
-/// Whoever keeps deployments looks when this is dropped, also when the job is dropped where it stands.
-struct Nudge<'a>(&'a crate::hosting::Hosting);
+/// Triggers the reconciler when dropped, also when the job is dropped.
+struct ReconcileOnDrop<'a>(&'a crate::deployment_host::DeploymentHost);
 
-impl Drop for Nudge<'_> {
+impl Drop for ReconcileOnDrop<'_> {
     fn drop(&mut self) {
-        self.0.nudge();
+        self.0.request_reconcile();
     }
 }

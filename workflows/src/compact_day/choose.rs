@@ -1,40 +1,37 @@
-//! What of a day is merged now.
+//! Selects what to merge of a day.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use towpath_domain::{SegmentId, Timestamp};
-use towpath_store::segments::PlacedPart;
+use towpath_store::segments::LocatedPart;
 
-/// So many row groups that cover the same moment lie in memory together, each compressed.
-const DEEP: usize = 24;
-/// Fewer segments of a day that goes on growing are left to come together.
+/// Maximum number of overlapping row groups, which are in memory together, compressed.
+pub const MAX_DEPTH: usize = 24;
+/// An open day with fewer segments is not merged yet.
 const OPEN_SEGMENTS: usize = 8;
-/// A closed day is merged whole when what was added is at least this part of it…
+/// A closed day is merged completely when the new part has at least this share of it,
 const SHARE: i64 = 8;
-/// … or when nothing was added for so long.
-const QUIET: Duration = Duration::from_secs(10 * 60);
+/// or when nothing was added for this long.
+const IDLE_TIME: Duration = Duration::from_secs(10 * 60);
 
-/// Row groups to be merged.
 #[derive(Debug)]
 pub struct Choice {
-    /// They.
-    pub parts: Vec<PlacedPart>,
-    /// Whether they are all the day has.
+    pub parts: Vec<LocatedPart>,
+    /// Whether they are all row groups of the day.
     pub compacted: bool,
 }
 
 #[derive(Default)]
 struct Segment {
-    parts: Vec<PlacedPart>,
+    parts: Vec<LocatedPart>,
     rows: i64,
     compacted: bool,
     since: Option<Timestamp>,
 }
 
-/// Chooses among the row groups of a day that readers see. `None` when nothing is worth it. `closed` says that the day
-/// is over.
-pub fn choose(live: Vec<PlacedPart>, whole: bool, closed: bool, now: Timestamp) -> Option<Choice> {
+/// Selects among the live row groups of a day. `None` if nothing is worthwhile. `closed` means that the day has ended.
+pub fn choose(live: Vec<LocatedPart>, whole: bool, closed: bool, now: Timestamp) -> Option<Choice> {
     let mut segments: BTreeMap<SegmentId, Segment> = BTreeMap::new();
     for placed in live {
         let segment = segments.entry(placed.part.segment_id).or_default();
@@ -52,22 +49,22 @@ pub fn choose(live: Vec<PlacedPart>, whole: bool, closed: bool, now: Timestamp) 
         return None;
     }
     let latest = segments.values().filter_map(|segment| segment.since).max();
-    let quiet = latest.is_none_or(|latest| now.since(latest) >= QUIET);
+    let quiet = latest.is_none_or(|latest| now.since(latest) >= IDLE_TIME);
     let everything = whole || (closed && (added.saturating_mul(SHARE) >= base || quiet));
-    if everything && depth(segments.values().flat_map(|segment| &segment.parts)) <= DEEP {
+    if everything && depth(segments.values().flat_map(|segment| &segment.parts)) <= MAX_DEPTH {
         return Some(Choice {
             parts: segments.into_values().flat_map(|segment| segment.parts).collect(),
             compacted: true,
         });
     }
-    // The smallest ones, as long as none is much larger than those before it: so a row is written again as often as
-    // its segment has doubled, and not whenever something is added.
+    // The smallest segments, as long as none is much larger than the previous ones: a row is only rewritten when its
+    // segment has doubled, not with every addition.
     let mut scattered: Vec<Segment> = segments.into_values().filter(|segment| !segment.compacted).collect();
     scattered.sort_by_key(|segment| segment.rows);
     let mut rows = 0;
     let take = scattered
         .iter()
-        .take(DEEP)
+        .take(MAX_DEPTH)
         .enumerate()
         .take_while(|(at, segment)| {
             let near = *at < 2 || everything || segment.rows <= 2 * rows;
@@ -85,12 +82,12 @@ pub fn choose(live: Vec<PlacedPart>, whole: bool, closed: bool, now: Timestamp) 
     })
 }
 
-/// How many row groups cover one moment at most.
-fn depth<'a>(parts: impl Iterator<Item = &'a PlacedPart>) -> usize {
+/// Maximum number of row groups that cover one moment.
+fn depth<'a>(parts: impl Iterator<Item = &'a LocatedPart>) -> usize {
     let mut edges: Vec<(Timestamp, bool)> = parts
         .flat_map(|placed| [(placed.part.min_sort_time, false), (placed.part.max_sort_time, true)])
         .collect();
-    // At one moment what begins comes before what ends.
+    // At the same moment, starts sort before ends.
     edges.sort_unstable();
     let mut open = 0_usize;
     let mut most = 0;
@@ -119,8 +116,8 @@ mod tests {
     }
 
     /// A segment of one row group that covers some hours.
-    fn part(rows: i64, from: i64, to: i64, compacted: bool) -> PlacedPart {
-        PlacedPart {
+    fn part(rows: i64, from: i64, to: i64, compacted: bool) -> LocatedPart {
+        LocatedPart {
             part: Part {
                 segment_id: SegmentId::new(),
                 tenant_id: TenantId::nil(),
@@ -141,7 +138,7 @@ mod tests {
         }
     }
 
-    fn chosen(live: Vec<PlacedPart>, whole: bool, closed: bool, now: Timestamp) -> Option<(usize, bool)> {
+    fn chosen(live: Vec<LocatedPart>, whole: bool, closed: bool, now: Timestamp) -> Option<(usize, bool)> {
         choose(live, whole, closed, now).map(|choice| (choice.parts.len(), choice.compacted))
     }
 
@@ -178,8 +175,8 @@ mod tests {
     #[test]
     fn what_would_not_fit_into_memory_comes_together_step_by_step() {
         let deep = |count: usize| (0..count).map(|_| part(100, 1, 2, false)).collect::<Vec<_>>();
-        assert_eq!(chosen(deep(DEEP), true, true, at(1)), Some((DEEP, true)));
-        assert_eq!(chosen(deep(3 * DEEP), true, true, at(1)), Some((DEEP, false)));
+        assert_eq!(chosen(deep(MAX_DEPTH), true, true, at(1)), Some((MAX_DEPTH, true)));
+        assert_eq!(chosen(deep(3 * MAX_DEPTH), true, true, at(1)), Some((MAX_DEPTH, false)));
         let flat = (0..100).map(|hour| part(100, 2 * hour, 2 * hour + 1, false)).collect();
         assert_eq!(chosen(flat, true, true, at(1)), Some((100, true)));
     }

@@ -1,4 +1,4 @@
-//! How much of what a deployment says is taken.
+//! Rate limit of log lines of deployments.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,59 +8,59 @@ use tokio::time::Instant;
 use towpath_domain::DeploymentId;
 use towpath_domain::deployment::{Level, LogKind};
 
-/// Lines a second that are taken for long, and at once.
+/// Sustained lines per second, and the burst.
 const LINES_PER_SECOND: f64 = 200.0;
 const BURST: f64 = 4000.0;
-/// Bytes of them.
+/// The same for bytes.
 const BYTES_PER_SECOND: f64 = 64.0 * 1024.0;
 const BURST_BYTES: f64 = 4.0 * 1024.0 * 1024.0;
-/// Errors are taken when other lines are not any more, up to this part of a burst.
+/// Errors may use this last part of a burst.
 const RESERVE: f64 = 0.05;
 
-/// What each deployment may say, in all of its logs of a kind together: one that is started again and again has no more for
-/// that, and one that serves takes nothing from what its next build may say.
+/// Limits of each deployment, shared by all its logs of a kind: repeated restarts do not raise them, and a running
+/// agent server does not reduce those of the next build.
 #[derive(Debug, Default)]
-pub struct Rates(Mutex<HashMap<(DeploymentId, LogKind), Arc<Rate>>>);
+pub struct LogRateLimits(Mutex<HashMap<(DeploymentId, LogKind), Arc<LogRateLimit>>>);
 
-impl Rates {
-    pub(super) fn of(&self, deployment: DeploymentId, kind: LogKind) -> Arc<Rate> {
+impl LogRateLimits {
+    pub(super) fn of(&self, deployment: DeploymentId, kind: LogKind) -> Arc<LogRateLimit> {
         let wanted = (deployment, kind);
         let mut rates = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // One that is as good as new need not be kept.
+        // A limit at its initial state need not be kept.
         rates.retain(|of, rate| *of == wanted || Arc::strong_count(rate) > 1 || !rate.is_fresh());
         Arc::clone(rates.entry(wanted).or_default())
     }
 }
 
-/// What one deployment may say.
+/// Limit of one deployment.
 #[derive(Debug, Default)]
-pub(super) struct Rate {
+pub(super) struct LogRateLimit {
     bucket: Mutex<Bucket>,
-    /// Lines that were dropped when a log was closed, and that none has told of.
-    untold: AtomicU64,
+    /// Dropped lines of closed logs that are not reported yet.
+    unreported: AtomicU64,
 }
 
-impl Rate {
-    /// Whether one more line of so many bytes may come.
+impl LogRateLimit {
+    /// Whether another line of this size is accepted.
     pub(super) fn take(&self, level: Level, bytes: usize) -> bool {
         let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
         bucket.take(level, bytes)
     }
 
-    /// Has another log tell of these.
-    pub(super) fn leave(&self, dropped: u64) {
-        self.untold.fetch_add(dropped, Ordering::Relaxed);
+    /// Leaves dropped lines for another log to report.
+    pub(super) fn add_unreported(&self, dropped: u64) {
+        self.unreported.fetch_add(dropped, Ordering::Relaxed);
     }
 
-    /// What other logs have left to tell.
-    pub(super) fn left(&self) -> u64 {
-        self.untold.swap(0, Ordering::Relaxed)
+    /// Takes the dropped lines that other logs left.
+    pub(super) fn take_unreported(&self) -> u64 {
+        self.unreported.swap(0, Ordering::Relaxed)
     }
 
     fn is_fresh(&self) -> bool {
         let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
         bucket.fill();
-        self.untold.load(Ordering::Relaxed) == 0 && bucket.lines >= BURST && bucket.bytes >= BURST_BYTES
+        self.unreported.load(Ordering::Relaxed) == 0 && bucket.lines >= BURST && bucket.bytes >= BURST_BYTES
     }
 }
 
@@ -133,10 +133,10 @@ mod tests {
         assert!((159..=160).contains(&taken), "{taken}");
     }
 
-    /// A server that ends and is started again prints no more than one that goes on.
+    /// A server that restarts may not print more than one that keeps running.
     #[tokio::test(start_paused = true)]
     async fn logs_of_a_deployment_share_what_it_may_say() {
-        let (rates, one, other) = (Rates::default(), DeploymentId::new(), DeploymentId::new());
+        let (rates, one, other) = (LogRateLimits::default(), DeploymentId::new(), DeploymentId::new());
         let first = rates.of(one, LogKind::Deploy);
         while first.take(Level::Info, 10) {}
         drop(first);
@@ -144,10 +144,14 @@ mod tests {
         assert!(!may(one, LogKind::Deploy), "the next log begins anew");
         assert!(may(one, LogKind::Build), "its build is not heard");
         assert!(may(other, LogKind::Deploy), "another deployment has its own");
-        rates.of(one, LogKind::Deploy).leave(3);
+        rates.of(one, LogKind::Deploy).add_unreported(3);
         tokio::time::advance(Duration::from_secs(3600)).await;
         rates.of(other, LogKind::Deploy);
-        assert_eq!(rates.of(one, LogKind::Deploy).left(), 3, "nobody has told of them");
+        assert_eq!(
+            rates.of(one, LogKind::Deploy).take_unreported(),
+            3,
+            "nobody has told of them"
+        );
         rates.of(other, LogKind::Deploy);
         assert_eq!(rates.0.lock().unwrap().len(), 1, "one that is as good as new is kept");
     }

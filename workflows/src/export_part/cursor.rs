@@ -1,51 +1,42 @@
-//! How far an export run is.
+//! Progress of an export run.
 
 use serde::{Deserialize, Serialize};
 use towpath_domain::ExportRunId;
 use towpath_traces::parquet_file::{End, FileWritten, file_name, replacement_name};
 use towpath_traces::row::Key;
 
-/// How far an export run is. Kept as the job's checkpoint.
+/// Progress of an export run, stored as the job's checkpoint.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Cursor {
-    /// Finished files.
     pub(super) files: u32,
-    /// Rows in them.
     pub(super) rows: u64,
-    /// Bytes of them.
     pub(super) bytes: u64,
-    /// The last row in them.
+    /// The last row in finished files.
     pub(super) after: Option<Key>,
-    /// The file that may be visible or not.
+    /// The file that may or may not be visible.
     pub(super) pending: Option<PendingUpload>,
-    /// Keys of files that were pending and could not be made again. No record lists them. They may be visible, and an attempt
-    /// that was replaced may still make them so.
+    /// Keys of abandoned files, which no record lists. They may be visible, or a replaced attempt may make them so.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) given_up: Vec<String>,
-    /// The fence of the attempt that gave up a file with the number of the next one.
+    /// The fence of the attempt that abandoned a file with the number of the next one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) replaced_at: Option<i64>,
 }
 
-/// A file that is about to be visible.
+/// A file that is about to become visible.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct PendingUpload {
-    /// Its last row.
     pub(super) target_cursor: Key,
-    /// Its key.
     pub(super) file_path: String,
-    /// Its rows.
     pub(super) rows_count: u64,
     /// Its size. Cursors of the first release have neither this nor the checksum.
     #[serde(default)]
     pub(super) bytes: Option<u64>,
-    /// CRC-32 of its bytes.
     #[serde(default)]
     pub(super) checksum: Option<u32>,
 }
 
 impl Cursor {
-    /// The name of the next file.
     pub(super) fn file_name(&self, run: ExportRunId) -> String {
         match self.replaced_at {
             None => file_name(run, self.files),
@@ -60,7 +51,7 @@ impl Cursor {
             .map_or(End::Roll, |pending| End::At(pending.target_cursor))
     }
 
-    /// Behind a finished file.
+    /// The cursor after a finished file.
     pub(super) fn behind(&self, written: &FileWritten) -> Self {
         Self {
             files: self.files + 1,
@@ -85,7 +76,7 @@ impl PendingUpload {
         }
     }
 
-    /// Whether a file that was made again is this one, byte for byte.
+    /// Whether a recreated file equals this one, byte for byte.
     pub(super) fn is(&self, file: &FileWritten) -> bool {
         self.rows_count == file.rows
             && self.bytes.is_none_or(|bytes| bytes == file.bytes)

@@ -1,4 +1,4 @@
-//! `feedback_stats` of exported trace runs. Feedback lies in its table, whenever it was given, and in no segment.
+//! `feedback_stats` of exported trace runs. Feedback is only stored in its table, not in segments.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -6,62 +6,63 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, RecordBatch, StringArray};
 use futures::future::BoxFuture;
 use towpath_domain::{TenantId, TraceRunId};
-use towpath_durable::{Failure, Verdict};
+use towpath_durable::{Failure, IntoFailure};
 use towpath_query::feedback::stats;
 use towpath_store::feedback::{self, Feedback};
 use towpath_store::{self as store, Store};
 use towpath_traces::columnar::{Error, Result};
-use towpath_traces::feed::Beside;
 use towpath_traces::row::Key;
+use towpath_traces::row_source::Enrichment;
 use towpath_traces::scan::ScanBatch;
 use towpath_traces::schema::Selection;
 
 const COLUMN: &str = "feedback_stats";
 
-/// Trace runs with feedback that are kept in mind, sixteen megabytes of ids. Where a workspace has more of them, every batch
-/// is looked up and nothing is copied.
-const KNOWN: usize = 500_000;
+/// Maximum number of cached ids of trace runs with feedback, sixteen megabytes. If a workspace has more, every batch is
+/// looked up, and row groups are not copied.
+const MAX_CACHED_IDS: usize = 500_000;
 
-/// Ids asked for at once.
 const AT_ONCE: usize = 1000;
 
-/// Most bytes of what is filled into one batch, unless it is that of a single run.
+/// Maximum size of the values filled into one batch, unless a single run has more.
 const MOST_BYTES: usize = 64 << 20;
 
-/// What to fill in, where it is asked for and anything was ever given in this workspace. Feedback that was taken back
-/// counts as given, so that most often a later attempt reads row by row what an earlier one has, and makes the same file.
+/// The values to fill in, if the field is exported and the workspace ever had feedback. Deleted feedback counts as
+/// present, so that a later attempt usually reads the same rows one by one and creates the same file.
 pub async fn of(
     store: &Store,
     tenant: TenantId,
     selection: &Selection,
-) -> std::result::Result<Option<Arc<dyn Beside>>, Failure> {
+) -> std::result::Result<Option<Arc<dyn Enrichment>>, Failure> {
     if !selection.names().any(|name| name == COLUMN) {
         return Ok(None);
     }
     let judged = store
-        .read(async |tx| feedback::judged(tx, tenant, KNOWN + 1).await)
+        .read(async |tx| feedback::runs_with_feedback(tx, tenant, MAX_CACHED_IDS + 1).await)
         .await
         .retry()?;
     if judged.is_empty() {
         return Ok(None);
     }
-    Ok(Some(Arc::new(Given {
+    Ok(Some(Arc::new(FeedbackEnrichment {
         store: store.clone(),
         tenant,
-        judged: (judged.len() <= KNOWN).then(|| judged.into_iter().collect()),
+        runs_with_feedback: (judged.len() <= MAX_CACHED_IDS).then(|| judged.into_iter().collect()),
     })))
 }
 
-struct Given {
+struct FeedbackEnrichment {
     store: Store,
     tenant: TenantId,
-    /// `None`: too many to know.
-    judged: Option<HashSet<TraceRunId>>,
+    /// `None` if there are too many.
+    runs_with_feedback: Option<HashSet<TraceRunId>>,
 }
 
-impl Given {
-    fn judged(&self, key: &Key) -> bool {
-        self.judged.as_ref().is_none_or(|judged| judged.contains(&key.id))
+impl FeedbackEnrichment {
+    fn may_have_feedback(&self, key: &Key) -> bool {
+        self.runs_with_feedback
+            .as_ref()
+            .is_none_or(|judged| judged.contains(&key.id))
     }
 
     async fn read(&self, runs: &[TraceRunId]) -> store::Result<HashMap<TraceRunId, Vec<Feedback>>> {
@@ -79,19 +80,22 @@ impl Given {
     }
 }
 
-impl Beside for Given {
-    fn touches(&self, keys: &[Key]) -> bool {
-        keys.iter().any(|key| self.judged(key))
+impl Enrichment for FeedbackEnrichment {
+    fn applies_to(&self, keys: &[Key]) -> bool {
+        keys.iter().any(|key| self.may_have_feedback(key))
     }
 
-    fn fill(&self, batch: ScanBatch) -> BoxFuture<'_, Result<ScanBatch>> {
+    fn enrich(&self, batch: ScanBatch) -> BoxFuture<'_, Result<ScanBatch>> {
         Box::pin(async move {
             let mut texts: Vec<Option<String>> = Vec::new();
             let mut bytes = 0;
             'batch: for keys in batch.keys.chunks(AT_ONCE) {
-                let ids = keys.iter().filter(|key| self.judged(key)).map(|key| key.id);
+                let ids = keys.iter().filter(|key| self.may_have_feedback(key)).map(|key| key.id);
                 let runs: Vec<TraceRunId> = ids.collect();
-                let given = self.read(&runs).await.map_err(|error| Error::Beside(Box::new(error)))?;
+                let given = self
+                    .read(&runs)
+                    .await
+                    .map_err(|error| Error::Enrichment(Box::new(error)))?;
                 for key in keys {
                     let text = given.get(&key.id).map(|given| stats(given.iter()).to_string());
                     let length = text.as_ref().map_or(0, String::len);

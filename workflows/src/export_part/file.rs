@@ -1,4 +1,4 @@
-//! Writing one file on the heavy runtime while the job reports how far it is.
+//! Writes one file in the CPU pool, while the job saves its progress.
 
 use std::time::Duration;
 
@@ -7,48 +7,44 @@ use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior};
 use towpath_domain::export::Compression;
 use towpath_durable::{Ctx, Failure};
-use towpath_outbound::{Begun, Destination, classify};
+use towpath_outbound::{Destination, OpenUpload, classify};
 use towpath_store::exports::runs;
 use towpath_traces::columnar;
-use towpath_traces::parquet_file::{self, Feed, Progress, SealedFile, write_file};
+use towpath_traces::parquet_file::{self, Progress, RowSource, SealedFile, write_file};
 
 use super::{Cursor, ExportPart, Plan, note_uploads};
-use crate::World;
+use crate::Services;
 
-/// What came of writing a file.
-pub(super) enum Made {
-    /// It is at the destination, and not visible yet.
+/// Result of writing a file.
+pub(super) enum FileResult {
+    /// The file is at the destination, not visible yet.
     Sealed(SealedFile),
-    /// Nothing: no rows are left.
-    Nothing,
-    /// Nothing: the row with which it was to end is not there any more.
+    /// No rows are left.
+    Empty,
+    /// The row at which it must end no longer exists.
     Diverged,
 }
 
-/// How often progress is saved.
-const REPORT: Duration = Duration::from_secs(2);
-/// How often it is looked whether an upload was begun: until that is saved a crash leaves it behind for good.
-const LOOK: Duration = Duration::from_millis(200);
+const REPORT_INTERVAL: Duration = Duration::from_secs(2);
+/// Interval of checks for begun uploads: until an upload is recorded, a crash leaks it.
+const UPLOAD_POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 impl ExportPart {
-    /// Writes the next rows of `feed`, up to where a file ends. Nothing is visible yet.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "a walk that is told once, cut in two for its length"
-    )]
+    /// Writes the next rows up to the end of a file. Nothing is visible yet.
+    #[expect(clippy::too_many_arguments, reason = "one sequence, split for its length")]
     pub(super) async fn write_file(
         &self,
         ctx: &mut Ctx,
-        world: &World,
+        world: &Services,
         plan: &Plan,
         destination: &Destination,
-        mut feed: Feed,
+        mut feed: RowSource,
         path: Path,
         done: &Cursor,
-    ) -> Result<(Feed, Made), Failure> {
+    ) -> Result<(RowSource, FileResult), Failure> {
         let (tell, told) = watch::channel(Progress { rows: 0, bytes: 0 });
         let (objects, options, end) = (destination.objects().clone(), plan.options.clone(), done.end());
-        let work = world.heavy.run(async move {
+        let work = world.cpu_pool.run(async move {
             let mut progress = |now| {
                 tell.send_replace(now);
             };
@@ -57,9 +53,9 @@ impl ExportPart {
         });
         tokio::pin!(work);
         let cancelled = ctx.cancelled();
-        let mut looks = tokio::time::interval(LOOK);
+        let mut looks = tokio::time::interval(UPLOAD_POLL_INTERVAL);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut saved = Saved {
+        let mut saved = ReportedProgress {
             at: Instant::now(),
             begun: Vec::new(),
         };
@@ -70,11 +66,11 @@ impl ExportPart {
                 ended = &mut work => {
                     let (feed, sealed) = ended?;
                     let made = match sealed {
-                        Ok(Some(sealed)) => Made::Sealed(sealed),
-                        Ok(None) => Made::Nothing,
+                        Ok(Some(sealed)) => FileResult::Sealed(sealed),
+                        Ok(None) => FileResult::Empty,
                         Err(columnar::Error::Diverged(why)) => {
-                            tracing::info!(why, "an interrupted file has other rows by now");
-                            Made::Diverged
+                            tracing::info!(why, "an interrupted file no longer has the same rows");
+                            FileResult::Diverged
                         }
                         Err(error) => return Err(failed(&error)),
                     };
@@ -94,10 +90,10 @@ impl ExportPart {
         destination: &Destination,
         done: &Cursor,
         now: Progress,
-        saved: &mut Saved,
+        saved: &mut ReportedProgress,
     ) -> Result<(), Failure> {
-        let begun = destination.begun();
-        if begun == saved.begun && saved.at.elapsed() < REPORT {
+        let begun = destination.open_uploads();
+        if begun == saved.begun && saved.at.elapsed() < REPORT_INTERVAL {
             return Ok(());
         }
         let &Self { tenant, run, .. } = self;
@@ -111,7 +107,7 @@ impl ExportPart {
             runs::progress(tx, tenant, run, progress).await
         })
         .await?;
-        *saved = Saved {
+        *saved = ReportedProgress {
             at: Instant::now(),
             begun,
         };
@@ -119,16 +115,15 @@ impl ExportPart {
     }
 }
 
-struct Saved {
+struct ReportedProgress {
     at: Instant,
-    begun: Vec<Begun>,
+    begun: Vec<OpenUpload>,
 }
 
 fn count(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// The compression as the writer of files calls it.
 pub(crate) const fn compression(compression: Compression) -> parquet_file::Compression {
     match compression {
         Compression::None => parquet_file::Compression::None,
@@ -138,8 +133,8 @@ pub(crate) const fn compression(compression: Compression) -> parquet_file::Compr
     }
 }
 
-/// What an error of writing means to an export. What the destination refused stays refused; what lies with us may
-/// pass, and the run's errors tell.
+/// Maps an error of writing. A refusal of the destination is permanent; an error of this process may be temporary and
+/// is recorded in the run.
 pub(crate) fn failed(error: &columnar::Error) -> Failure {
     match error {
         columnar::Error::Write { path, source } => {

@@ -1,13 +1,13 @@
-//! Files that may lie at a destination although no record lists them.
+//! Files that may exist at a destination without a record.
 //!
-//! A file becomes visible before it is recorded. In between, its attempt may have been replaced and the file given up, or
-//! the run may have ended. Then nobody records the file any more, however late it becomes visible:
+//! A file becomes visible before it is recorded. In between, its attempt may be replaced and the file abandoned, or the
+//! run may end. Then the file is never recorded, however late it becomes visible:
 //!
 //! ```text
-//! attempt 1   pending: a ─────── (frozen) ───────────────────► a becomes visible ─► looks: given up ─► removes a
-//! attempt 2        cannot make a again: gives it up ─► pending: b ─► b visible ─► b recorded
+//! attempt 1   pending: a ─────── (frozen) ───────────────────► a becomes visible ─► checks: abandoned ─► removes a
+//! attempt 2        cannot recreate a: abandons it ─► pending: b ─► b visible ─► b recorded
 //! ```
-//! An attempt that dies before it looks leaves its file to the clean-up behind the run, see [`crate::clean_export`].
+//! An attempt that dies before its check leaves the file to the cleanup of the run, see [`crate::clean_export`].
 
 use object_store::path::Path;
 use towpath_domain::{ExportId, ExportRunId, TenantId};
@@ -17,19 +17,16 @@ use towpath_store::{self as store, Tx, jobs};
 
 use super::ExportPart;
 use super::cursor::Cursor;
-use crate::World;
+use crate::Services;
 
-/// Keys of files of this run that nobody will record. Each may be visible, and must not be.
-///
-/// # Errors
-/// Those of the database.
+/// Keys of files of this run that will never be recorded. They may be visible and must be removed.
 pub(crate) async fn keys(
     tx: &mut Tx<'_>,
     tenant: TenantId,
     export: ExportId,
     run: ExportRunId,
 ) -> store::Result<Vec<String>> {
-    // The state first: of a run that is over nothing changes any more.
+    // The state first: an ended run no longer changes.
     let row = runs::get(tx, tenant, export, run).await?;
     let job = jobs::get(tx, row.job_id).await?;
     let Some(text) = job.and_then(|job| job.cursor) else {
@@ -46,18 +43,19 @@ pub(crate) async fn keys(
 }
 
 impl ExportPart {
-    /// Removes the file that this attempt has just made visible if nobody will record it. Called where recording it failed;
-    /// what goes wrong here is made up for by the clean-up.
-    pub(super) async fn remove_if_left_over(&self, world: &World, destination: &Destination, path: &Path) {
+    /// Removes the file that this attempt has just made visible, if it will not be recorded. Called after recording it
+    /// failed; the cleanup handles errors here.
+    pub(super) async fn remove_if_left_over(&self, world: &Services, destination: &Destination, path: &Path) {
         let &Self { tenant, export, run } = self;
         let keys = world.store.read(async |tx| keys(tx, tenant, export, run).await).await;
         if !keys.is_ok_and(|keys| keys.iter().any(|key| key == path.as_ref())) {
             return;
         }
         match destination.remove(path).await {
-            Ok(()) => tracing::info!(object.path = %path, "removed a file of an attempt that was replaced"),
+            Ok(()) => tracing::info!(object.path = %path, "removed a file of a replaced attempt"),
             Err(failure) => {
-                tracing::info!(%failure, "a file of an attempt that was replaced cannot be removed now; the clean-up behind the run removes it");
+                tracing::info!(%failure, "a file of a replaced attempt cannot be removed now; the cleanup of the run \
+                                          removes it");
             }
         }
     }

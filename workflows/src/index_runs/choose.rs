@@ -1,17 +1,17 @@
-//! Which index files are merged.
+//! Selects index files to merge.
 
 use towpath_store::run_index::IndexFile;
 
-/// Files with fewer entries are all of one size.
+/// All files with fewer entries count as the same size.
 const SMALLEST: i64 = 4096;
-/// Files of one size differ by less than this factor, and as many are merged into one.
+/// Size factor of a level, and number of files that are merged.
 const FACTOR: i64 = 8;
-/// Files merged at once: a part of each lies in memory.
+/// Maximum number of files merged at once, because a part of each is in memory.
 const MOST_FILES: usize = 16;
-/// Entries of a merged file. It is written in one piece, from the beginning again when its writer dies.
+/// Maximum entries of a merged file. It is written in one piece, and from the start again if its writer dies.
 const MOST_ENTRIES: i64 = 256 << 20;
 
-/// Chooses among the live index files of a workspace, which come smallest first. `None` when they are few enough.
+/// Selects among the live index files of a workspace, sorted by size. `None` if there are few enough.
 pub fn choose(live: &[IndexFile]) -> Option<Vec<IndexFile>> {
     let least = usize::try_from(FACTOR).unwrap_or(usize::MAX);
     let mut rest = live;
@@ -97,7 +97,7 @@ mod tests {
         assert_eq!(chosen(&[200 << 20; 8]), None);
     }
 
-    /// However many trace runs there are, and whatever comes of a merge, files stay few and none is written often.
+    /// However many trace runs there are, the number of files stays small and none is rewritten often.
     #[test]
     fn files_stay_few() {
         let mut files: Vec<i64> = Vec::new();

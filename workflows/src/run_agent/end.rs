@@ -1,11 +1,11 @@
-//! The end of a run whose worker does not end it: cancelled while it waited, attempts spent, no worker left.
+//! Ends a run without its worker: cancelled while it waited, attempts spent, or no worker left.
 
 use serde::Deserialize;
 use serde_json::json;
 use towpath_domain::agent::a2a::Outcome;
-use towpath_domain::agent::frame::{End, Frame};
+use towpath_domain::agent::frame::{Frame, RunEnd};
 use towpath_domain::agent::{CancelAction, EventId, RunStatus, ThreadStatus};
-use towpath_domain::job::Ended;
+use towpath_domain::job::EndReason;
 use towpath_domain::{TenantId, ThreadId};
 use towpath_store::runs::{self, Run};
 use towpath_store::{self as store, Tx, checkpoints, run_events, threads};
@@ -14,41 +14,41 @@ use super::RunAgent;
 use super::stream::end_frame;
 use crate::{a2a, send_webhook};
 
-/// Settles run and thread.
-///
-/// # Errors
-/// As every statement.
-pub async fn end(tx: &mut Tx<'_>, job: &RunAgent, ended: Ended) -> store::Result<()> {
+pub async fn end(tx: &mut Tx<'_>, job: &RunAgent, ended: EndReason) -> store::Result<()> {
     let &RunAgent {
         tenant, thread, run, ..
     } = job;
     let row = match runs::get(tx, tenant, run).await {
-        // Deleted with what it did; its thread, if it is still there, must not wait for it.
+        // Rolled back; its thread, if it still exists, must not stay busy.
         Err(store::Error::NotFound) => {
             checkpoints::delete_run(tx, thread, run).await?;
-            a2a::take_back(tx, tenant, run).await?;
+            a2a::roll_back_run(tx, tenant, run).await?;
             threads::settle_untouched(tx, tenant, thread).await?;
-            tell(tx, job, Log::OfOthers, None, None).await?;
-            return drop_log_without_thread(tx, tenant, thread).await;
+            notify_readers(tx, job, LogScope::Others, None, None).await?;
+            return delete_orphaned_log(tx, tenant, thread).await;
         }
         row => row?,
     };
     if row.status.is_final() {
         return Ok(());
     }
-    let wishes = Wishes::of(&row);
-    let log = if wishes.resumable { Log::Own } else { Log::OfOthers };
+    let wishes = EndOptions::of(&row);
+    let log = if wishes.resumable {
+        LogScope::Own
+    } else {
+        LogScope::Others
+    };
     let (status, error) = match ended {
-        Ended::Cancelled => (RunStatus::Interrupted, None),
-        Ended::Failed(error) => {
-            tracing::warn!(run.id = %run, error, "a run was given up");
+        EndReason::Cancelled => (RunStatus::Interrupted, None),
+        EndReason::Failed(error) => {
+            tracing::warn!(run.id = %run, error, "a run failed without its worker");
             let text = "The run was given up: its workers were lost, or failed for reasons of the server";
             (
                 RunStatus::Error,
                 Some(json!({"error": "RuntimeError", "message": text})),
             )
         }
-        Ended::TimedOut => {
+        EndReason::TimedOut => {
             let text = "The run took longer than a run may";
             (
                 RunStatus::Timeout,
@@ -59,49 +59,49 @@ pub async fn end(tx: &mut Tx<'_>, job: &RunAgent, ended: Ended) -> store::Result
     if status == RunStatus::Interrupted && row.cancel_action == Some(CancelAction::Rollback) {
         checkpoints::delete_run(tx, thread, run).await?;
         runs::delete(tx, tenant, run).await?;
-        a2a::take_back(tx, tenant, run).await?;
+        a2a::roll_back_run(tx, tenant, run).await?;
         if job.temporary {
-            leave(tx, job, ThreadStatus::Idle, None).await?;
+            release_thread(tx, job, ThreadStatus::Idle, None).await?;
         } else {
             threads::settle_untouched(tx, tenant, thread).await?;
         }
-        return tell(tx, job, log, None, None).await;
+        return notify_readers(tx, job, log, None, None).await;
     }
     if let Some(url) = wishes.webhook.as_deref() {
         let body = send_webhook::body(&row, status, tx.now(), None, error.as_ref());
         send_webhook::start(tx, tenant, url, body).await?;
     }
     runs::finish(tx, tenant, run, status).await?;
-    a2a::settle(tx, tenant, &row, status, || error.as_ref().map(Outcome::failure)).await?;
+    a2a::finish_run(tx, tenant, &row, status, || error.as_ref().map(Outcome::from_error)).await?;
     if error.is_some() {
-        leave(tx, job, ThreadStatus::Error, error.as_ref()).await?;
+        release_thread(tx, job, ThreadStatus::Error, error.as_ref()).await?;
     } else if row.started_at.is_some() || job.temporary {
-        leave(tx, job, ThreadStatus::Idle, None).await?;
+        release_thread(tx, job, ThreadStatus::Idle, None).await?;
     } else {
-        // It never began, so its thread stands where it stood: perhaps it waits for an answer.
+        // It never started, so its thread keeps its state and may be waiting for input.
         threads::settle_untouched(tx, tenant, thread).await?;
     }
-    tell(tx, job, log, Some(status), error).await
+    notify_readers(tx, job, log, Some(status), error).await
 }
 
-/// Deletes the log of a thread that was deleted under its run: until its worker had stopped, the run went on logging.
-pub(super) async fn drop_log_without_thread(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId) -> store::Result<()> {
+/// Deletes the log of a thread that was deleted under its run, which kept logging until its worker stopped.
+pub(super) async fn delete_orphaned_log(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId) -> store::Result<()> {
     if threads::exists(tx, tenant, thread).await? {
         return Ok(());
     }
-    run_events::delete_all(tx, tenant, thread).await
+    run_events::delete_thread_log(tx, tenant, thread).await
 }
 
-/// Whose events the log of the thread holds.
+/// Whose events the log of the thread contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Log {
-    /// Those of the run: whoever reads it finds its end there, even if nothing else was logged.
+enum LogScope {
+    /// Those of the run: readers find its end there, even if nothing else was logged.
     Own,
-    /// Perhaps those of others, or of every run.
-    OfOthers,
+    /// Possibly those of other runs, or of every run.
+    Others,
 }
 
-async fn leave(
+async fn release_thread(
     tx: &mut Tx<'_>,
     job: &RunAgent,
     stands: ThreadStatus,
@@ -113,18 +113,18 @@ async fn leave(
         return checkpoints::delete_all(tx, thread).await;
     }
     let error = error.map(ToString::to_string);
-    let left = threads::Left {
+    let left = threads::ThreadOutcome {
         state: None,
         error: error.as_deref(),
     };
     threads::settle(tx, tenant, thread, stands, &left).await
 }
 
-/// Tells readers, and the log where there is one.
-async fn tell(
+/// Reports the end to readers, and to the log if there is one.
+async fn notify_readers(
     tx: &mut Tx<'_>,
     job: &RunAgent,
-    log: Log,
+    log: LogScope,
     status: Option<RunStatus>,
     error: Option<serde_json::Value>,
 ) -> store::Result<()> {
@@ -148,14 +148,14 @@ async fn tell(
         );
         id = EventId { seq: id.seq + 1, ..id };
     }
-    // Its worker may have logged more than a reader has come to.
+    // Its worker may have logged more than readers have seen.
     let (attempt, number) = match last {
         Some(_) => run_events::last_frame(tx, tenant, thread, run)
             .await?
             .unwrap_or_default(),
         None => (0, 0),
     };
-    let end = End {
+    let end = RunEnd {
         status,
         attempt,
         last: number,
@@ -163,7 +163,7 @@ async fn tell(
         error: error.filter(|_| job.temporary),
     };
     frames.push(end_frame(run, 0, id, &end));
-    if log == Log::Own || last.is_some() {
+    if log == LogScope::Own || last.is_some() {
         let mut log = String::new();
         for frame in &frames {
             towpath_domain::agent::frame::append(&mut log, frame);
@@ -188,16 +188,16 @@ async fn tell(
     Ok(())
 }
 
-/// What was asked for the end of a run.
+/// The arguments of a run that matter for its end.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Wishes {
+struct EndOptions {
     webhook: Option<String>,
     resumable: bool,
 }
 
-impl Wishes {
-    /// Also where the rest of the arguments cannot be read.
+impl EndOptions {
+    /// Works even if the other arguments cannot be read.
     fn of(run: &Run) -> Self {
         serde_json::from_str(&run.kwargs).unwrap_or_default()
     }

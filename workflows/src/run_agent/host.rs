@@ -1,4 +1,4 @@
-//! What a graph may ask for while it runs, over the job that performs it.
+//! Services for a running graph, on top of its job.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -12,31 +12,31 @@ use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use towpath_domain::agent::{EventId, Kwargs};
 use towpath_domain::{RunId, TenantId, ThreadId, Timestamp, failpoint};
-use towpath_durable::{Ctx, Failure, Verdict};
+use towpath_durable::{Ctx, Failure, IntoFailure};
 use towpath_runtime::{
-    At, Chunk, Execution, Graph, GraphError, HistoryQuery, Host, HostError, ItemCall, Put, PutWrites, Save, Saved,
-    StreamMode, TypedSaved,
+    Chunk, Execution, Graph, GraphError, HistoryQuery, Host, HostError, ItemCall, Put, PutWrites, Save,
+    SavedCheckpoint, SavedTypedCheckpoint, StateRef, StreamMode,
 };
 use towpath_store::{Store, checkpoints, run_events};
 
 use super::RunAgent;
-use super::conclude::{Ending, Left};
+use super::conclude::{Ending, FinalState};
 use super::items;
 use super::saver::{Saver, write_all};
 use super::stream::Stream;
 use super::trace::{self, Trace};
-use crate::agent::AgentWorld;
+use crate::agent::AgentServices;
 use crate::tracer::Tracer;
 
-/// How long checkpoints that need not be durable at once wait for company. A short run is over by then, also where many
-/// share a process, and they are written with its end: of a stateless one never.
-const LINGER: Duration = Duration::from_millis(100);
-/// How long events wait for the log.
-const LOG_LINGER: Duration = Duration::from_millis(40);
-/// Before a run is tried again whose process ended with others in it.
-const CRASH_REST: Duration = Duration::from_millis(500);
-/// A graph that has this much waiting for the log waits with it.
-const LOG_WAITING: usize = 4 << 20;
+/// How long checkpoints that need not be durable at once are batched. A short run has ended by then, even if many share
+/// a process, and writes them with its end; a stateless one never writes them.
+const CHECKPOINT_BATCH_DELAY: Duration = Duration::from_millis(100);
+/// How long events are batched for the log.
+const LOG_BATCH_DELAY: Duration = Duration::from_millis(40);
+/// Delay before a run is retried whose process ended together with other runs.
+const CRASH_RETRY_DELAY: Duration = Duration::from_millis(500);
+/// A graph with this much unlogged data waits for the log.
+const MAX_UNLOGGED_BYTES: usize = 4 << 20;
 
 /// The host of one attempt at a run.
 pub struct RunHost<'a> {
@@ -51,26 +51,26 @@ pub struct RunHost<'a> {
     fence: i64,
     saver: Saver,
     stream: Stream,
-    /// Items that are read begin their time to live anew, where the graph does not say.
+    /// Whether reading an item restarts its time to live, unless the graph specifies it.
     refresh: bool,
-    /// Each save is durable before the graph goes on.
+    /// Whether each save is durable before the graph continues.
     sync: bool,
-    /// Checkpoints are written at the end only.
+    /// Whether checkpoints are only written at the end.
     exit: bool,
     token: CancellationToken,
-    /// Checkpoints were written.
+    /// Whether checkpoints were written.
     wrote: AtomicBool,
-    /// Something waits to be written.
+    /// Notifies that data is waiting to be written.
     work: Notify,
-    /// What its trace will say, where it is traced.
+    /// The trace, if the run is traced.
     trace: OnceLock<Trace>,
     progress: Progress,
 }
 
-/// What a run's job remembers from attempt to attempt, beside what the run saves.
+/// State that a run's job keeps between attempts, besides the checkpoints.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Progress {
-    /// How often its process ended while others were in it.
+    /// How often its process ended while other runs were in it.
     #[serde(default)]
     shared_crashes: u32,
 }
@@ -79,7 +79,7 @@ impl<'a> RunHost<'a> {
     /// Prepares an attempt.
     pub async fn open(
         ctx: &'a mut Ctx,
-        world: &AgentWorld,
+        world: &AgentServices,
         job: &RunAgent,
         kwargs: &Kwargs,
         logged: bool,
@@ -88,7 +88,7 @@ impl<'a> RunHost<'a> {
         let &RunAgent {
             tenant, thread, run, ..
         } = job;
-        // Ids go on where the log ends, also if the clock of another machine was ahead.
+        // Ids continue after the end of the log, even if the clock of another machine was ahead.
         let after = if logged {
             let last = world
                 .store
@@ -107,7 +107,7 @@ impl<'a> RunHost<'a> {
             logged,
             after,
         );
-        // Nobody else ever writes to a temporary thread.
+        // Only this run writes to a temporary thread.
         let fresh = job.temporary && fence == 1;
         Ok(Self {
             store: world.store.clone(),
@@ -120,7 +120,7 @@ impl<'a> RunHost<'a> {
             fence,
             saver: Saver::new(world.store.clone(), thread, fresh),
             stream,
-            refresh: world.settings.authored.current().refresh_on_read,
+            refresh: world.settings.author_settings.current().refresh_on_read,
             sync: kwargs.durability == Durability::Sync,
             exit: kwargs.durability == Durability::Exit,
             token: ctx.cancelled(),
@@ -132,37 +132,36 @@ impl<'a> RunHost<'a> {
         })
     }
 
-    /// Whether the thread has no checkpoints yet.
     pub const fn fresh(&self) -> bool {
         self.saver.is_fresh()
     }
 
-    /// Which attempt this is, from 1.
+    /// Number of this attempt, from 1.
     pub const fn attempt(&self) -> u32 {
         self.attempt
     }
 
-    /// Whether the run was at work before. An attempt that was handed back is not counted, and has begun all the same.
+    /// Whether the run started before. A returned attempt is not counted, but has started.
     pub const fn is_repeated(&self) -> bool {
         self.fence > 1
     }
 
-    /// How often the process of the run ended while others were in it.
+    /// How often the process of the run ended while other runs were in it.
     pub const fn shared_crashes(&self) -> u32 {
         self.progress.shared_crashes
     }
 
-    /// Attempts that failed. One whose worker was lost did not.
+    /// Failed attempts. An attempt with a lost worker does not count.
     pub const fn failures(&self) -> u32 {
         self.failures
     }
 
-    /// When the attempt began, by the clock that the start of the run was taken from.
+    /// Start of the attempt, by the clock of the run's start time.
     pub const fn opened(&self) -> Timestamp {
         self.opened
     }
 
-    /// Whether an earlier attempt wrote anything of its tasks, or of its command.
+    /// Whether an earlier attempt saved writes of tasks or of its command.
     pub async fn has_written(&self) -> Result<bool, Failure> {
         let (thread, run) = (self.thread, self.run);
         self.store
@@ -171,7 +170,7 @@ impl<'a> RunHost<'a> {
             .retry()
     }
 
-    /// Whether an earlier attempt saved what the command writes.
+    /// Whether an earlier attempt saved the writes of its command.
     pub async fn has_saved_command(&self) -> Result<bool, Failure> {
         let (thread, run) = (self.thread, self.run);
         self.store
@@ -180,28 +179,28 @@ impl<'a> RunHost<'a> {
             .retry()
     }
 
-    /// Tells a trace what the graph does from now on.
-    pub fn follow(&self, trace: Trace) -> &Trace {
+    /// Attaches a trace, which then records the graph's actions.
+    pub fn attach_trace(&self, trace: Trace) -> &Trace {
         self.trace.get_or_init(|| trace)
     }
 
     /// Tells readers that the attempt began.
-    pub fn began(&self, run: RunId, attempt: u32) {
+    pub fn announce_attempt(&self, run: RunId, attempt: u32) {
         self.send("metadata", &format!(r#"{{"run_id":"{run}","attempt":{attempt}}}"#));
     }
 
     /// Tells readers that the run failed.
-    pub fn failed(&self, class: &str, message: &str) -> Ending {
+    pub fn announce_failure(&self, class: &str, message: &str) -> Ending {
         let error = public_error(class, message);
         self.send("error", &error.to_string());
         Ending::Failed {
             error,
-            told: Some(format!("{class}: {message}")),
-            left: None,
+            operator_error: Some(format!("{class}: {message}")),
+            final_state: None,
         }
     }
 
-    /// Tells the readers of a run that did well where it may be judged under the names that it was `asked` for.
+    /// Sends the readers of a successful run its feedback links for the requested keys.
     pub async fn ask_feedback(&self, asked: Option<(&Tracer, &[String])>, execution: &Execution, ending: &Ending) {
         let (Some((tracer, keys @ [_, ..])), Ending::Done(_)) = (asked, ending) else {
             return;
@@ -222,24 +221,24 @@ impl<'a> RunHost<'a> {
         let ended = tokio::select! {
             biased;
             ended = graph_run => ended,
-            failure = self.keep_writing() => match failure {
-                // The mark is in the row before its signal is here.
+            failure = self.write_loop() => match failure {
+                // The row is marked before the signal arrives.
                 Failure::Cancelled => Ok(Err(GraphError::cancelled())),
                 failure => return Err(failure),
             },
         };
         match ended {
-            Ok(Ok(finish)) => Ok(Ending::Done(Left {
-                steps_left: !finish.next.is_empty(),
+            Ok(Ok(finish)) => Ok(Ending::Done(FinalState {
+                has_next_steps: !finish.next.is_empty(),
                 values: finish.values,
                 interrupts: Value::Object(finish.interrupts),
             })),
             Ok(Err(error)) if error.is_cancelled() => Ok(Ending::Cancelled {
-                left: self.left(graph).await,
+                final_state: self.final_state(graph).await,
             }),
             Ok(Err(error)) if error.is_shared_crash() => Err(self.crashed_with_others(&error).await?),
             Ok(Err(error)) if error.retry => {
-                // What it did is not done again by the next attempt.
+                // The next attempt does not repeat its tasks.
                 self.write().await?;
                 Err(Failure::retry(error.message))
             }
@@ -250,8 +249,8 @@ impl<'a> RunHost<'a> {
                 self.send("error", &public.to_string());
                 Ok(Ending::Failed {
                     error: public,
-                    told: Some(for_operator(&error)),
-                    left: self.left(graph).await,
+                    operator_error: Some(for_operator(&error)),
+                    final_state: self.final_state(graph).await,
                 })
             }
             Err(_) => {
@@ -259,29 +258,29 @@ impl<'a> RunHost<'a> {
                 self.send("error", &error.to_string());
                 Ok(Ending::TimedOut {
                     error,
-                    left: self.left(graph).await,
+                    final_state: self.final_state(graph).await,
                 })
             }
         }
     }
 
-    /// The process ended with all its runs, of which one was at fault. That costs this run no attempt; the next one is beside
-    /// fewer others, so that who is at fault is soon alone.
+    /// Handles the end of a process with several runs, one of which caused it. It costs this run no attempt. The next
+    /// attempt runs with fewer others, so that the culprit is soon alone.
     async fn crashed_with_others(&self, error: &GraphError) -> Result<Failure, Failure> {
         self.write().await?;
         let progress = Progress {
             shared_crashes: self.progress.shared_crashes.saturating_add(1),
         };
         tracing::warn!(run.id = %self.run, shared_crashes = progress.shared_crashes, error = %error,
-                       "the process of a run ended with others in it; the run is tried again");
+                       "the process of a run ended together with other runs; retrying the run");
         let mut ctx = self.ctx.lock().await;
         ctx.checkpoint(&progress, async |_| Ok(())).await?;
-        Ok(Failure::Snooze(CRASH_REST))
+        Ok(Failure::Snooze(CRASH_RETRY_DELAY))
     }
 
-    /// Where the thread stands after a run that did not say so itself.
-    async fn left(&self, graph: &Graph) -> Option<Left> {
-        match graph.state(&At::latest(self.thread.0), false, self).await {
+    /// The final state of a run that did not return one.
+    async fn final_state(&self, graph: &Graph) -> Option<FinalState> {
+        match graph.state(&StateRef::latest(self.thread.0), false, self).await {
             Ok(Some(state)) => {
                 let interrupts = state
                     .tasks
@@ -289,24 +288,24 @@ impl<'a> RunHost<'a> {
                     .filter(|task| !task.interrupts.is_empty())
                     .map(|task| (task.id, Value::Array(task.interrupts)))
                     .collect();
-                Some(Left {
-                    steps_left: !state.next.is_empty(),
+                Some(FinalState {
+                    has_next_steps: !state.next.is_empty(),
                     values: state.values.into(),
                     interrupts: Value::Object(interrupts),
                 })
             }
             Ok(None) => None,
             Err(error) => {
-                tracing::warn!(run.id = %self.run, error = %error, "cannot tell where a run left its thread");
+                tracing::warn!(run.id = %self.run, error = %error, "cannot read the final state of a run");
                 None
             }
         }
     }
 
-    /// Gives back what is still to be written with the end of the run.
-    pub fn close(self) -> Rest {
-        Rest {
-            saves: self.saver.take(),
+    /// Returns the data that is written with the end of the run.
+    pub fn into_pending(self) -> PendingWrites {
+        PendingWrites {
+            saves: self.saver.queued(),
             stream: self.stream,
             fence: self.fence,
             wrote: self.wrote.into_inner(),
@@ -321,23 +320,23 @@ impl<'a> RunHost<'a> {
         waiting
     }
 
-    /// Writes what waits, again and again. Ends only by failing.
-    async fn keep_writing(&self) -> Failure {
+    /// Writes waiting data repeatedly. Returns only on failure.
+    async fn write_loop(&self) -> Failure {
         loop {
             self.work.notified().await;
-            self.linger().await;
+            self.wait_for_batch().await;
             if let Err(failure) = self.write().await {
                 return failure;
             }
         }
     }
 
-    /// Lets what came first wait for more.
-    async fn linger(&self) {
-        let mut until = Instant::now() + LINGER;
+    /// Waits for more data for the batch.
+    async fn wait_for_batch(&self) {
+        let mut until = Instant::now() + CHECKPOINT_BATCH_DELAY;
         loop {
-            if self.stream.is_waiting() {
-                until = until.min(Instant::now() + LOG_LINGER);
+            if self.stream.has_unlogged() {
+                until = until.min(Instant::now() + LOG_BATCH_DELAY);
             }
             if timeout_at(until, self.work.notified()).await.is_err() {
                 return;
@@ -345,11 +344,11 @@ impl<'a> RunHost<'a> {
         }
     }
 
-    /// Writes what waits, in one transaction.
+    /// Writes waiting data in one transaction.
     async fn write(&self) -> Result<(), Failure> {
         let mut ctx = self.ctx.lock().await;
-        let saves = if self.exit { Vec::new() } else { self.saver.take() };
-        let log = self.stream.log();
+        let saves = if self.exit { Vec::new() } else { self.saver.queued() };
+        let log = self.stream.unlogged();
         if saves.is_empty() && log.is_empty() {
             return Ok(());
         }
@@ -360,7 +359,7 @@ impl<'a> RunHost<'a> {
             fence,
             ..
         } = self;
-        // Before it is known: this may be dropped in the middle, and be committed all the same.
+        // Set before the commit: this future may be dropped during it, and the commit may still succeed.
         self.wrote.fetch_or(!saves.is_empty(), Ordering::Relaxed);
         ctx.commit(async |tx| {
             write_all(tx, thread, Some(run), &saves).await?;
@@ -370,13 +369,13 @@ impl<'a> RunHost<'a> {
         if !saves.is_empty() {
             failpoint::hit("run.saved");
         }
-        self.saver.written(saves.len());
-        self.stream.written(&log);
+        self.saver.confirm_written(saves.len());
+        self.stream.confirm_logged(&log);
         Ok(())
     }
 
-    async fn take(&self, batch: Vec<Save>) -> Result<(), HostError> {
-        self.saver.put(batch);
+    async fn queue_saves(&self, batch: Vec<Save>) -> Result<(), HostError> {
+        self.saver.queue(batch);
         if self.sync {
             return self.write().await.map_err(host_error);
         }
@@ -387,15 +386,15 @@ impl<'a> RunHost<'a> {
     }
 }
 
-/// What is still to be written when the graph is done.
-pub struct Rest {
+/// Data that remains to be written when the graph has ended.
+pub struct PendingWrites {
     /// Checkpoints and writes.
     pub saves: Vec<Arc<Save>>,
-    /// Makes the last frame, and holds what is not logged.
+    /// Creates the last frame, and has the unlogged frames.
     pub stream: Stream,
-    /// The fence of the attempt.
+    /// Fence of the attempt.
     pub fence: i64,
-    /// Whether this attempt has written checkpoints already.
+    /// Whether this attempt has already written checkpoints.
     pub wrote: bool,
 }
 
@@ -413,7 +412,7 @@ pub fn host_error(failure: Failure) -> HostError {
 /// Longer tracebacks lose their beginning.
 const LONGEST_TRACEBACK: usize = 6 << 10;
 
-/// An error with where it came from.
+/// An error with its traceback.
 fn for_operator(error: &GraphError) -> String {
     let mut told = error.to_string().replace('\0', "\u{FFFD}");
     let end = (0..=LONGEST_TRACEBACK.min(told.len()))
@@ -429,8 +428,8 @@ fn for_operator(error: &GraphError) -> String {
     told
 }
 
-/// Exceptions whose text is meant for the caller; of others it may say too much.
-const TOLD: [&str; 16] = [
+/// Exceptions whose text is meant for clients; others may reveal too much.
+const PUBLIC_EXCEPTIONS: [&str; 16] = [
     "ValueError",
     "TypeError",
     "KeyError",
@@ -449,9 +448,9 @@ const TOLD: [&str; 16] = [
     "UnknownInterruptError",
 ];
 
-/// An error as callers see it.
+/// An error in the format for clients.
 pub fn public_error(class: &str, message: &str) -> Value {
-    let message = if TOLD.contains(&class) {
+    let message = if PUBLIC_EXCEPTIONS.contains(&class) {
         message
     } else {
         "An internal error occurred"
@@ -461,32 +460,32 @@ pub fn public_error(class: &str, message: &str) -> Value {
 
 #[async_trait]
 impl Host for RunHost<'_> {
-    async fn load(&self, ns: &str, id: Option<&str>) -> Result<Option<Saved>, HostError> {
+    async fn load(&self, ns: &str, id: Option<&str>) -> Result<Option<SavedCheckpoint>, HostError> {
         self.saver.load(ns, id).await
     }
 
-    async fn list(&self, ns: &str, query: &HistoryQuery) -> Result<Vec<Saved>, HostError> {
+    async fn list(&self, ns: &str, query: &HistoryQuery) -> Result<Vec<SavedCheckpoint>, HostError> {
         self.saver.list(ns, query).await
     }
 
-    async fn load_typed(&self, ns: &str, id: Option<&str>) -> Result<Option<TypedSaved>, HostError> {
+    async fn load_typed(&self, ns: &str, id: Option<&str>) -> Result<Option<SavedTypedCheckpoint>, HostError> {
         self.saver.load_typed(ns, id).await
     }
 
-    async fn list_typed(&self, ns: &str, query: &HistoryQuery) -> Result<Vec<TypedSaved>, HostError> {
+    async fn list_typed(&self, ns: &str, query: &HistoryQuery) -> Result<Vec<SavedTypedCheckpoint>, HostError> {
         self.saver.list_typed(ns, query).await
     }
 
     async fn save(&self, put: Put) -> Result<(), HostError> {
-        self.take(vec![Save::Checkpoint(put)]).await
+        self.queue_saves(vec![Save::Checkpoint(put)]).await
     }
 
     async fn save_writes(&self, put: PutWrites) -> Result<(), HostError> {
-        self.take(vec![Save::Writes(put)]).await
+        self.queue_saves(vec![Save::Writes(put)]).await
     }
 
     async fn save_all(&self, batch: Vec<Save>) -> Result<(), HostError> {
-        self.take(batch).await
+        self.queue_saves(batch).await
     }
 
     async fn emit(&self, chunks: Vec<Chunk>) -> Result<(), HostError> {
@@ -500,7 +499,7 @@ impl Host for RunHost<'_> {
             }
             waiting = self.send(&chunk.event(), &chunk.data);
         }
-        if waiting > LOG_WAITING {
+        if waiting > MAX_UNLOGGED_BYTES {
             self.write().await.map_err(host_error)?;
         }
         Ok(())

@@ -10,9 +10,9 @@ use towpath_store::items::{self, Item};
 use towpath_store::{self as store, Store, Tx};
 
 use super::host::host_error;
-use super::saver::away;
+use super::saver::store_error;
 
-/// A call whose namespaces were looked at.
+/// A call with validated namespaces.
 enum Call {
     Get(Namespace, String, Option<bool>),
     Put(Namespace, String, String, Option<f64>),
@@ -22,7 +22,7 @@ enum Call {
 }
 
 impl Call {
-    /// Whether the items it finds begin their time to live anew.
+    /// Whether the items it reads restart their time to live.
     fn refreshes(&self, usual: bool) -> bool {
         match self {
             Self::Get(_, _, refresh) | Self::Search(_, _, _, _, refresh) => refresh.unwrap_or(usual),
@@ -31,15 +31,14 @@ impl Call {
     }
 }
 
-/// What a call found.
-enum Found {
+enum CallResult {
     Nothing,
     Item(Option<Item>),
     Items(Vec<Item>),
     Namespaces(Vec<Vec<String>>),
 }
 
-impl Found {
+impl CallResult {
     fn items(&self) -> &[Item] {
         match self {
             Self::Item(Some(item)) => std::slice::from_ref(item),
@@ -49,11 +48,8 @@ impl Found {
     }
 }
 
-/// Answers calls, in one transaction. Items that are read begin their time to live anew where the call wants it, or where it
-/// does not say and `refresh` is true.
-///
-/// # Errors
-/// A namespace that is none, a filter that is none, or the database.
+/// Performs calls in one transaction. Read items restart their time to live if the call requests it, or if it does not
+/// specify it and `refresh` is true.
 pub async fn call(
     store: &Store,
     tenant: TenantId,
@@ -67,15 +63,15 @@ pub async fn call(
         let mut ctx = ctx.lock().await;
         ctx.commit(async |tx| {
             let found = all(tx, tenant, &calls).await?;
-            items::refresh(tx, tenant, &renewed(&calls, &found, refresh)).await?;
+            items::refresh(tx, tenant, &refreshed_items(&calls, &found, refresh)).await?;
             Ok(found)
         })
         .await
         .map_err(host_error)?
     } else {
         let read = store.read(async |tx| all(tx, tenant, &calls).await).await;
-        let found = read.map_err(away)?;
-        let items = renewed(&calls, &found, refresh);
+        let found = read.map_err(store_error)?;
+        let items = refreshed_items(&calls, &found, refresh);
         if !items.is_empty() {
             let mut ctx = ctx.lock().await;
             ctx.commit(async |tx| items::refresh(tx, tenant, &items).await)
@@ -84,11 +80,11 @@ pub async fn call(
         }
         found
     };
-    found.iter().map(shown).collect()
+    found.iter().map(result_json).collect()
 }
 
-/// Items that were read and begin their time to live anew.
-fn renewed<'f>(calls: &[Call], found: &'f [Found], refresh: bool) -> Vec<&'f Item> {
+/// Read items that restart their time to live.
+fn refreshed_items<'f>(calls: &[Call], found: &'f [CallResult], refresh: bool) -> Vec<&'f Item> {
     let wanted = calls.iter().zip(found).filter(|(call, _)| call.refreshes(refresh));
     wanted
         .flat_map(|(_, found)| found.items())
@@ -96,7 +92,7 @@ fn renewed<'f>(calls: &[Call], found: &'f [Found], refresh: bool) -> Vec<&'f Ite
         .collect()
 }
 
-async fn all(tx: &mut Tx<'_>, tenant: TenantId, calls: &[Call]) -> store::Result<Vec<Found>> {
+async fn all(tx: &mut Tx<'_>, tenant: TenantId, calls: &[Call]) -> store::Result<Vec<CallResult>> {
     let mut found = Vec::with_capacity(calls.len());
     for call in calls {
         found.push(one(tx, tenant, call).await?);
@@ -104,24 +100,24 @@ async fn all(tx: &mut Tx<'_>, tenant: TenantId, calls: &[Call]) -> store::Result
     Ok(found)
 }
 
-async fn one(tx: &mut Tx<'_>, tenant: TenantId, call: &Call) -> store::Result<Found> {
+async fn one(tx: &mut Tx<'_>, tenant: TenantId, call: &Call) -> store::Result<CallResult> {
     Ok(match call {
-        Call::Get(namespace, key, _) => Found::Item(items::get(tx, tenant, namespace, key).await?),
+        Call::Get(namespace, key, _) => CallResult::Item(items::get(tx, tenant, namespace, key).await?),
         Call::Put(namespace, key, value, ttl_minutes) => {
             items::put(tx, tenant, namespace, key, value, *ttl_minutes).await?;
-            Found::Nothing
+            CallResult::Nothing
         }
         Call::Delete(namespace, key) => {
             items::delete(tx, tenant, namespace, key).await?;
-            Found::Nothing
+            CallResult::Nothing
         }
         Call::Search(prefix, filter, limit, offset, _) => {
-            Found::Items(items::search(tx, tenant, prefix, filter, i64::from(*limit), i64::from(*offset)).await?)
+            CallResult::Items(items::search(tx, tenant, prefix, filter, i64::from(*limit), i64::from(*offset)).await?)
         }
         Call::Namespaces(prefix, suffix, depth, limit, offset) => {
             let depth = depth.map(|depth| depth as usize);
             let (limit, offset) = (*limit as usize, *offset as usize);
-            Found::Namespaces(items::namespaces(tx, tenant, prefix, suffix, depth, limit, offset).await?)
+            CallResult::Namespaces(items::namespaces(tx, tenant, prefix, suffix, depth, limit, offset).await?)
         }
     })
 }
@@ -178,16 +174,16 @@ fn invalid(error: &dyn std::error::Error) -> HostError {
     }
 }
 
-fn shown(found: &Found) -> Result<Value, HostError> {
+fn result_json(found: &CallResult) -> Result<Value, HostError> {
     match found {
-        Found::Nothing | Found::Item(None) => Ok(Value::Null),
-        Found::Item(Some(item)) => item_shown(item),
-        Found::Items(items) => items.iter().map(item_shown).collect(),
-        Found::Namespaces(found) => Ok(json!(found)),
+        CallResult::Nothing | CallResult::Item(None) => Ok(Value::Null),
+        CallResult::Item(Some(item)) => item_json(item),
+        CallResult::Items(items) => items.iter().map(item_json).collect(),
+        CallResult::Namespaces(found) => Ok(json!(found)),
     }
 }
 
-fn item_shown(item: &Item) -> Result<Value, HostError> {
+fn item_json(item: &Item) -> Result<Value, HostError> {
     let value: Value = serde_json::from_str(&item.value).map_err(|error| invalid(&error))?;
     Ok(json!({
         "namespace": item.labels(),

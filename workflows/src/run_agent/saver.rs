@@ -1,4 +1,4 @@
-//! Checkpoints of one thread between a graph and the tables: read from the database and from what waits to be written.
+//! Checkpoints of one thread, read from the database and from the queue of pending writes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,85 +6,79 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use towpath_domain::{RunId, ThreadId};
-use towpath_runtime::{Checkpoint, HistoryQuery, HostError, Put, Save, Saved, Shared, Write};
+use towpath_runtime::{Checkpoint, HistoryQuery, HostError, Put, Save, SavedCheckpoint, Shared, Write};
 
-use super::sought::{Head, Part, READS, Sought, check_whole};
+use super::checkpoint_query::{CheckpointQuery, Head, Part, READS, check_whole};
 use super::typed;
-use towpath_store::checkpoints::{self as tables, Batch, Blob, Place};
+use towpath_store::checkpoints::{self as tables, Batch, Blob, ThreadNamespace};
 use towpath_store::{self as store, Store, Tx};
 
-/// The encoding of the values that graphs declared as data write. Serializers of graph libraries read it.
+/// The encoding of values of graphs that are declared as data. Serializers of graph libraries read it.
 const JSON: &str = "json";
-/// The encoding of a channel without a value.
 const EMPTY: &str = "empty";
 
-/// The checkpoints of one thread.
 pub struct Saver {
     pub(super) store: Store,
     pub(super) thread: ThreadId,
-    /// Nothing of this thread is in the database, and nobody else writes it.
+    /// Whether the database has nothing of this thread, and nobody else writes it.
     fresh: bool,
-    /// What waits to be written, oldest first.
-    waiting: Mutex<Vec<Arc<Save>>>,
-    /// How much of a list is read at once.
+    /// Pending writes, oldest first.
+    queue: Mutex<Vec<Arc<Save>>>,
+    /// Size limits for reading a list.
     part: Option<Part>,
 }
 
 impl Saver {
-    /// `fresh` says that the thread has no checkpoints yet, which spares looking.
+    /// `fresh` means that the thread has no checkpoints yet, which saves reads.
     #[must_use]
     pub fn new(store: Store, thread: ThreadId, fresh: bool) -> Self {
         Self {
             store,
             thread,
             fresh,
-            waiting: Mutex::default(),
+            queue: Mutex::default(),
             part: None,
         }
     }
 
-    /// Lists end where they take so many bytes, with one checkpoint at least; one that begins where another one ended has what
-    /// that left. [`Saver::cut_short`] says whether the last one did.
+    /// Limits the size of lists, to at least one checkpoint; a list that begins where another one ended gets the rest
+    /// of its limit. [`Saver::is_truncated`] reports whether the last one was cut.
     #[must_use]
-    pub fn in_parts(mut self, bytes: u64) -> Self {
+    pub fn with_part_bytes(mut self, bytes: u64) -> Self {
         self.part = Some(Part::new(bytes));
         self
     }
 
-    /// Whether more than was listed last may be there.
+    /// Whether there may be more after the last list.
     #[must_use]
-    pub fn cut_short(&self) -> bool {
-        self.part.as_ref().is_some_and(Part::is_cut)
+    pub fn is_truncated(&self) -> bool {
+        self.part.as_ref().is_some_and(Part::is_truncated)
     }
 
-    /// Whether the thread had no checkpoints.
     #[must_use]
     pub const fn is_fresh(&self) -> bool {
         self.fresh
     }
 
-    /// Takes something to be written later. Whoever reads sees it at once.
-    pub fn put(&self, batch: Vec<Save>) {
-        self.waiting().extend(batch.into_iter().map(Arc::new));
+    /// Queues data to be written later; readers see it at once.
+    pub fn queue(&self, batch: Vec<Save>) {
+        self.lock_queue().extend(batch.into_iter().map(Arc::new));
     }
 
-    /// What waits to be written. It stays until [`Saver::written`] says that it is.
+    /// The queued data. It stays until [`Saver::confirm_written`] is called.
     #[must_use]
-    pub fn take(&self) -> Vec<Arc<Save>> {
-        self.waiting().clone()
+    pub fn queued(&self) -> Vec<Arc<Save>> {
+        self.lock_queue().clone()
     }
 
-    /// The first `count` of what waited are in the database.
-    pub fn written(&self, count: usize) {
-        self.waiting().drain(..count);
+    /// Removes the first `count` entries, which are in the database.
+    pub fn confirm_written(&self, count: usize) {
+        self.lock_queue().drain(..count);
     }
 
     /// See [`towpath_runtime::Host::load`].
-    ///
-    /// # Errors
-    /// The database is away, or holds what is no checkpoint of ours.
-    pub async fn load(&self, ns: &str, id: Option<&str>) -> Result<Option<Saved>, HostError> {
-        let waiting = self.take();
+    pub async fn load(&self, ns: &str, id: Option<&str>) -> Result<Option<SavedCheckpoint>, HostError> {
+        let waiting = self.queued();
         let newest = waiting
             .iter()
             .filter_map(|save| match &**save {
@@ -96,7 +90,7 @@ impl Saver {
         if let Some(put) = newest {
             let mut saved = of_put(put);
             if !self.fresh {
-                // Writes may have been written before their checkpoint.
+                // Writes may have been stored before their checkpoint.
                 let kept = self.read_writes(ns, &saved.checkpoint.id).await?;
                 add(&mut saved.writes, kept);
             }
@@ -106,7 +100,9 @@ impl Saver {
         if self.fresh {
             return Ok(None);
         }
-        let mut saved = self.read(ns, id.map_or(Sought::Latest, Sought::Named)).await?;
+        let mut saved = self
+            .read(ns, id.map_or(CheckpointQuery::Latest, CheckpointQuery::Named))
+            .await?;
         for one in &mut saved {
             add(&mut one.writes, writes_on(&waiting, ns, &one.checkpoint.id));
         }
@@ -114,15 +110,12 @@ impl Saver {
     }
 
     /// See [`towpath_runtime::Host::list`].
-    ///
-    /// # Errors
-    /// As [`Saver::load`].
-    pub async fn list(&self, ns: &str, query: &HistoryQuery) -> Result<Vec<Saved>, HostError> {
+    pub async fn list(&self, ns: &str, query: &HistoryQuery) -> Result<Vec<SavedCheckpoint>, HostError> {
         let limit = query.limit.unwrap_or(usize::MAX);
-        let waiting = self.take();
+        let waiting = self.queued();
         let mut saved = Vec::new();
         if !self.fresh {
-            saved = self.read(ns, Sought::Listed(query)).await?;
+            saved = self.read(ns, CheckpointQuery::Listed(query)).await?;
         }
         for save in &waiting {
             if let Save::Checkpoint(put) = &**save
@@ -145,28 +138,28 @@ impl Saver {
         Ok(saved)
     }
 
-    /// Reads what is sought from the tables.
-    async fn read(&self, ns: &str, sought: Sought<'_>) -> Result<Vec<Saved>, HostError> {
+    /// Reads from the tables.
+    async fn read(&self, ns: &str, sought: CheckpointQuery<'_>) -> Result<Vec<SavedCheckpoint>, HostError> {
         let place = self.place(ns);
         for _ in 0..READS {
             let read = self.store.read(async |tx| {
                 let found = sought.rows(tx, place, self.part.as_ref()).await?;
-                full(tx, place, found).await
+                load_related(tx, place, found).await
             });
             match read.await {
                 Err(store::Error::Stale) => {}
-                read => return rows(ns, read.map_err(away)?),
+                read => return rows(ns, read.map_err(store_error)?),
             }
         }
-        Err(away(store::Error::Stale))
+        Err(store_error(store::Error::Stale))
     }
 
     pub(super) const fn part(&self) -> Option<&Part> {
         self.part.as_ref()
     }
 
-    pub(super) const fn place<'n>(&self, ns: &'n str) -> Place<'n> {
-        Place {
+    pub(super) const fn place<'n>(&self, ns: &'n str) -> ThreadNamespace<'n> {
+        ThreadNamespace {
             thread: self.thread,
             ns,
         }
@@ -178,20 +171,17 @@ impl Saver {
             .store
             .read(async |tx| tables::writes(tx, place, &[id]).await)
             .await
-            .map_err(away)?;
+            .map_err(store_error)?;
         found.into_iter().map(write).collect()
     }
 
-    fn waiting(&self) -> MutexGuard<'_, Vec<Arc<Save>>> {
-        // Whole entries come and go, so there is nothing half done behind a panic.
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_queue(&self) -> MutexGuard<'_, Vec<Arc<Save>>> {
+        // Complete entries are added and removed, so the queue is consistent after a panic.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Writes what waited, in the caller's transaction.
-///
-/// # Errors
-/// As every statement.
+/// Writes queued data in the caller's transaction.
 pub async fn write_all(
     tx: &mut Tx<'_>,
     thread: ThreadId,
@@ -233,23 +223,23 @@ pub(super) fn corrupt(thread: ThreadId) -> store::Error {
     store::Error::corrupt("checkpoints", "checkpoint", thread)
 }
 
-/// A checkpoint as it is stored. Beside what stock savers store it names the channels whose values stand apart, so that a
-/// value that is not there is told from a channel that has none.
+/// A stored checkpoint. In addition to the fields of stock savers it lists the channels with separately stored values,
+/// to distinguish a missing value from a channel without one.
 #[derive(Serialize)]
-struct Stored<'a> {
+struct StoredCheckpoint<'a> {
     #[serde(flatten)]
     checkpoint: &'a Checkpoint,
     channels_apart: Vec<&'a str>,
 }
 
-/// Scalars stay in the checkpoint, as stock savers keep them; other values that are new become blobs.
+/// Scalars stay in the checkpoint, as in stock savers; other new values become blobs.
 fn encode(put: &Put, batch: &mut Batch) -> Result<(), serde_json::Error> {
     let scalar = |value: &Shared| !value.is_array() && !value.is_object();
     let mut inline = put.checkpoint.clone();
     inline.channel_values.retain(|_, value| scalar(value));
     let values = put.checkpoint.channel_values.iter();
     let apart = values.filter(|(channel, value)| !scalar(value) && inline.channel_versions.contains_key(*channel));
-    let stored = Stored {
+    let stored = StoredCheckpoint {
         checkpoint: &inline,
         channels_apart: apart.map(|(channel, _)| channel.as_str()).collect(),
     };
@@ -279,7 +269,7 @@ fn encode(put: &Put, batch: &mut Batch) -> Result<(), serde_json::Error> {
     Ok(())
 }
 
-/// `jsonb` takes no U+0000.
+/// `jsonb` does not accept U+0000.
 pub(crate) fn without_nul(json: String) -> String {
     const ESCAPED: &str = "\\u0000";
     if !json.contains(ESCAPED) {
@@ -290,7 +280,7 @@ pub(crate) fn without_nul(json: String) -> String {
     while let Some(at) = rest.find('\\') {
         clean.push_str(&rest[..at]);
         rest = &rest[at..];
-        // An escape is read whole, so that a backslash before it is not taken for its beginning.
+        // Escapes are read completely, so that a backslash before one is not taken for its beginning.
         let (written, length) = if rest.starts_with(ESCAPED) {
             ("\u{FFFD}", ESCAPED.len())
         } else {
@@ -304,15 +294,19 @@ pub(crate) fn without_nul(json: String) -> String {
     clean
 }
 
-/// Rows with what belongs to them.
-struct Full {
+/// Checkpoint rows with their values and writes.
+struct CheckpointRows {
     rows: Vec<tables::Checkpoint>,
     heads: Vec<Checkpoint>,
     blobs: tables::Blobs,
     writes: Vec<tables::Write>,
 }
 
-async fn full(tx: &mut Tx<'_>, place: Place<'_>, rows: Vec<tables::Checkpoint>) -> store::Result<Full> {
+async fn load_related(
+    tx: &mut Tx<'_>,
+    place: ThreadNamespace<'_>,
+    rows: Vec<tables::Checkpoint>,
+) -> store::Result<CheckpointRows> {
     let mut heads = Vec::with_capacity(rows.len());
     let mut wanted = BTreeSet::new();
     for row in &rows {
@@ -326,13 +320,13 @@ async fn full(tx: &mut Tx<'_>, place: Place<'_>, rows: Vec<tables::Checkpoint>) 
     }
     let blobs = tables::blobs(tx, place, &wanted).await?;
     for row in &rows {
-        let apart = Head::read(&row.checkpoint, place.thread)?.apart();
+        let apart = Head::read(&row.checkpoint, place.thread)?.known_stored_values();
         let missing = apart.into_iter().find(|key| !blobs.contains_key(key));
         check_whole(tx, place, row, missing).await?;
     }
     let ids: Vec<&str> = rows.iter().map(|row| row.checkpoint_id.as_str()).collect();
     let writes = tables::writes(tx, place, &ids).await?;
-    Ok(Full {
+    Ok(CheckpointRows {
         rows,
         heads,
         blobs,
@@ -340,13 +334,13 @@ async fn full(tx: &mut Tx<'_>, place: Place<'_>, rows: Vec<tables::Checkpoint>) 
     })
 }
 
-fn rows(ns: &str, full: Full) -> Result<Vec<Saved>, HostError> {
+fn rows(ns: &str, full: CheckpointRows) -> Result<Vec<SavedCheckpoint>, HostError> {
     let mut writes: BTreeMap<String, Vec<Write>> = BTreeMap::new();
     for row in full.writes {
         let id = row.checkpoint_id.clone();
         writes.entry(id).or_default().push(write(row)?);
     }
-    // One value that several checkpoints share is read once.
+    // A value shared by several checkpoints is read once.
     let mut values: BTreeMap<(String, String), Shared> = BTreeMap::new();
     for (key, blob) in full.blobs {
         if blob.r#type != EMPTY {
@@ -362,7 +356,7 @@ fn rows(ns: &str, full: Full) -> Result<Vec<Saved>, HostError> {
             }
         }
         let metadata: Map<String, Value> = serde_json::from_str(&row.metadata).map_err(|_| unreadable("metadata"))?;
-        saved.push(Saved {
+        saved.push(SavedCheckpoint {
             ns: ns.to_owned(),
             writes: writes.remove(&row.checkpoint_id).unwrap_or_default(),
             checkpoint: head,
@@ -405,8 +399,8 @@ fn unreadable(what: &str) -> HostError {
     }
 }
 
-fn of_put(put: &Put) -> Saved {
-    Saved {
+fn of_put(put: &Put) -> SavedCheckpoint {
+    SavedCheckpoint {
         ns: put.ns.clone(),
         checkpoint: put.checkpoint.clone(),
         metadata: put.metadata.clone(),
@@ -435,8 +429,8 @@ fn writes_on(waiting: &[Arc<Save>], ns: &str, id: &str) -> Vec<Write> {
     writes
 }
 
-/// Adds writes as the tables do: those of special channels replace, others stay as they were first. Keeps the order of
-/// path, task and index.
+/// Adds writes like the tables do: those of special channels replace existing ones, others keep the first one. Keeps
+/// the order of path, task and index.
 fn add(writes: &mut Vec<Write>, new: Vec<Write>) {
     for write in new {
         let same = |other: &Write| other.task == write.task && other.idx == write.idx;
@@ -449,10 +443,10 @@ fn add(writes: &mut Vec<Write>, new: Vec<Write>) {
     writes.sort_by(|a, b| (&a.path, &a.task, a.idx).cmp(&(&b.path, &b.task, b.idx)));
 }
 
-pub(crate) fn away(error: store::Error) -> HostError {
+pub(crate) fn store_error(error: store::Error) -> HostError {
     match error {
         error if error.is_transient() => HostError::Lost(error.to_string()),
-        // What was asked for is wrong.
+        // The request was invalid.
         store::Error::Rejected(rejection) => HostError::Invalid {
             class: "ValueError".to_owned(),
             message: match rejection.field.as_str() {

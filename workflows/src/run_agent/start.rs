@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use serde_json::json;
 use towpath_domain::agent::merge::{RESERVED_CONFIGURABLE, drop_reserved_configurable};
-use towpath_domain::agent::visibility::passes;
-use towpath_domain::agent::{AdmittedRun, InTheWay, Layers, Object, RunStatus, ThreadStatus, merge};
-use towpath_domain::{CronId, JobId, Rejection, RunId, TenantId, ThreadId, Timestamp, Why};
+use towpath_domain::agent::visibility::matches;
+use towpath_domain::agent::{AdmittedRun, ConfigLayers, Object, RunConflictAction, RunStatus, ThreadStatus, merge};
+use towpath_domain::{CronId, JobId, Rejection, RejectionKind, RunId, TenantId, ThreadId, Timestamp};
 use towpath_durable::Start;
 use towpath_store::assistants::Assistant;
 use towpath_store::runs::{self, Run};
@@ -19,62 +19,52 @@ use crate::a2a;
 /// A run to record.
 #[derive(Clone, Debug)]
 pub struct NewRun<'a> {
-    /// Its id.
     pub id: RunId,
-    /// Where it runs.
     pub thread: Target,
-    /// Its assistant.
     pub assistant: &'a Assistant,
-    /// What was asked.
+    /// The validated request.
     pub admitted: AdmittedRun,
-    /// What the request's headers add to `configurable`, and what the server itself does: who calls.
+    /// Additions to `configurable` from the request's headers and from the server, such as the caller.
     pub headers: Object,
-    /// The caller, where callers are known.
+    /// The caller, if known.
     pub user: Option<String>,
-    /// The cron that fired it, and the instant it stands for.
+    /// The cron that fired it, and the time of the firing.
     pub cron: Option<(CronId, Timestamp)>,
     /// How long its events are kept after its end.
     pub events_kept: Duration,
-    /// How long a thread lives that is made for it.
+    /// Time to live of a thread that is created for it.
     pub ttl: Option<Ttl>,
 }
 
 /// The thread of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// A thread that is there, or is made when the request says so.
-    On(ThreadId),
-    /// A thread of its own, made with it: a stateless run. Temporary unless the request keeps it.
-    Own(ThreadId),
+    /// An existing thread; created if the request allows it.
+    Existing(ThreadId),
+    /// A new thread for a stateless run. Temporary unless the request keeps it.
+    New(ThreadId),
 }
 
 impl Target {
-    /// The thread.
     #[must_use]
     pub const fn id(self) -> ThreadId {
         match self {
-            Self::On(id) | Self::Own(id) => id,
+            Self::Existing(id) | Self::New(id) => id,
         }
     }
 }
 
-/// Records a run with its job; deals with the runs in its way as its strategy says. Takes locks, so call it before the
-/// transaction's other writes.
-///
-/// # Errors
-/// A missing thread, and a thread that is busy when the run wants none of that; those of the database.
+/// Records a run with its job, and handles conflicting runs by its multitask strategy. It takes locks, so call it
+/// before the transaction's other writes.
 pub async fn start(tx: &mut Tx<'_>, tenant: TenantId, new: NewRun<'_>) -> store::Result<Run> {
     start_visible(tx, tenant, new, &Object::new()).await
 }
 
-/// As [`start`], for a caller who sees only threads whose metadata pass a filter. A thread that is made for the run need
-/// not: it is judged where it is found.
-///
-/// # Errors
-/// As [`start`]; a thread that does not pass is a missing one.
+/// Like [`start`], for a caller who only sees threads whose metadata match a filter. A thread that is created for the
+/// run need not match.
 pub async fn start_visible(tx: &mut Tx<'_>, tenant: TenantId, new: NewRun<'_>, visible: &Object) -> store::Result<Run> {
     let thread = new.thread.id();
-    let own = matches!(new.thread, Target::Own(_));
+    let own = matches!(new.thread, Target::New(_));
     let (mut metadata, mut config) = (Object::new(), Object::new());
     let mut made = own;
     if !own {
@@ -91,7 +81,7 @@ pub async fn start_visible(tx: &mut Tx<'_>, tenant: TenantId, new: NewRun<'_>, v
     let job = job_of(tenant, &new, thread);
     let mut how = Start::new(tenant).after(new.admitted.after);
     if !job.temporary {
-        // Locked from here on: nobody else starts, ends or cancels a run of the thread.
+        // Locked from here on: no other run of the thread starts, ends or is cancelled.
         how = how.lane(lane(thread));
     }
     let job_id = towpath_durable::start(tx, &job, how).await?;
@@ -101,7 +91,7 @@ pub async fn start_visible(tx: &mut Tx<'_>, tenant: TenantId, new: NewRun<'_>, v
         runs::open(tx, tenant, Some(thread), None).await?
     };
     let in_the_way = new.admitted.strategy.decide();
-    if in_the_way == InTheWay::Refuse && !open.is_empty() {
+    if in_the_way == RunConflictAction::Reject && !open.is_empty() {
         return Err(Rejection::conflict(
             "",
             "Thread is already running a task. Wait for it to finish or choose a different multitask strategy.",
@@ -109,10 +99,10 @@ pub async fn start_visible(tx: &mut Tx<'_>, tenant: TenantId, new: NewRun<'_>, v
         .into());
     }
     if !own {
-        // Read under the lane's lock: what an earlier run left there counts.
+        // Read under the lane's lock, so that changes of earlier runs are visible.
         let row = threads::lock(tx, tenant, thread).await?;
         metadata = object("metadata", thread, &row.metadata)?;
-        if !made && !passes(visible, &metadata) {
+        if !made && !matches(visible, &metadata) {
             return Err(missing());
         }
         config = object("config", thread, &row.config)?;
@@ -121,7 +111,7 @@ pub async fn start_visible(tx: &mut Tx<'_>, tenant: TenantId, new: NewRun<'_>, v
         }
     }
     let (temporary, ttl, cron) = (new.admitted.kwargs.temporary, new.ttl, new.cron);
-    let Drawn { metadata, config, run } = draw_up(new, made, metadata, &config, job_id, tx.now())?;
+    let RunDraft { metadata, config, run } = draft_run(new, made, metadata, &config, job_id, tx.now())?;
     if own {
         let thread = fresh(thread, &metadata, &config, temporary, ttl);
         threads::insert(tx, tenant, &thread).await?;
@@ -129,32 +119,31 @@ pub async fn start_visible(tx: &mut Tx<'_>, tenant: TenantId, new: NewRun<'_>, v
         threads::busy(tx, tenant, thread, &metadata, &config).await?;
     }
     runs::insert(tx, tenant, &row_of(&run, cron)).await?;
-    if let InTheWay::Cancel(action) = in_the_way {
+    if let RunConflictAction::Cancel(action) = in_the_way {
         stop::cancel(tx, tenant, &open, action).await?;
     }
     Ok(run)
 }
 
-/// What a run and its thread are to say.
+/// Data of a run and its thread.
 #[derive(Clone, Debug)]
-pub(super) struct Drawn {
-    /// Of the thread: JSON object.
+pub(super) struct RunDraft {
+    /// JSON object of the thread.
     pub(super) metadata: String,
-    /// Of the thread: JSON object.
+    /// JSON object of the thread.
     pub(super) config: String,
-    /// The run.
     pub(super) run: Run,
 }
 
-/// Puts together what assistant, thread and request say. `made` says that the thread is made for it.
-pub(super) fn draw_up(
+/// Merges the settings of assistant, thread and request. `made` means that the thread is created for it.
+pub(super) fn draft_run(
     new: NewRun<'_>,
     made: bool,
     mut metadata: Object,
     config: &Object,
     job_id: JobId,
     now: Timestamp,
-) -> store::Result<Drawn> {
+) -> store::Result<RunDraft> {
     let (assistant, thread) = (new.assistant, new.thread.id());
     let mut kwargs = new.admitted.kwargs;
     let mut forced = Object::new();
@@ -167,14 +156,14 @@ pub(super) fn draw_up(
     ] {
         forced.insert(key.to_owned(), value);
     }
-    let merged = merge(Layers {
+    let merged = merge(ConfigLayers {
         assistant_config: &object_of_assistant(assistant, &assistant.config)?,
         assistant_metadata: &object_of_assistant(assistant, &assistant.metadata)?,
         thread_config: config,
         thread_metadata: &metadata,
         config: &kwargs.config,
         metadata: &new.admitted.metadata,
-        forced: &forced,
+        server_values: &forced,
     });
     kwargs.config = merged.config;
     if let Some(configurable) = kwargs
@@ -195,13 +184,13 @@ pub(super) fn draw_up(
         Some(context) => context,
         None => object_of_assistant(assistant, &assistant.context)?,
     };
-    // That of an assistant may be older than the rule.
+    // An assistant may be older than this rule.
     drop_reserved_configurable(&mut context);
     kwargs.context = (!of_assistant || !context.is_empty()).then_some(context);
     if made {
         metadata.extend(new.admitted.metadata);
     }
-    // The server's own entries: updates and reads of the state go by them.
+    // The server's own entries, which updates and reads of the state depend on.
     metadata.insert("graph_id".to_owned(), json!(assistant.graph_id));
     metadata.insert("assistant_id".to_owned(), json!(assistant.id));
     let run = Run {
@@ -220,7 +209,7 @@ pub(super) fn draw_up(
         started_at: None,
         attempt: 0,
     };
-    Ok(Drawn {
+    Ok(RunDraft {
         metadata: text(&metadata),
         config: text(&merged.thread_config),
         run,
@@ -270,7 +259,7 @@ pub(super) const fn fresh<'a>(
 
 fn missing() -> store::Error {
     Rejection {
-        why: Why::NotFound,
+        kind: RejectionKind::NotFound,
         field: String::new(),
         message: "Thread or assistant not found.".to_owned(),
     }

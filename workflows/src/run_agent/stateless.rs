@@ -5,32 +5,29 @@ use std::sync::Arc;
 use futures::future::BoxFuture;
 use towpath_domain::agent::Object;
 use towpath_domain::{TenantId, Timestamp};
-use towpath_durable::{Along, Batch, Engine, NewJob};
+use towpath_durable::{Batch, BatchedWrite, Engine, NewJob};
 use towpath_store::runs::Run;
-use towpath_store::runs::temporary::{self, Temporary};
+use towpath_store::runs::stateless::{self, NewStatelessRun};
 use towpath_store::threads::Ttl;
 use towpath_store::{self as store, Store, Tx};
 
 use super::POOL;
-use super::start::{Drawn, NewRun, Target, draw_up, fresh, job_of, row_of};
+use super::start::{NewRun, RunDraft, Target, draft_run, fresh, job_of, row_of};
 
-/// A run on a thread of its own that goes with it, to be performed at once: nothing that is recorded already has a say in
-/// it, so it is drawn up before its transaction, which it can share with others.
+/// A run on its own temporary thread that starts at once. It does not depend on recorded data, so it is prepared before
+/// its transaction, which it can share with others.
 #[derive(Clone, Debug)]
-pub struct Stateless {
+pub struct StatelessRun {
     tenant: TenantId,
     job: NewJob<'static>,
     ttl: Option<Ttl>,
-    drawn: Drawn,
+    draft: RunDraft,
 }
 
-impl Stateless {
-    /// Draws it up, if it is one.
-    ///
-    /// # Errors
-    /// What it is made of cannot be read.
-    pub fn of(tenant: TenantId, new: NewRun<'_>, now: Timestamp) -> store::Result<Result<Self, NewRun<'_>>> {
-        let Target::Own(thread) = new.thread else {
+impl StatelessRun {
+    /// Prepares the run, if it is stateless.
+    pub fn prepare(tenant: TenantId, new: NewRun<'_>, now: Timestamp) -> store::Result<Result<Self, NewRun<'_>>> {
+        let Target::New(thread) = new.thread else {
             return Ok(Err(new));
         };
         if !new.admitted.kwargs.temporary || !new.admitted.after.is_zero() || new.cron.is_some() {
@@ -38,33 +35,34 @@ impl Stateless {
         }
         let job = towpath_durable::ready(tenant, &job_of(tenant, &new, thread), now)?;
         let ttl = new.ttl;
-        let drawn = draw_up(new, true, Object::new(), &Object::new(), job.id, now)?;
+        let drawn = draft_run(new, true, Object::new(), &Object::new(), job.id, now)?;
         Ok(Ok(Self {
             tenant,
             job,
             ttl,
-            drawn,
+            draft: drawn,
         }))
     }
 
-    /// Records them, all or none, and wakes who performs them.
+    /// Records all or none of them, and wakes their workers.
     async fn start(tx: &mut Tx<'_>, all: &[&Self]) -> store::Result<()> {
         Self::insert(tx, all).await?;
-        all.iter().for_each(|one| towpath_durable::recorded(tx, &one.job));
+        all.iter()
+            .for_each(|one| towpath_durable::record_started_metrics(tx, &one.job));
         Ok(())
     }
 
     async fn insert(tx: &mut Tx<'_>, all: &[&Self]) -> store::Result<()> {
         for of_tenant in all.chunk_by(|one, next| one.tenant == next.tenant) {
-            let rows: Vec<Temporary<'_>> = of_tenant.iter().map(|one| one.rows()).collect();
-            temporary::insert(tx, of_tenant[0].tenant, &rows).await?;
+            let rows: Vec<NewStatelessRun<'_>> = of_tenant.iter().map(|one| one.rows()).collect();
+            stateless::insert(tx, of_tenant[0].tenant, &rows).await?;
         }
         Ok(())
     }
 
-    fn rows(&self) -> Temporary<'_> {
-        let Drawn { metadata, config, run } = &self.drawn;
-        Temporary {
+    fn rows(&self) -> NewStatelessRun<'_> {
+        let RunDraft { metadata, config, run } = &self.draft;
+        NewStatelessRun {
             job: &self.job,
             thread: fresh(run.thread_id, metadata, config, true, self.ttl),
             run: row_of(run, None),
@@ -72,23 +70,27 @@ impl Stateless {
     }
 }
 
-impl Along for Stateless {
-    fn write<'a, 'c: 'a>(&'a self, tx: &'a mut Tx<'c>, all: &'a [Arc<dyn Along>]) -> BoxFuture<'a, store::Result<()>> {
+impl BatchedWrite for StatelessRun {
+    fn write<'a, 'c: 'a>(
+        &'a self,
+        tx: &'a mut Tx<'c>,
+        all: &'a [Arc<dyn BatchedWrite>],
+    ) -> BoxFuture<'a, store::Result<()>> {
         Box::pin(async move {
-            let all: Vec<&Self> = towpath_durable::each(all).collect();
+            let all: Vec<&Self> = towpath_durable::of_type(all).collect();
             Self::insert(tx, &all).await?;
-            all.iter().for_each(|one| towpath_durable::counted(&one.job));
+            all.iter().for_each(|one| towpath_durable::count_started(&one.job));
             Ok(())
         })
     }
 }
 
-/// Records stateless runs. Those that come while others are being written share the next transaction; where this process
-/// claims them too, that is the one which claims.
+/// Records stateless runs. Concurrent ones share the next transaction; if this process also claims them, that is the
+/// claim's transaction.
 pub struct Recorder {
     store: Store,
     engine: Option<Engine>,
-    together: Batch<Arc<Stateless>, ()>,
+    batch: Batch<Arc<StatelessRun>, ()>,
 }
 
 impl Recorder {
@@ -97,11 +99,11 @@ impl Recorder {
     pub fn new(store: Store, engine: Option<Engine>) -> Self {
         let together = Batch::new({
             let store = store.clone();
-            move |group: Arc<Vec<Arc<Stateless>>>| {
+            move |group: Arc<Vec<Arc<StatelessRun>>>| {
                 let store = store.clone();
                 async move {
-                    let all: Vec<&Stateless> = group.iter().map(|one| &**one).collect();
-                    store.write(async |tx| Stateless::start(tx, &all).await).await?;
+                    let all: Vec<&StatelessRun> = group.iter().map(|one| &**one).collect();
+                    store.write(async |tx| StatelessRun::start(tx, &all).await).await?;
                     Ok(vec![(); group.len()])
                 }
             }
@@ -109,26 +111,25 @@ impl Recorder {
         Self {
             store,
             engine,
-            together,
+            batch: together,
         }
     }
 
-    /// Records a run; answers it as it is then.
-    ///
-    /// # Errors
-    /// As every statement.
-    pub async fn record(&self, run: Stateless) -> store::Result<Run> {
+    /// Records a run, and returns it.
+    pub async fn record(&self, run: StatelessRun) -> store::Result<Run> {
         let run = Arc::new(run);
         if let Some(engine) = &self.engine
-            && engine.record_with_turn(POOL, run.clone()).await
+            && engine.record_with_next_claim(POOL, run.clone()).await
         {
-            return Ok(run.drawn.run.clone());
+            return Ok(run.draft.run.clone());
         }
-        if let Some(_alone) = self.together.alone() {
-            self.store.write(async |tx| Stateless::start(tx, &[&run]).await).await?;
+        if let Some(_alone) = self.batch.try_exclusive() {
+            self.store
+                .write(async |tx| StatelessRun::start(tx, &[&run]).await)
+                .await?;
         } else {
-            self.together.call(Arc::clone(&run)).await?;
+            self.batch.call(Arc::clone(&run)).await?;
         }
-        Ok(run.drawn.run.clone())
+        Ok(run.draft.run.clone())
     }
 }

@@ -1,4 +1,4 @@
-//! Stopping runs, and deleting them and their threads.
+//! Stops runs, and deletes them and their threads.
 
 use std::collections::BTreeSet;
 
@@ -6,51 +6,48 @@ use serde_json::json;
 use towpath_domain::agent::{CancelAction, EventId, frame};
 use towpath_domain::{AssistantId, JobId, Rejection, RunId, TenantId, ThreadId};
 use towpath_store::jobs::Job;
-use towpath_store::runs::{self, Open};
+use towpath_store::runs::{self, OpenRun};
 use towpath_store::{self as store, Tx, checkpoints, jobs, lanes, threads};
 
 use super::lane;
 
-/// Cancels runs that are not over. Those that wait end at once; those at work end when their workers acknowledge it. All of them
-/// are locked and told in as many statements as one is. Takes locks, so call it before the transaction's other writes.
-///
-/// # Errors
-/// As every statement.
-pub async fn cancel(tx: &mut Tx<'_>, tenant: TenantId, open: &[Open], action: CancelAction) -> store::Result<()> {
+/// Cancels open runs. Waiting ones end at once, running ones when their workers acknowledge it. The number of
+/// statements is constant. It takes locks, so call it before the transaction's other writes.
+pub async fn cancel(tx: &mut Tx<'_>, tenant: TenantId, open: &[OpenRun], action: CancelAction) -> store::Result<()> {
     if open.is_empty() {
         return Ok(());
     }
     let jobs: Vec<JobId> = open.iter().map(|run| run.job_id).collect();
     let ids: Vec<RunId> = open.iter().map(|run| run.id).collect();
-    // Before the jobs are cancelled: how a run ends is read then.
+    // Written before the jobs are cancelled, because the end of a run reads it.
     towpath_durable::cancel_all(tx, &jobs, async |tx| {
         runs::set_cancel_all(tx, tenant, &ids, action).await
     })
     .await
 }
 
-/// What became of a run that was to be deleted.
+/// Result of deleting a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deletion {
-    /// It is gone with the checkpoints it made.
+    /// Deleted with its checkpoints.
     Done,
-    /// It was at work and is told to stop. It goes, with what it did, when its worker has stopped; until then its thread is
-    /// busy.
+    /// The run was running and is being stopped. It is deleted, with its changes, when its worker has stopped; its
+    /// thread is busy until then.
     Stopping,
 }
 
-/// Deletes a run with the checkpoints it made. One that is not over is stopped. Takes locks, so call it before the
-/// transaction's other writes.
+/// Deletes a run with its checkpoints; an open one is stopped. It takes locks, so call it before the transaction's
+/// other writes.
 ///
-/// # Errors
-/// [`store::Error::NotFound`]; a conflict while another run of the thread is at work, which may hold what this one made; those
-/// of the database.
+/// [`store::Error::NotFound`]; a conflict while another run of the thread is running, which may depend on its
+/// checkpoints.
 pub async fn delete_run(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, id: RunId) -> store::Result<Deletion> {
     let run = runs::get(tx, tenant, id).await?;
     if run.thread_id != thread {
         return Err(store::Error::NotFound);
     }
-    // No run of the thread is recorded, writes or ends while this is locked, and none is claimed while its job is.
+    // While this is locked, no run of the thread is recorded, writes or ends; and none is claimed while its job is
+    // locked.
     lanes::lock(tx, lane(thread).key(), 1).await?;
     let open = runs::open(tx, tenant, Some(thread), None).await?;
     let ids: Vec<JobId> = open.iter().map(|run| run.job_id).collect();
@@ -63,16 +60,16 @@ pub async fn delete_run(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, id:
         cancel(tx, tenant, &[*own], CancelAction::Rollback).await?;
         return match runs::get(tx, tenant, id).await {
             Ok(_) => Ok(Deletion::Stopping),
-            // It waited, and was rolled back at once.
+            // It was waiting, and was rolled back at once.
             Err(store::Error::NotFound) => Ok(Deletion::Done),
             Err(error) => Err(error),
         };
     }
-    let at_work = |run: &&Open| jobs.iter().any(|job| job.id == run.job_id && job.started_at.is_some());
+    let at_work = |run: &&OpenRun| jobs.iter().any(|job| job.id == run.job_id && job.started_at.is_some());
     if let Some(other) = open.iter().find(at_work) {
         let text = format!(
-            "Run {id} cannot be deleted while run {} of its thread is at work, which may hold its checkpoints. Delete it \
-             when that one is over, or cancel that one.",
+            "Run {id} cannot be deleted while run {} of its thread is running, which may depend on its checkpoints. \
+             Delete it when that run has ended, or cancel that run.",
             other.id
         );
         return Err(Rejection::conflict("", text).into());
@@ -85,35 +82,29 @@ pub async fn delete_run(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, id:
     }
 }
 
-/// Deletes a thread with everything on it. Runs that are not over are stopped.
-///
-/// # Errors
-/// [`store::Error::NotFound`], and those of the database.
+/// Deletes a thread with everything on it. Open runs are stopped.
 pub async fn delete_thread(tx: &mut Tx<'_>, tenant: TenantId, id: ThreadId) -> store::Result<()> {
     threads::get(tx, tenant, id).await?;
-    // Locked first, so that no run is recorded between the look and the deletion.
+    // Locked first, so that no run is recorded between the read and the deletion.
     lanes::lock(tx, lane(id).key(), 1).await?;
     let open = runs::open(tx, tenant, Some(id), None).await?;
     cancel(tx, tenant, &open, CancelAction::Rollback).await?;
     match threads::delete(tx, tenant, id).await {
-        // It was temporary, and went with its run just now.
+        // It was temporary, and was just deleted with its run.
         Err(store::Error::NotFound) => {}
         deleted => deleted?,
     }
-    tell_gone(tx, id);
+    notify_deleted(tx, id);
     Ok(())
 }
 
-/// Tells readers of a thread's stream, after the commit, that the thread is gone.
-pub(crate) fn tell_gone(tx: &mut Tx<'_>, thread: ThreadId) {
+/// Tells readers of a thread's stream, after the commit, that the thread is deleted.
+pub(crate) fn notify_deleted(tx: &mut Tx<'_>, thread: ThreadId) {
     let id = EventId::default().next(tx.now().micros() / 1000);
-    tx.publish(thread, frame::thread_gone(id));
+    tx.publish(thread, frame::thread_deleted(id));
 }
 
-/// The threads that were last used with an assistant.
-///
-/// # Errors
-/// As every statement.
+/// Threads that were last used with an assistant.
 pub async fn threads_of(tx: &mut Tx<'_>, tenant: TenantId, id: AssistantId) -> store::Result<Vec<ThreadId>> {
     let mut page = threads::Search {
         filter: threads::Filter {
@@ -137,22 +128,19 @@ pub async fn threads_of(tx: &mut Tx<'_>, tenant: TenantId, id: AssistantId) -> s
     }
 }
 
-/// How often [`lock_threads`] looks again for runs that others began meanwhile.
-const LOOKS: usize = 5;
+/// Maximum number of rounds in which [`lock_threads`] checks for concurrently started runs.
+const MAX_LOCK_ROUNDS: usize = 5;
 
-/// Locks the lanes of threads, and of those on which runs of an assistant are not over, then the jobs of all runs on them that are
-/// not over: for whoever stops runs of several threads, or deletes several. Locked one after another, the lane of the second would
-/// come behind the jobs of the first. Answers the runs of the assistant.
-///
-/// # Errors
-/// As every statement.
+/// Locks the lanes of threads, and of those with open runs of an assistant, then the jobs of all open runs on them. Use
+/// it to stop runs of several threads or to delete several threads: locked one after another, the lane of the second
+/// thread would come after the jobs of the first. Returns the runs of the assistant.
 pub async fn lock_threads(
     tx: &mut Tx<'_>,
     tenant: TenantId,
     assistant: AssistantId,
     threads: &[ThreadId],
-) -> store::Result<Vec<Open>> {
-    jobs::mark(tx).await?;
+) -> store::Result<Vec<OpenRun>> {
+    jobs::savepoint(tx).await?;
     let mut open = runs::open(tx, tenant, None, Some(assistant)).await?;
     let mut looks = 0;
     loop {
@@ -163,21 +151,22 @@ pub async fn lock_threads(
             .collect();
         lock_lanes(tx, tenant, &touched).await?;
         let mut found = runs::open(tx, tenant, None, Some(assistant)).await?;
-        let is_locked = |run: &Open| touched.contains(&run.thread_id);
+        let is_locked = |run: &OpenRun| touched.contains(&run.thread_id);
         looks += 1;
-        if looks == LOOKS || found.iter().all(is_locked) {
-            jobs::keep(tx).await?;
-            // Where runs begin all the time, the last ones are as if they had begun after this.
+        if looks == MAX_LOCK_ROUNDS || found.iter().all(is_locked) {
+            jobs::release_savepoint(tx).await?;
+            // If runs start all the time, the last ones count as started after this.
             found.retain(is_locked);
             return Ok(found);
         }
-        // Others began on more threads while we waited. Their lanes now would come behind the jobs, so it is done again.
-        jobs::let_go(tx).await?;
+        // Runs started on more threads meanwhile. Locking their lanes now would come after jobs, so everything is
+        // repeated.
+        jobs::rollback_to_savepoint(tx).await?;
         open = found;
     }
 }
 
-/// Locks the lanes of threads, then the jobs of their runs that are not over.
+/// Locks the lanes of threads, then the jobs of their open runs.
 async fn lock_lanes(tx: &mut Tx<'_>, tenant: TenantId, threads: &BTreeSet<ThreadId>) -> store::Result<()> {
     if threads.is_empty() {
         return Ok(());

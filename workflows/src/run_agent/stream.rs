@@ -1,9 +1,9 @@
-//! What a run streams: numbered, published at once, and kept for the log where there is one.
+//! The stream of a run: frames are numbered, published at once, and logged if there is a log.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use towpath_domain::agent::frame::{self, END, End};
+use towpath_domain::agent::frame::{self, END, RunEnd};
 use towpath_domain::agent::{EventId, Frame};
 use towpath_domain::{Clock, RunId, ThreadId};
 use towpath_queue::Queue;
@@ -15,7 +15,7 @@ pub struct Stream {
     clock: Clock,
     thread: ThreadId,
     run: RunId,
-    /// The fence of the attempt.
+    /// Fence of the attempt.
     attempt: i64,
     logged: bool,
     state: Mutex<State>,
@@ -25,20 +25,20 @@ pub struct Stream {
 struct State {
     number: i64,
     last: EventId,
-    log: Log,
+    log: UnloggedFrames,
 }
 
-/// A batch of the log ends with the frame that brings it to so many bytes: readers hold whole batches.
+/// A log batch ends with the frame that reaches this size, because readers hold whole batches.
 const BATCH_BYTES: usize = 256 << 10;
 
 /// Frames that are not in the log yet.
 #[derive(Clone, Debug, Default)]
-pub struct Log {
+pub struct UnloggedFrames {
     batches: VecDeque<Batch>,
     bytes: usize,
 }
 
-/// Frames that become one row.
+/// Frames of one log row.
 #[derive(Clone, Debug, Default)]
 struct Batch {
     frames: String,
@@ -47,14 +47,13 @@ struct Batch {
     last_id: EventId,
 }
 
-impl Log {
-    /// Whether there is nothing to log.
+impl UnloggedFrames {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.batches.is_empty()
     }
 
-    /// As the log takes it.
+    /// In the format of the log.
     #[must_use]
     pub fn batches(&self, run: RunId, attempt: i64) -> Vec<NewBatch<'_>> {
         self.batches
@@ -90,10 +89,10 @@ impl Log {
         batch.last_id = id;
     }
 
-    /// Forgets what a copy holds, which was taken earlier. Frames that came since stay.
-    fn forget(&mut self, written: &Self) {
+    /// Removes the frames of an earlier copy. Newer frames stay.
+    fn remove(&mut self, written: &Self) {
         for (nth, copy) in written.batches.iter().enumerate() {
-            // Only the last one may have grown.
+            // Only the last batch may have grown.
             let last = nth + 1 == written.batches.len();
             match self.batches.pop_front() {
                 Some(mut batch) if last && batch.frames.len() > copy.frames.len() => {
@@ -133,17 +132,16 @@ impl Stream {
         }
     }
 
-    /// Whether events are logged.
     pub const fn logged(&self) -> bool {
         self.logged
     }
 
-    /// Whether something is to be logged.
-    pub fn is_waiting(&self) -> bool {
+    /// Whether frames are waiting to be logged.
+    pub fn has_unlogged(&self) -> bool {
         !self.state().log.is_empty()
     }
 
-    /// Publishes an event. Answers how many bytes wait for the log.
+    /// Publishes an event. Returns the number of unlogged bytes.
     pub fn send(&self, event: &str, data: &str) -> usize {
         let mut state = self.state();
         state.number += 1;
@@ -166,22 +164,21 @@ impl Stream {
         state.log.bytes
     }
 
-    /// What waits for the log. It stays until [`Stream::written`] says that it is there: whoever writes it may be
-    /// called away in the middle. A frame that is written twice is read once, by its id.
-    pub fn log(&self) -> Log {
+    /// The unlogged frames. They stay until [`Stream::confirm_logged`], because the writer may be interrupted. Readers
+    /// drop a frame that was written twice by its id.
+    pub fn unlogged(&self) -> UnloggedFrames {
         self.state().log.clone()
     }
 
-    /// This part of what waited is in the log.
-    pub fn written(&self, log: &Log) {
-        self.state().log.forget(log);
+    /// Removes frames that are in the log.
+    pub fn confirm_logged(&self, log: &UnloggedFrames) {
+        self.state().log.remove(log);
     }
 
-    /// The frame that ends the run, and the rest of the log with it. It may be asked for again, when what was to be
-    /// written with it was refused.
-    pub fn end(&self, end: &End) -> (String, Log) {
+    /// The last frame of the run, and the rest of the log. It may be requested again if its transaction was refused.
+    pub fn end(&self, end: &RunEnd) -> (String, UnloggedFrames) {
         let state = self.state();
-        let end = End {
+        let end = RunEnd {
             attempt: self.attempt,
             last: state.number,
             ..end.clone()
@@ -196,13 +193,13 @@ impl Stream {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing between two fields can panic.
+        // No holder of the lock panics.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The frame that says a run is over.
-pub fn end_frame(run: RunId, attempt: i64, id: EventId, end: &End) -> String {
+/// The frame that reports the end of a run.
+pub fn end_frame(run: RunId, attempt: i64, id: EventId, end: &RunEnd) -> String {
     Frame {
         run: Some(run),
         attempt,
@@ -222,8 +219,8 @@ mod tests {
         EventId { ms, seq: 0 }
     }
 
-    /// First and last number, and the bytes, of each batch.
-    fn shape(log: &Log) -> Vec<(i64, i64, usize)> {
+    /// First and last number, and the size, of each batch.
+    fn shape(log: &UnloggedFrames) -> Vec<(i64, i64, usize)> {
         let batches = log.batches(RunId::new(), 1);
         batches
             .iter()
@@ -233,7 +230,7 @@ mod tests {
 
     #[test]
     fn a_log_is_cut_into_batches_of_bounded_size() {
-        let mut log = Log::default();
+        let mut log = UnloggedFrames::default();
         let frame = "x".repeat(100 << 10);
         for number in 1..=7 {
             log.add(&frame, number, id(number));
@@ -241,7 +238,7 @@ mod tests {
         let one = frame.len() + "102400\n".len();
         assert_eq!(shape(&log), [(1, 3, 3 * one), (4, 6, 3 * one), (7, 7, one)]);
         assert_eq!(log.bytes, 7 * one);
-        // A long frame ends the batch that it comes to.
+        // A long frame ends its batch.
         log.add(&"y".repeat(2 * BATCH_BYTES), 8, id(8));
         log.add("z", 9, id(9));
         assert_eq!(shape(&log)[2..], [(7, 8, one + 2 * BATCH_BYTES + 7), (9, 9, 3)]);
@@ -253,11 +250,11 @@ mod tests {
         let frame = "x".repeat(200 << 10);
         for before in 1..6 {
             for since in 0..4 {
-                let mut log = Log::default();
+                let mut log = UnloggedFrames::default();
                 (1..=before).for_each(|number| log.add(&frame, number, id(number)));
                 let written = log.clone();
                 (before + 1..=before + since).for_each(|number| log.add(&frame, number, id(number)));
-                log.forget(&written);
+                log.remove(&written);
                 let case = format!("{before} written, {since} since");
                 assert_eq!(log.is_empty(), since == 0, "{case}");
                 let kept: usize = log.batches.iter().map(|batch| batch.frames.len()).sum();

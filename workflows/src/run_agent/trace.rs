@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde_json::{Map, Value, json};
 use towpath_domain::agent::TracerChoice;
-use towpath_domain::trace::{Link, format_link};
+use towpath_domain::trace::{DottedOrderPart, format_part};
 use towpath_domain::{Clock, Timestamp, TraceRunId};
 use towpath_runtime::{Chunk, Execution};
 use uuid::Uuid;
@@ -13,37 +13,37 @@ use uuid::Uuid;
 use super::conclude::Ending;
 use super::rfc3339;
 
-/// What is known of an attempt so far.
+/// State of a trace.
 pub struct Trace {
     clock: Clock,
     id: Uuid,
     start: Timestamp,
-    /// Whether somebody streams tasks, who are else asked for the trace alone.
+    /// Whether readers requested tasks; otherwise tasks are only streamed for the trace.
     streamed: bool,
     tasks: Mutex<Tasks>,
 }
 
 #[derive(Default)]
 struct Tasks {
-    /// In the order in which they began.
+    /// In order of their starts.
     all: Vec<Task>,
-    /// By the id that a graph gives them, which may be the same in another attempt.
-    places: HashMap<String, usize>,
+    /// By the id that a graph assigns, which may repeat in another attempt.
+    index_by_id: HashMap<String, usize>,
 }
 
 struct Task {
     id: Uuid,
-    /// Of the task whose subgraph it belongs to.
+    /// The task whose subgraph contains it.
     parent: Option<usize>,
     name: String,
     input: Value,
     start: Timestamp,
-    /// When, and what came of it.
+    /// End time, output and error.
     end: Option<(Timestamp, Value, Option<String>)>,
 }
 
 impl Trace {
-    /// Of an attempt that begins now.
+    /// Starts the trace of an attempt.
     pub fn begin(clock: Clock, execution: &Execution, streamed: bool) -> Self {
         Self {
             id: root(execution),
@@ -54,12 +54,12 @@ impl Trace {
         }
     }
 
-    /// Whether readers want to see tasks too.
+    /// Whether readers requested tasks.
     pub const fn streamed(&self) -> bool {
         self.streamed
     }
 
-    /// A task began or ended: a chunk of the mode `tasks`.
+    /// Handles the start or end of a task: a chunk of the mode `tasks`.
     pub fn task(&self, chunk: &Chunk) {
         let Ok(Value::Object(mut told)) = serde_json::from_str(&chunk.data) else {
             return;
@@ -70,9 +70,9 @@ impl Trace {
         let now = self.clock.now();
         let mut tasks = self.tasks();
         if let Some(input) = told.remove("input") {
-            // `node:task` of each level of nesting; the last is the task this one runs in.
+            // `node:task` of each level of nesting; the last one is the parent task.
             let outer = chunk.namespace.last().and_then(|level| level.rsplit(':').next());
-            let parent = outer.and_then(|task| tasks.places.get(task).copied());
+            let parent = outer.and_then(|task| tasks.index_by_id.get(task).copied());
             let task = Task {
                 id: TraceRunId::new().0,
                 parent,
@@ -83,15 +83,15 @@ impl Trace {
             };
             let place = tasks.all.len();
             tasks.all.push(task);
-            tasks.places.insert(id, place);
-        } else if let Some(&place) = tasks.places.get(&id) {
+            tasks.index_by_id.insert(id, place);
+        } else if let Some(&place) = tasks.index_by_id.get(&id) {
             let error = told.get("error").filter(|error| !error.is_null()).map(text);
             tasks.all[place].end = Some((now, told.remove("result").unwrap_or_default(), error));
         }
     }
 
-    /// The trace runs of an attempt that came to this end, as the platform's ingest reads them. They go to the project
-    /// that the run was `asked` to be traced to, else to `project`.
+    /// The trace runs of an ended attempt, in the format of the platform's ingest. They go to the project that the run
+    /// requested, else to `project`.
     pub fn end(
         &self,
         name: &str,
@@ -103,7 +103,7 @@ impl Trace {
         let project = asked.and_then(|asked| asked.project_name.as_deref()).unwrap_or(project);
         let example = asked.and_then(|asked| asked.example_id.as_deref());
         let now = self.clock.now();
-        let root = format_link(&Link {
+        let root = format_part(&DottedOrderPart {
             start: self.start,
             id: self.id,
         });
@@ -134,12 +134,12 @@ impl Trace {
         for task in tasks {
             // A task begins before those of its subgraph.
             let (parent, above) = task.parent.map_or((self.id, &root), |at| (orders[at].0, &orders[at].1));
-            let link = format_link(&Link {
+            let link = format_part(&DottedOrderPart {
                 start: task.start,
                 id: task.id,
             });
             let order = format!("{above}.{link}");
-            // What did not end by itself ended with its run.
+            // Unfinished tasks ended with their run.
             let stopped = error.clone().unwrap_or_else(|| "Stopped".to_owned());
             let (end, result, failed) = task.end.unwrap_or((now, Value::Null, Some(stopped)));
             let outputs = if failed.is_some() {
@@ -164,8 +164,8 @@ impl Trace {
     }
 }
 
-/// The id of an attempt's trace. That of the first one goes by the id of its run, as clients expect; processes that run
-/// users' own code come to the same ids.
+/// The id of an attempt's trace. For the first attempt it derives from the run's id, as clients expect; graph hosts
+/// derive the same ids.
 pub fn root(execution: &Execution) -> Uuid {
     match execution.attempt {
         1 => execution.run_id,
@@ -173,7 +173,7 @@ pub fn root(execution: &Execution) -> Uuid {
     }
 }
 
-/// Inputs and outputs are objects: anything else stands under a name.
+/// Inputs and outputs must be objects: other values are stored under `name`.
 fn object(name: &str, value: Value) -> Value {
     match value {
         Value::Object(_) => value,
@@ -181,7 +181,7 @@ fn object(name: &str, value: Value) -> Value {
     }
 }
 
-/// An error as callers see it, in a line.
+/// An error for clients, in one line.
 fn text(error: &Value) -> String {
     let part = |name: &str| error[name].as_str().unwrap_or_default();
     format!("{}: {}", part("error"), part("message"))

@@ -1,5 +1,4 @@
-//! Checkpoints whose values the graph encodes itself: what is read comes from the tables and from what waits to be
-//! written, and nobody looks inside.
+//! Checkpoints whose values the graph encodes itself: they are read from the tables and the queue without decoding.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -7,21 +6,19 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::Value;
 use towpath_runtime::{
-    HistoryQuery, HostError, Save, Typed, TypedBlob, TypedPut, TypedSaved, TypedWrite, TypedWrites, add_writes,
+    HistoryQuery, HostError, Save, SavedTypedCheckpoint, TypedBlob, TypedPut, TypedValue, TypedWrite, TypedWrites,
+    add_writes,
 };
-use towpath_store::checkpoints::{self as tables, Batch, Place};
+use towpath_store::checkpoints::{self as tables, Batch, ThreadNamespace};
 use towpath_store::{self as store, Tx};
 
-use super::saver::{Saver, away, without_nul};
-use super::sought::{Head, Key, READS, Sought, check_whole, lost};
+use super::checkpoint_query::{CheckpointQuery, Head, Key, READS, check_whole, missing_value};
+use super::saver::{Saver, store_error, without_nul};
 
 impl Saver {
     /// See [`towpath_runtime::Host::load_typed`].
-    ///
-    /// # Errors
-    /// The database is away, or holds what is no checkpoint.
-    pub async fn load_typed(&self, ns: &str, id: Option<&str>) -> Result<Option<TypedSaved>, HostError> {
-        let waiting = self.take();
+    pub async fn load_typed(&self, ns: &str, id: Option<&str>) -> Result<Option<SavedTypedCheckpoint>, HostError> {
+        let waiting = self.queued();
         let newest = puts(&waiting, ns)
             .filter(|put| id.is_none_or(|id| put.id == id))
             .max_by(|a, b| a.id.cmp(&b.id));
@@ -34,7 +31,7 @@ impl Saver {
             return Ok(None);
         }
         let found = self
-            .read_typed(ns, id.map_or(Sought::Latest, Sought::Named))
+            .read_typed(ns, id.map_or(CheckpointQuery::Latest, CheckpointQuery::Named))
             .await?
             .pop();
         Ok(found.map(|mut saved| {
@@ -44,15 +41,12 @@ impl Saver {
     }
 
     /// See [`towpath_runtime::Host::list_typed`].
-    ///
-    /// # Errors
-    /// As [`Saver::load_typed`].
-    pub async fn list_typed(&self, ns: &str, query: &HistoryQuery) -> Result<Vec<TypedSaved>, HostError> {
+    pub async fn list_typed(&self, ns: &str, query: &HistoryQuery) -> Result<Vec<SavedTypedCheckpoint>, HostError> {
         let limit = query.limit.unwrap_or(usize::MAX);
-        let waiting = self.take();
+        let waiting = self.queued();
         let mut saved = Vec::new();
         if !self.is_fresh() {
-            saved = self.read_typed(ns, Sought::Listed(query)).await?;
+            saved = self.read_typed(ns, CheckpointQuery::Listed(query)).await?;
         }
         for put in puts(&waiting, ns) {
             let wanted = query.before.as_ref().is_none_or(|before| put.id < *before) && holds(&put.metadata, query);
@@ -69,28 +63,28 @@ impl Saver {
         Ok(saved)
     }
 
-    /// Reads what is sought from the tables.
-    async fn read_typed(&self, ns: &str, sought: Sought<'_>) -> Result<Vec<TypedSaved>, HostError> {
+    /// Reads from the tables.
+    async fn read_typed(&self, ns: &str, sought: CheckpointQuery<'_>) -> Result<Vec<SavedTypedCheckpoint>, HostError> {
         let place = self.place(ns);
         for _ in 0..READS {
             let read = self.store.read(async |tx| {
                 let found = sought.rows(tx, place, self.part()).await?;
-                full(tx, place, found).await
+                load_related(tx, place, found).await
             });
             match read.await {
                 Err(store::Error::Stale) => {}
-                read => return read.map_err(away),
+                read => return read.map_err(store_error),
             }
         }
-        Err(away(store::Error::Stale))
+        Err(store_error(store::Error::Stale))
     }
 
-    /// A checkpoint that waits to be written, with its blobs and the writes that are in the tables already.
-    async fn complete(&self, put: &TypedPut, waiting: &[Arc<Save>]) -> Result<TypedSaved, HostError> {
-        let head = Head::read(&put.checkpoint, self.thread).map_err(away)?;
+    /// A queued checkpoint, with its blobs and the writes that are already in the tables.
+    async fn complete(&self, put: &TypedPut, waiting: &[Arc<Save>]) -> Result<SavedTypedCheckpoint, HostError> {
+        let head = Head::read(&put.checkpoint, self.thread).map_err(store_error)?;
         let mut missing = BTreeSet::new();
         let mut blobs = Vec::new();
-        for (channel, version) in head.wanted() {
+        for (channel, version) in head.stored_values() {
             let here = puts(waiting, &put.ns)
                 .flat_map(|put| &put.blobs)
                 .find(|blob| blob.channel == channel && blob.version == version);
@@ -111,17 +105,17 @@ impl Saver {
                     Ok((found, tables::writes(tx, place, &[&put.id]).await?))
                 })
                 .await
-                .map_err(away)?;
+                .map_err(store_error)?;
             blobs.extend(found.into_values().map(blob));
             writes = kept.into_iter().map(write).collect();
         }
-        for (channel, version) in head.apart() {
+        for (channel, version) in head.known_stored_values() {
             let is_it = |blob: &TypedBlob| blob.channel == channel && blob.version == version;
             if !blobs.iter().any(is_it) {
-                return Err(away(lost(self.place(&put.ns), &channel, &version)));
+                return Err(store_error(missing_value(self.place(&put.ns), &channel, &version)));
             }
         }
-        Ok(TypedSaved {
+        Ok(SavedTypedCheckpoint {
             ns: put.ns.clone(),
             id: put.id.clone(),
             parent: put.parent.clone(),
@@ -167,21 +161,28 @@ fn waiting_writes(waiting: &[Arc<Save>], ns: &str, id: &str) -> Vec<TypedWrite> 
     writes
 }
 
-/// Rows with what belongs to them.
-async fn full(tx: &mut Tx<'_>, place: Place<'_>, rows: Vec<tables::Checkpoint>) -> store::Result<Vec<TypedSaved>> {
+/// Loads the values and writes of rows.
+async fn load_related(
+    tx: &mut Tx<'_>,
+    place: ThreadNamespace<'_>,
+    rows: Vec<tables::Checkpoint>,
+) -> store::Result<Vec<SavedTypedCheckpoint>> {
     let mut heads = Vec::with_capacity(rows.len());
     for row in &rows {
         heads.push(Head::read(&row.checkpoint, place.thread)?);
     }
-    let wanted: BTreeSet<Key> = heads.iter().flat_map(Head::wanted).collect();
-    // One copy of a value, however many checkpoints share it.
+    let wanted: BTreeSet<Key> = heads.iter().flat_map(Head::stored_values).collect();
+    // A value shared by several checkpoints is read once.
     let blobs: BTreeMap<Key, TypedBlob> = tables::blobs(tx, place, &wanted)
         .await?
         .into_iter()
         .map(|(key, row)| (key, blob(row)))
         .collect();
     for (row, head) in rows.iter().zip(&heads) {
-        let missing = head.apart().into_iter().find(|key| !blobs.contains_key(key));
+        let missing = head
+            .known_stored_values()
+            .into_iter()
+            .find(|key| !blobs.contains_key(key));
         check_whole(tx, place, row, missing).await?;
     }
     let ids: Vec<&str> = rows.iter().map(|row| row.checkpoint_id.as_str()).collect();
@@ -190,9 +191,12 @@ async fn full(tx: &mut Tx<'_>, place: Place<'_>, rows: Vec<tables::Checkpoint>) 
         let id = row.checkpoint_id.clone();
         writes.entry(id).or_default().push(write(row));
     }
-    let saved = rows.into_iter().zip(heads).map(|(row, head)| TypedSaved {
+    let saved = rows.into_iter().zip(heads).map(|(row, head)| SavedTypedCheckpoint {
         ns: place.ns.to_owned(),
-        blobs: head.wanted().filter_map(|key| blobs.get(&key).cloned()).collect(),
+        blobs: head
+            .stored_values()
+            .filter_map(|key| blobs.get(&key).cloned())
+            .collect(),
         writes: writes.remove(&row.checkpoint_id).unwrap_or_default(),
         id: row.checkpoint_id,
         parent: row.parent_checkpoint_id,
@@ -206,7 +210,7 @@ fn blob(row: tables::Blob) -> TypedBlob {
     TypedBlob {
         channel: row.channel,
         version: row.version,
-        value: Typed {
+        value: TypedValue {
             encoding: row.r#type,
             bytes: row.blob.map(Bytes::from).unwrap_or_default(),
         },
@@ -219,8 +223,8 @@ fn write(row: tables::Write) -> TypedWrite {
         path: row.task_path,
         idx: row.idx,
         channel: row.channel,
-        value: Typed {
-            // Of graphs declared as data, before the column was there.
+        value: TypedValue {
+            // Written by graphs declared as data before the column existed.
             encoding: row.r#type.unwrap_or_else(|| "json".to_owned()),
             bytes: row.blob.into(),
         },

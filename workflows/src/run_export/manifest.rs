@@ -1,4 +1,4 @@
-//! The end of an export that went well.
+//! The end of a successful export.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use object_store::path::Path;
 use tokio::runtime::Handle;
 use towpath_domain::export::{ExportStatus, Field};
 use towpath_domain::{ExportId, TenantId, failpoint};
-use towpath_durable::{Ctx, Failure, Outcome, Verdict};
+use towpath_durable::{Ctx, Failure, IntoFailure, Outcome};
 use towpath_outbound::Destination;
 use towpath_store::exports::files::{self, ExportFile};
 use towpath_store::exports::runs::{self, ExportRun};
@@ -15,27 +15,27 @@ use towpath_store::{Store, destinations};
 use towpath_traces::manifest::{File, Manifest, Partition, VERSION};
 
 use super::RunExport;
-use crate::World;
+use crate::Services;
 use crate::export_part::{compression, failed};
-use crate::world::prefix;
+use crate::services::prefix;
 
 impl RunExport {
-    /// Writes the manifest, then settles. The manifest may be written twice: it says the same both times.
+    /// Writes the manifest, then settles. The manifest may be written twice with the same content.
     ///
-    /// A worker may have been replaced at any of these points without knowing it. Of an export that is over in another way no
-    /// manifest may stay, however late it is written:
+    /// A worker may be replaced at any of these points without knowing it. An export that ended in another way must not
+    /// have a manifest, however late it is written:
     ///
     /// ```text
-    /// look at the fence ─► write ─► record, settle: refused unless the fence still holds ─► is it over? remove the manifest
+    /// check the fence ─► write ─► record, settle: refused unless the fence holds ─► ended otherwise? remove the manifest
     /// ```
-    /// A worker that dies behind its write leaves the manifest to the clean-up behind the export.
-    pub(super) async fn complete(&self, ctx: &mut Ctx, world: &World, export: &Export) -> Outcome {
-        // First: a destination that was deleted stays so.
+    /// A worker that dies after its write leaves the manifest to the cleanup of the export.
+    pub(super) async fn complete(&self, ctx: &mut Ctx, world: &Services, export: &Export) -> Outcome {
+        // First, so that a deleted destination is not written to.
         let destination = world.destination(self.tenant, export.destination_id).await?;
         let (manifest, path) = self.manifest(world, export).await?;
         failpoint::hit("export.before_manifest");
         ctx.commit(async |_| Ok(())).await?;
-        let mut unsettled = Unsettled(Some(Look {
+        let mut unsettled = UnsettledManifest(Some(ManifestCheck {
             tenant: self.tenant,
             export: self.export,
             store: world.store.clone(),
@@ -72,7 +72,7 @@ impl RunExport {
         .await
     }
 
-    async fn manifest(&self, world: &World, export: &Export) -> Result<(Manifest, Path), Failure> {
+    async fn manifest(&self, world: &Services, export: &Export) -> Result<(Manifest, Path), Failure> {
         let &Self { tenant, export: id } = self;
         let (rows, written, filter, config) = world
             .store
@@ -121,11 +121,11 @@ impl RunExport {
     }
 }
 
-/// A manifest that was begun and has not settled its export yet. Dropped so, because the worker was told to stop, it is looked
-/// at all the same: when the destination is deleted, nobody else can any more.
-struct Unsettled(Option<Look>);
+/// A manifest whose export is not settled yet. If it is dropped because the worker was told to stop, the check still
+/// runs: after the deletion of the destination, no other process can do it.
+struct UnsettledManifest(Option<ManifestCheck>);
 
-struct Look {
+struct ManifestCheck {
     tenant: TenantId,
     export: ExportId,
     store: Store,
@@ -133,24 +133,25 @@ struct Look {
     path: Path,
 }
 
-impl Look {
+impl ManifestCheck {
     async fn remove_if_over(self) {
         let Self { tenant, export: id, .. } = self;
         let export = self.store.read(async |tx| exports::get(tx, tenant, id).await).await;
-        // Of an export that goes on another worker writes the manifest, and of one that completed it has.
+        // If the export continues, another worker writes the manifest; if it completed, the manifest is valid.
         if !export.is_ok_and(|export| export.status.is_final() && export.status != ExportStatus::Completed) {
             return;
         }
         match self.destination.remove(&self.path).await {
             Ok(()) => tracing::info!(export.id = %id, "removed the manifest of an export that did not complete"),
             Err(failure) => {
-                tracing::warn!(export.id = %id, %failure, "the manifest of an export that is over cannot be removed now; the clean-up behind the export removes it");
+                tracing::warn!(export.id = %id, %failure, "the manifest of an ended export cannot be removed now; the \
+                                                           cleanup of the export removes it");
             }
         }
     }
 }
 
-impl Drop for Unsettled {
+impl Drop for UnsettledManifest {
     fn drop(&mut self) {
         if let (Some(look), Ok(runtime)) = (self.0.take(), Handle::try_current()) {
             runtime.spawn(look.remove_if_over());
@@ -168,7 +169,7 @@ fn partitions(rows: &[ExportRun], written: Vec<ExportFile>) -> Vec<Partition> {
         });
     }
     let partition = |run: &ExportRun| {
-        // Stored keys are parsed, not encoded once more.
+        // Stored keys are parsed, not encoded again.
         let folder = Path::parse(&run.prefix).unwrap_or_default();
         Partition::of(
             run.id,

@@ -1,8 +1,8 @@
-//! Planning: one export run per UTC day, over segments that are pinned now.
+//! Planning: one export run per UTC day, over pinned segments.
 
 use towpath_domain::ExportRunId;
 use towpath_domain::export::{Compression, day_partitions};
-use towpath_durable::{Ctx, Failure, Lane, Outcome, Start, Verdict};
+use towpath_durable::{Ctx, Failure, IntoFailure, Lane, Outcome, Start};
 use towpath_store::exports::runs::{self, NewRun};
 use towpath_store::exports::{self, Export};
 use towpath_store::segments::{self, pins};
@@ -10,21 +10,21 @@ use towpath_store::{self as store, Tx, destinations};
 use towpath_traces::hive::Prefix;
 
 use super::{RunExport, missing_operations};
-use crate::World;
+use crate::Services;
 use crate::compact_day::CompactDay;
 use crate::delete_destination::DELETED;
 use crate::export_part::ExportPart;
-use crate::world::prefix;
+use crate::services::prefix;
 
-/// Fewer rows are merged while they are exported, which takes a moment.
+/// Fewer rows are merged during the export, which is fast.
 const WORTH_ROWS: i64 = 50_000;
-/// More days are left to the sweep: this export would wait for them.
+/// More days are left to the sweep, because this export would wait for them.
 const WORTH_DAYS: i64 = 400;
 
 impl RunExport {
-    /// Whole closed days of this export of which many rows lie scattered. Compacting one takes as long as exporting it
-    /// does; then it is copied, by this export and by every one to come.
-    pub(super) async fn worth_compacting(&self, world: &World, export: &Export) -> Result<Vec<CompactDay>, Failure> {
+    /// Complete closed days of this export with many scattered rows. Compacting one takes as long as exporting it;
+    /// afterwards this and later exports copy it.
+    pub(super) async fn worth_compacting(&self, world: &Services, export: &Export) -> Result<Vec<CompactDay>, Failure> {
         if export.compression != Compression::Zstandard {
             return Ok(Vec::new());
         }
@@ -38,7 +38,7 @@ impl RunExport {
         let Some(first) = whole.next() else {
             return Ok(Vec::new());
         };
-        // They follow one another.
+        // They are consecutive.
         let last = whole.next_back().unwrap_or(first);
         let read = world.store.read(async |tx| {
             segments::scattered_days(tx, tenant, project, (first, last), WORTH_ROWS, WORTH_DAYS).await
@@ -58,7 +58,7 @@ impl RunExport {
         .await
     }
 
-    pub(super) async fn plan(&self, ctx: &mut Ctx, world: &World, export: &Export) -> Outcome {
+    pub(super) async fn plan(&self, ctx: &mut Ctx, world: &Services, export: &Export) -> Outcome {
         let &Self { tenant, export: id } = self;
         let destination = world
             .store
@@ -72,7 +72,7 @@ impl RunExport {
         let lane = Lane::new(format!("export:{id}"), world.exports.runs_per_export);
         let job = ctx.job();
         ctx.wait(std::slice::from_ref(&lane), async |tx| {
-            // Together with the pins: what is folded after all from here on is in no segment that this export reads.
+            // In the transaction of the pins: data that is flushed later is in no segment that this export reads.
             let missing = missing_operations(tx, export).await?;
             if !exports::planned(tx, tenant, id, missing).await? {
                 return Err(store::Error::Stale);
@@ -83,8 +83,8 @@ impl RunExport {
     }
 }
 
-/// Records the runs of an export with their jobs and pins what they read. The same number of statements for ten years as for
-/// a day: this holds the lanes of the workspace and of the export.
+/// Records the runs of an export with their jobs, and pins their segments. The number of statements does not depend on
+/// the number of days, because this holds the lanes of the workspace and of the export.
 async fn record(tx: &mut Tx<'_>, export: &Export, prefix: &Prefix, lane: &Lane, how: Start) -> store::Result<()> {
     let (tenant, project) = (export.tenant_id, export.project_id);
     let partitions = day_partitions(export.start_time, export.end_time);
@@ -115,7 +115,7 @@ async fn record(tx: &mut Tx<'_>, export: &Export, prefix: &Prefix, lane: &Lane, 
             }
         })
         .collect();
-    // A day without trace runs has an export run too, which finds nothing to do.
+    // A day without trace runs has an empty export run too.
     let holders: Vec<_> = runs.iter().map(|run| (run.partition.start.day(), run.id.0)).collect();
     pins::pin_all(tx, tenant, project, &holders).await?;
     runs::insert_all(tx, tenant, export.id, &runs).await

@@ -1,39 +1,38 @@
-//! What the authors of graphs say about webhooks: which addresses may be called, and what they are told.
+//! Webhook rules of the graphs' authors: allowed addresses, and fields to send.
 
 use std::collections::BTreeMap;
 
 use towpath_domain::Secret;
 
-/// Rules for webhooks. The guard of outbound calls stands behind them.
+/// Rules for webhooks. The guard of outbound calls applies in addition.
 #[derive(Clone, Debug, Default)]
-pub struct Rules {
-    /// Nobody is called, and runs that ask for it run nevertheless.
+pub struct WebhookRules {
+    /// No webhook is sent; runs that request one still run.
     pub off: bool,
-    /// Only `https`.
     pub require_https: bool,
-    /// Only these hosts: exact, or `*.domain`.
+    /// Allowed hosts: exact, or `*.domain`.
     pub domains: Option<Vec<String>>,
-    /// Only these ports.
+    /// Allowed ports.
     pub ports: Option<Vec<u16>>,
-    /// The longest address, in bytes.
+    /// Maximum length of an address, in bytes.
     pub max_url_bytes: Option<usize>,
     /// Sent with every call.
     pub headers: Vec<(String, Secret)>,
-    /// Only these fields are told.
+    /// Allowed fields of the body.
     pub fields: Option<Vec<String>>,
 }
 
-impl Rules {
+impl WebhookRules {
     /// Why an address must not be called.
     #[must_use]
-    pub fn refuse(&self, address: &str) -> Option<String> {
+    pub fn check_address(&self, address: &str) -> Option<String> {
         if self.off {
             return None;
         }
         if let Some(most) = self.max_url_bytes
             && address.len() > most
         {
-            return Some(format!("webhook: an address has at most {most} bytes"));
+            return Some(format!("webhook: expected an address of at most {most} bytes"));
         }
         let url: http::Uri = match address.parse() {
             Ok(url) => url,
@@ -55,8 +54,8 @@ impl Rules {
         None
     }
 
-    /// What of a body is told.
-    pub(super) fn narrow<V>(&self, body: &mut BTreeMap<String, V>) {
+    /// Keeps the allowed fields of a body.
+    pub(super) fn keep_allowed_fields<V>(&self, body: &mut BTreeMap<String, V>) {
         if let Some(fields) = &self.fields {
             body.retain(|key, _| fields.iter().any(|field| field == key));
         }
@@ -78,12 +77,12 @@ mod tests {
 
     #[test]
     fn addresses_are_held_against_every_rule() {
-        let rules = Rules {
+        let rules = WebhookRules {
             require_https: true,
             domains: Some(vec!["hooks.example.com".to_owned(), "*.example.org".to_owned()]),
             ports: Some(vec![443, 8443]),
             max_url_bytes: Some(60),
-            ..Rules::default()
+            ..WebhookRules::default()
         };
         for (address, expected) in [
             ("https://hooks.example.com/a", None),
@@ -97,24 +96,24 @@ mod tests {
                 Some("60"),
             ),
         ] {
-            let refused = rules.refuse(address);
+            let refused = rules.check_address(address);
             assert_eq!(refused.is_some(), expected.is_some(), "{address}: {refused:?}");
             assert!(
                 refused.unwrap_or_default().contains(expected.unwrap_or_default()),
                 "{address}"
             );
         }
-        assert_eq!(Rules::default().refuse("http://x:1/"), None);
+        assert_eq!(WebhookRules::default().check_address("http://x:1/"), None);
     }
 
     #[test]
     fn only_allowed_fields_are_told() {
-        let rules = Rules {
+        let rules = WebhookRules {
             fields: Some(vec!["run_id".to_owned()]),
-            ..Rules::default()
+            ..WebhookRules::default()
         };
         let mut body = BTreeMap::from([("run_id".to_owned(), 1), ("values".to_owned(), 2)]);
-        rules.narrow(&mut body);
+        rules.keep_allowed_fields(&mut body);
         assert_eq!(body, BTreeMap::from([("run_id".to_owned(), 1)]));
     }
 }

@@ -1,20 +1,20 @@
-//! Ending runs whose job is over without them: their threads would be busy for ever.
+//! Ends runs whose job ended without them: their threads would stay busy.
 
 use std::time::Duration;
 
 use towpath_domain::TenantId;
 use towpath_domain::agent::Kwargs;
-use towpath_domain::job::{Ended, JobState};
-use towpath_durable::{Ctx, Failure, Verdict, Workflow};
-use towpath_store::runs::{self, Open};
+use towpath_domain::job::{EndReason, JobState};
+use towpath_durable::{Ctx, Failure, IntoFailure, Workflow};
+use towpath_store::runs::{self, OpenRun};
 use towpath_store::{self as store, Tx, jobs};
 
 use super::BATCH;
-use crate::agent::AgentWorld;
+use crate::agent::AgentServices;
 use crate::run_agent::{RunAgent, lane};
 
-/// Ends the runs of a workspace that nothing else will end.
-pub(super) async fn end_orphans(ctx: &mut Ctx, world: &AgentWorld, tenant: TenantId) -> Result<u64, Failure> {
+/// Ends orphaned runs of a workspace.
+pub(super) async fn end_orphans(ctx: &mut Ctx, world: &AgentServices, tenant: TenantId) -> Result<u64, Failure> {
     let found = world
         .store
         .read(async |tx| runs::orphaned(tx, tenant, BATCH).await)
@@ -25,7 +25,7 @@ pub(super) async fn end_orphans(ctx: &mut Ctx, world: &AgentWorld, tenant: Tenan
         let lanes = [lane(run.thread_id)];
         ended += u64::from(
             ctx.commit_in(&lanes, async |tx| {
-                end_orphan(tx, tenant, run, world.settings.events_kept).await
+                end_orphan(tx, tenant, run, world.settings.event_retention).await
             })
             .await?,
         );
@@ -33,8 +33,8 @@ pub(super) async fn end_orphans(ctx: &mut Ctx, world: &AgentWorld, tenant: Tenan
     Ok(ended)
 }
 
-/// Looks again under the lock of the thread's lane, under which runs begin and end.
-async fn end_orphan(tx: &mut Tx<'_>, tenant: TenantId, found: Open, events_kept: Duration) -> store::Result<bool> {
+/// Checks again under the lock of the thread's lane, under which runs begin and end.
+async fn end_orphan(tx: &mut Tx<'_>, tenant: TenantId, found: OpenRun, events_kept: Duration) -> store::Result<bool> {
     let run = match runs::get(tx, tenant, found.id).await {
         Err(store::Error::NotFound) => return Ok(false),
         run => run?,
@@ -43,11 +43,11 @@ async fn end_orphan(tx: &mut Tx<'_>, tenant: TenantId, found: Open, events_kept:
     if run.status.is_final() || state.is_some_and(|state| !state.is_final()) {
         return Ok(false);
     }
-    tracing::warn!(run.id = %found.id, job.id = %found.job_id, ?state, "a run outlived its job, and is ended");
+    tracing::warn!(run.id = %found.id, job.id = %found.job_id, ?state, "ending a run whose job has ended");
     let ended = match state {
-        Some(JobState::Cancelled) => Ended::Cancelled,
-        Some(JobState::TimedOut) => Ended::TimedOut,
-        _ => Ended::Failed("its job was over before it".to_owned()),
+        Some(JobState::Cancelled) => EndReason::Cancelled,
+        Some(JobState::TimedOut) => EndReason::TimedOut,
+        _ => EndReason::Failed("its job ended before the run".to_owned()),
     };
     let kwargs: Kwargs = serde_json::from_str(&run.kwargs).unwrap_or_default();
     let job = RunAgent {

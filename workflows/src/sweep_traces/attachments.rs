@@ -1,31 +1,31 @@
-//! Files that came with trace runs and are of no use any more: their trace run never came, or no row names their object.
+//! Unneeded attachments: their trace run never arrived, or no row names their object.
 
 use std::collections::{BTreeMap, HashSet};
 
 use futures::{StreamExt, stream};
 use object_store::path::Path;
 use towpath_domain::{TenantId, Timestamp, TraceRunId};
-use towpath_durable::{Ctx, Failure, Verdict};
+use towpath_durable::{Ctx, Failure, IntoFailure};
 use towpath_store::feedback::waste::{self, Position, Waste};
 use towpath_store::feedback::{self, Attachment};
 use towpath_store::sweep_cursors;
-use towpath_traces::fold;
+use towpath_traces::flush;
 
-use super::chore::Chore;
-use crate::World;
+use super::sweep_task::SweepTask;
+use crate::Services;
 use crate::metric;
 
-/// Files of one step.
+/// Files per step.
 const FILES: i64 = 1000;
-/// Objects that are removed at a time.
+/// Concurrent removals.
 const AT_ONCE: usize = 16;
-/// The cursor of the walk through all attachments.
+/// Name of the cursor of the walk through all attachments.
 const WALK: &str = "attachments";
 
-/// Looks at each attachment once, when it is as old as `before`, and forgets those whose trace run has not come by then.
-/// Each sweep goes on where the one before it ended. Whether some are left to be looked at.
-pub async fn forget_orphans(ctx: &mut Ctx, world: &World, before: Timestamp) -> Result<bool, Failure> {
-    let chore = Chore::begin("attachments without a trace run");
+/// Checks each attachment once when it is older than `before`, and deletes those whose trace run has not arrived. Each
+/// sweep continues where the previous one ended. Returns whether some are left.
+pub async fn forget_orphans(ctx: &mut Ctx, world: &Services, before: Timestamp) -> Result<bool, Failure> {
+    let chore = SweepTask::begin("attachments without a trace run");
     let read = world.store.read(async |tx| sweep_cursors::get(tx, WALK).await).await;
     let known = read.retry()?.and_then(|text| serde_json::from_str(&text).ok());
     let mut position: Position = known.unwrap_or(Position::start());
@@ -46,7 +46,7 @@ pub async fn forget_orphans(ctx: &mut Ctx, world: &World, before: Timestamp) -> 
         for (tenant, files) in &mut tenants {
             let mut runs: Vec<TraceRunId> = files.iter().map(|file| file.run_id).collect();
             runs.dedup();
-            let found = fold::locate(&world.store, &world.objects, *tenant, &runs)
+            let found = flush::locate(&world.store, &world.objects, *tenant, &runs)
                 .await
                 .retry()?;
             let found: HashSet<TraceRunId> = found.into_iter().map(|(run, _)| run).collect();
@@ -64,10 +64,10 @@ pub async fn forget_orphans(ctx: &mut Ctx, world: &World, before: Timestamp) -> 
     }
 }
 
-/// Removes objects that no row has named since before `before`. Those that cannot be removed are tried again after all
-/// others. Whether some are left.
-pub async fn remove_waste(ctx: &mut Ctx, world: &World, before: Timestamp) -> Result<bool, Failure> {
-    let chore = Chore::begin("objects of attachments");
+/// Removes objects that no row has named since `before`. Failed removals are retried after all others. Returns whether
+/// some are left.
+pub async fn remove_waste(ctx: &mut Ctx, world: &Services, before: Timestamp) -> Result<bool, Failure> {
+    let chore = SweepTask::begin("objects of attachments");
     loop {
         let read = world.store.read(async |tx| waste::before(tx, before, FILES).await);
         let found: Vec<Waste> = read.await.retry()?;
@@ -103,7 +103,7 @@ pub async fn remove_waste(ctx: &mut Ctx, world: &World, before: Timestamp) -> Re
                 object.path = path,
                 objects = stuck.len(),
                 error = error as &dyn std::error::Error,
-                "attachments that nothing names cannot be removed; they are tried again later"
+                "unneeded attachments cannot be removed; retrying later"
             );
         }
         ctx.commit(async |tx| {

@@ -1,23 +1,23 @@
-//! Patches whose trace run does not come: those that waited too long, and the oldest where too many wait.
+//! Patches whose trace run does not arrive: expired ones, and the oldest ones beyond the limits.
 
 use std::collections::BTreeMap;
 
 use towpath_domain::{TenantId, Timestamp, TraceRunId};
-use towpath_durable::{Ctx, Failure, Verdict};
-use towpath_store::pending_patches::{self, Dropped};
+use towpath_durable::{Ctx, Failure, IntoFailure};
+use towpath_store::pending_patches::{self, DroppedPatches};
 
-use super::chore::Chore;
-use crate::World;
+use super::sweep_task::SweepTask;
+use crate::Services;
 use crate::metric;
 
-/// Patches of one step.
+/// Patches per step.
 const PATCHES: i64 = 1000;
-/// Workspaces that are looked at in one step.
+/// Workspaces per step.
 const TENANTS: i64 = 100;
 
-/// Drops patches that have waited since before `before`. Whether some are left.
-pub async fn expire(ctx: &mut Ctx, world: &World, before: Timestamp) -> Result<bool, Failure> {
-    let chore = Chore::begin("patches past their time");
+/// Drops patches that have waited since `before`. Returns whether some are left.
+pub async fn expire(ctx: &mut Ctx, world: &Services, before: Timestamp) -> Result<bool, Failure> {
+    let chore = SweepTask::begin("patches past their time");
     loop {
         let read = world
             .store
@@ -30,7 +30,7 @@ pub async fn expire(ctx: &mut Ctx, world: &World, before: Timestamp) -> Result<b
         for patch in old {
             tenants.entry(patch.0).or_default().push(patch);
         }
-        // One workspace to a transaction: a fold locks what waits in several of them.
+        // One workspace per transaction, because a flush locks the pending patches of several.
         for patches in tenants.values() {
             let dropped = ctx
                 .commit(async |tx| pending_patches::remove_all(tx, patches).await)
@@ -40,15 +40,15 @@ pub async fn expire(ctx: &mut Ctx, world: &World, before: Timestamp) -> Result<b
     }
 }
 
-/// Drops the oldest patches of workspaces in which more wait than may: a fold drops only some thousand at once, and bounds
-/// may have been lowered. Whether some are left that have too many.
-pub async fn trim(ctx: &mut Ctx, world: &World) -> Result<bool, Failure> {
+/// Drops the oldest patches of workspaces beyond the limits: a flush drops only some thousand at once, and limits may
+/// have been lowered. Returns whether workspaces beyond the limits are left.
+pub async fn trim(ctx: &mut Ctx, world: &Services) -> Result<bool, Failure> {
     let bounds = world.sizes.pending;
-    let chore = Chore::begin("patches beyond their bounds");
+    let chore = SweepTask::begin("patches beyond their bounds");
     loop {
         let read = world
             .store
-            .read(async |tx| pending_patches::over(tx, bounds, TENANTS).await);
+            .read(async |tx| pending_patches::tenants_over_bounds(tx, bounds, TENANTS).await);
         let over = read.await.retry()?;
         if over.is_empty() || chore.is_spent() {
             return Ok(chore.end(over.len()));
@@ -60,16 +60,16 @@ pub async fn trim(ctx: &mut Ctx, world: &World) -> Result<bool, Failure> {
     }
 }
 
-/// Tells operators what was dropped because too much waited.
-pub fn report(dropped: &[Dropped]) {
+/// Reports dropped patches to operators.
+pub fn report(dropped: &[DroppedPatches]) {
     for dropped in dropped {
         metrics::counter!(metric::PATCHES_EVICTED).increment(dropped.usage.patches.unsigned_abs());
         tracing::warn!(
             tenant.id = %dropped.tenant_id,
             patches = dropped.usage.patches,
             bytes = dropped.usage.bytes,
-            "more patches wait for their trace runs than ingest.pending_patches and ingest.pending_bytes allow; the oldest \
-             were dropped"
+            "more patches wait for their trace runs than ingest.pending_patches and ingest.pending_bytes allow; the \
+             oldest were dropped"
         );
     }
 }

@@ -1,4 +1,5 @@
-//! Quarantine in order: workspaces within their quota, missing objects that are back folded, objects of nobody removed.
+//! Maintains the quarantine: enforces quotas, retries entries whose missing objects are restored, and removes orphaned
+//! objects.
 
 use std::time::Duration;
 
@@ -6,32 +7,37 @@ use futures::{StreamExt as _, TryStreamExt as _};
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
 use towpath_domain::{QuarantineId, TenantId, Timestamp};
-use towpath_durable::{Ctx, Failure, Verdict};
+use towpath_durable::{Ctx, Failure, IntoFailure};
 use towpath_store as store;
 use towpath_store::quarantine::{self as stored, Entry, Usage};
 use towpath_traces::objects::ObjectsError;
 
-use crate::World;
+use crate::Services;
 use crate::quarantine::{self, Presence};
 
-/// Entries of one step whose objects are looked for.
+/// Entries whose objects are checked in one step.
 const BATCH: i64 = 500;
-/// Objects looked for at the same time.
+/// Concurrent checks.
 const AT_ONCE: usize = 16;
-/// An object is written before the entry that names it is committed, at most this long before.
+/// An object is written at most this long before the entry that names it is committed.
 const ABANDONED: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// How far the look for missing objects is. It goes from one sweep to the next.
+/// Position of the check for missing objects, kept between sweeps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Look {
-    /// When the next look begins; at once where there was none.
+pub struct ScanPosition {
+    /// Start of the next check; `None` is at once.
     due: Option<Timestamp>,
-    /// The last entry of the look that is under way.
+    /// The last checked entry.
     after: Option<QuarantineId>,
 }
 
-/// Sweeps, and says where the next sweep goes on.
-pub async fn sweep(ctx: &mut Ctx, world: &World, look: Look, now: Timestamp) -> Result<Look, Failure> {
+/// Sweeps. Returns the position of the next sweep.
+pub async fn sweep(
+    ctx: &mut Ctx,
+    world: &Services,
+    look: ScanPosition,
+    now: Timestamp,
+) -> Result<ScanPosition, Failure> {
     trim(ctx, world).await?;
     let begins = look.after.is_none();
     if begins && look.due.is_some_and(|due| now < due) {
@@ -48,20 +54,20 @@ pub async fn sweep(ctx: &mut Ctx, world: &World, look: Look, now: Timestamp) -> 
         .retry()?;
     let is_last = (entries.len() as i64) < BATCH;
     let last = entries.last().map(|entry| entry.id);
-    let back = match find_back(world, entries).await {
+    let back = match find_restored(world, entries).await {
         Ok(back) => back,
         Err(error) => {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
-                "objects of quarantined trace data could not be looked for; the next sweep tries again"
+                "objects of quarantined trace data could not be checked; the next sweep retries"
             );
             return Ok(look);
         }
     };
     retry(ctx, world, back).await?;
-    Ok(Look {
+    Ok(ScanPosition {
         due: if begins {
-            Some(now.plus(world.keeping.missing))
+            Some(now.plus(world.retention.missing_patches))
         } else {
             look.due
         },
@@ -69,9 +75,9 @@ pub async fn sweep(ctx: &mut Ctx, world: &World, look: Look, now: Timestamp) -> 
     })
 }
 
-/// Keeps every workspace within its quota.
-async fn trim(ctx: &mut Ctx, world: &World) -> Result<(), Failure> {
-    let quota = world.keeping.quarantine;
+/// Drops entries beyond the quota of each workspace.
+async fn trim(ctx: &mut Ctx, world: &Services) -> Result<(), Failure> {
+    let quota = world.retention.quarantine;
     let usage = world.store.read(async |tx| stored::usage(tx).await).await.retry()?;
     let is_over = |usage: &&Usage| usage.entries > quota.entries || usage.bytes > quota.bytes;
     for usage in usage.iter().filter(is_over) {
@@ -86,8 +92,8 @@ async fn trim(ctx: &mut Ctx, world: &World) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Those of the entries whose objects are there again.
-async fn find_back(world: &World, entries: Vec<Entry>) -> Result<Vec<Entry>, ObjectsError> {
+/// Entries whose objects exist again.
+async fn find_restored(world: &Services, entries: Vec<Entry>) -> Result<Vec<Entry>, ObjectsError> {
     let looks = futures::stream::iter(entries).map(|entry| {
         let objects = world.objects.clone();
         async move {
@@ -99,7 +105,7 @@ async fn find_back(world: &World, entries: Vec<Entry>) -> Result<Vec<Entry>, Obj
     Ok(found.into_iter().flatten().collect())
 }
 
-async fn retry(ctx: &mut Ctx, world: &World, back: Vec<Entry>) -> Result<(), Failure> {
+async fn retry(ctx: &mut Ctx, world: &Services, back: Vec<Entry>) -> Result<(), Failure> {
     let delay = world.sizes.fold_delay;
     let mut retried = 0;
     for entry in back {
@@ -116,14 +122,14 @@ async fn retry(ctx: &mut Ctx, world: &World, back: Vec<Entry>) -> Result<(), Fai
     if retried > 0 {
         tracing::info!(
             quarantine.entries = retried,
-            "objects of accepted trace data that were missing are there again; they are folded"
+            "missing objects of accepted trace data are restored; they will be flushed"
         );
     }
     Ok(())
 }
 
-/// Removes objects older than `before` that were written for an entry that was never committed, or was dropped since.
-async fn remove_orphans(world: &World, before: Timestamp) -> Result<(), Failure> {
+/// Removes objects older than `before` whose entry was never committed, or was dropped.
+async fn remove_orphans(world: &Services, before: Timestamp) -> Result<(), Failure> {
     let folder = Path::from(quarantine::FOLDER);
     let old = world
         .objects
@@ -145,7 +151,7 @@ async fn remove_orphans(world: &World, before: Timestamp) -> Result<(), Failure>
         if let Some(Err(error)) = failed.into_iter().next() {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
-                "quarantined objects could not be listed; a later sweep tries again"
+                "quarantined objects could not be listed; a later sweep retries"
             );
             break;
         }
@@ -159,7 +165,7 @@ async fn remove_orphans(world: &World, before: Timestamp) -> Result<(), Failure>
     Ok(())
 }
 
-/// What is not named as objects of entries are was not put there by us.
+/// Other names were not written by this platform.
 fn is_ours(path: &Path) -> bool {
     let mut parts = path.parts().skip(1);
     let (tenant, file, more) = (parts.next(), parts.next(), parts.next());

@@ -1,4 +1,4 @@
-//! What revisions leave on the disk and in the object store, and when it goes.
+//! Artifacts and archives of revisions, and their removal.
 
 use std::process::Command;
 use std::time::Duration;
@@ -10,33 +10,33 @@ use towpath_domain::{DeploymentId, RevisionId, UploadId};
 use towpath_store::{Error, artifacts, deployments, source_uploads};
 use towpath_workflows::{delete_deployment, sweep_archives};
 
-use crate::home::Database;
-use crate::yard::{Yard, entries};
+use crate::deployment_fixture::{DeploymentFixture, entries};
+use crate::fixture::Database;
 
-impl Yard {
+impl DeploymentFixture {
     async fn artifact_of(&self, revision: RevisionId) -> String {
-        let tenant = self.home.tenant;
+        let tenant = self.workflows.tenant;
         let found = self
-            .home
+            .workflows
             .store()
-            .read(async |tx| artifacts::of(tx, tenant, revision).await);
+            .read(async |tx| artifacts::for_revision(tx, tenant, revision).await);
         found.await.unwrap().expect("the revision was built")
     }
 
-    /// Has a deployment deleted, to the end.
+    /// Deletes a deployment, to the end.
     async fn delete(&self, deployment: DeploymentId) {
-        let tenant = self.home.tenant;
-        let asked = self.home.store().write(async |tx| {
+        let tenant = self.workflows.tenant;
+        let asked = self.workflows.store().write(async |tx| {
             delete_deployment::start(tx, tenant, deployment).await?;
             deployments::deleting(tx, tenant, deployment, false).await
         });
         asked.await.unwrap();
-        self.home.drain().await;
+        self.workflows.drain().await;
     }
 
-    /// An archive of the repository that a client sent. Answers its path.
+    /// A source archive uploaded by a client. Returns its path.
     async fn send_archive(&self) -> String {
-        let (tenant, deployment, id) = (self.home.tenant, self.deployment, UploadId::new());
+        let (tenant, deployment, id) = (self.workflows.tenant, self.deployment, UploadId::new());
         let path = format!("sources/{tenant}/{deployment}/{id}.tar.gz");
         let made = Command::new("tar")
             .current_dir(&self.origin)
@@ -46,10 +46,10 @@ impl Yard {
         assert!(!bytes.is_empty(), "tar made no archive");
         let size = i64::try_from(bytes.len()).unwrap();
         let to = ObjectPath::from(path.as_str());
-        self.home.world.objects.put(&to, vec![bytes.into()]).await.unwrap();
-        let sent = self.home.store().write(async |tx| {
+        self.workflows.world.objects.put(&to, vec![bytes.into()]).await.unwrap();
+        let sent = self.workflows.store().write(async |tx| {
             source_uploads::insert(tx, tenant, id, deployment, &[0; 32], &path).await?;
-            source_uploads::arrived(tx, tenant, id, size).await
+            source_uploads::mark_uploaded(tx, tenant, id, size).await
         });
         assert!(sent.await.unwrap());
         path
@@ -65,79 +65,87 @@ impl Yard {
     }
 
     async fn has_archive(&self, path: &str) -> bool {
-        self.home.world.objects.get(&ObjectPath::from(path)).await.is_ok()
+        self.workflows.world.objects.get(&ObjectPath::from(path)).await.is_ok()
     }
 
-    /// Lets time pass, and a round of tidying. Answers how many archives went.
+    /// Moves the clock and runs a clean-up. Returns the number of removed archives.
     async fn sweep_archives_after(&self, time: Duration) -> usize {
-        self.home.wait(time).await;
+        self.workflows.wait(time).await;
         let each = self.hosting.settings.keep_artifacts;
-        sweep_archives::run(&self.home.world, each).await.unwrap()
+        sweep_archives::run(&self.workflows.world, each).await.unwrap()
     }
 }
 
-/// Whoever has the lock of an artifact may be recording a revision of another deployment with it.
+/// The lock holder of an artifact may be recording a revision of another deployment with it.
 #[tokio::test]
 async fn an_artifact_that_somebody_records_outlives_its_deployment() {
-    let yard = Yard::new().await;
-    let id = yard.revision(Some("touch made")).await;
-    yard.home.drain().await;
-    let key = yard.artifact_of(id).await;
-    let recording = yard.hosting.lock_artifact(&key).await;
-    yard.delete(yard.deployment).await;
+    let fixture = DeploymentFixture::new().await;
+    let id = fixture.revision(Some("touch made")).await;
+    fixture.workflows.drain().await;
+    let key = fixture.artifact_of(id).await;
+    let recording = fixture.hosting.lock_artifact(&key).await;
+    fixture.delete(fixture.deployment).await;
     let count = "SELECT count(*) FROM deployment";
-    assert_eq!(yard.home.count(count).await, 0, "its removal waits for nobody");
-    let artifact = Artifact::of(&yard.hosting.root, &key).unwrap();
+    assert_eq!(fixture.workflows.count(count).await, 0, "its removal waits for nobody");
+    let artifact = Artifact::of(&fixture.hosting.root, &key).unwrap();
     assert!(artifact.built().is_some(), "another revision is being recorded with it");
     drop(recording);
-    yard.hosting.prune(yard.home.store(), 0).await.unwrap();
-    assert_eq!(entries(&yard.hosting.root.artifacts()), 0, "nothing needs it any more");
+    fixture.hosting.prune(fixture.workflows.store(), 0).await.unwrap();
+    assert_eq!(
+        entries(&fixture.hosting.root.artifacts()),
+        0,
+        "nothing needs it any more"
+    );
 }
 
 #[tokio::test]
 async fn an_artifact_of_two_deployments_goes_with_the_last() {
-    let mut yard = Yard::new().await;
-    let first = yard.deployment;
-    yard.revision(None).await;
-    yard.home.drain().await;
-    yard.deployment = DeploymentId::new();
-    yard.add_deployment_named("other").await;
-    yard.revision(None).await;
-    yard.home.drain().await;
-    assert_eq!(entries(&yard.hosting.root.artifacts()), 1, "they share it");
-    yard.delete(first).await;
-    assert_eq!(entries(&yard.hosting.root.artifacts()), 1, "the other one runs from it");
-    yard.delete(yard.deployment).await;
-    assert_eq!(entries(&yard.hosting.root.artifacts()), 0);
+    let mut fixture = DeploymentFixture::new().await;
+    let first = fixture.deployment;
+    fixture.revision(None).await;
+    fixture.workflows.drain().await;
+    fixture.deployment = DeploymentId::new();
+    fixture.add_deployment_named("other").await;
+    fixture.revision(None).await;
+    fixture.workflows.drain().await;
+    assert_eq!(entries(&fixture.hosting.root.artifacts()), 1, "they share it");
+    fixture.delete(first).await;
+    assert_eq!(
+        entries(&fixture.hosting.root.artifacts()),
+        1,
+        "the other one runs from it"
+    );
+    fixture.delete(fixture.deployment).await;
+    assert_eq!(entries(&fixture.hosting.root.artifacts()), 0);
 }
 
 const DAY: Duration = Duration::from_secs(86_401);
 const ROUND: Duration = Duration::from_secs(600);
 
 async fn archives_that_no_revision_needs_go(database: &Database) {
-    let yard = Yard::new_on(database).await;
+    let fixture = DeploymentFixture::new_on(database).await;
     let (built, asked_for, unused) = (
-        yard.send_archive().await,
-        yard.send_archive().await,
-        yard.send_archive().await,
+        fixture.send_archive().await,
+        fixture.send_archive().await,
+        fixture.send_archive().await,
     );
-    let id = yard.revision_of_archive(&built).await;
-    yard.home.drain().await;
-    let revision = yard.read(id).await;
+    let id = fixture.revision_of_archive(&built).await;
+    fixture.workflows.drain().await;
+    let revision = fixture.read(id).await;
     assert_eq!(revision.status, RevisionStatus::Deployed, "{:?}", revision.error);
-    assert_eq!(yard.sweep_archives_after(ROUND).await, 0);
+    assert_eq!(fixture.sweep_archives_after(ROUND).await, 0);
     assert_eq!(
-        yard.sweep_archives_after(ROUND).await,
+        fixture.sweep_archives_after(ROUND).await,
         0,
         "a client may be about to name it"
     );
 
-    assert_eq!(yard.sweep_archives_after(DAY).await, 0, "it is released first");
-    let (tenant, deployment) = (yard.home.tenant, yard.deployment);
+    assert_eq!(fixture.sweep_archives_after(DAY).await, 0, "it is released first");
+    let (tenant, deployment) = (fixture.workflows.tenant, fixture.deployment);
     let named = async |path: &str| {
-        let store = yard.home.store();
+        let store = fixture.workflows.store();
         store
-            .read(async |tx| source_uploads::at(tx, tenant, deployment, path).await)
+            .read(async |tx| source_uploads::get_by_path(tx, tenant, deployment, path).await)
             .await
     };
     assert!(
@@ -145,14 +153,14 @@ async fn archives_that_no_revision_needs_go(database: &Database) {
         "a revision can be made of it"
     );
     assert!(named(&built).await.is_ok(), "its artifact is kept");
-    // Read before it was released, and recorded behind that.
-    yard.revision_of_archive(&asked_for).await;
-    assert_eq!(yard.sweep_archives_after(ROUND).await, 1);
-    assert!(!yard.has_archive(&unused).await);
-    assert!(yard.has_archive(&built).await, "its artifact is kept");
-    assert!(yard.has_archive(&asked_for).await, "a revision waits for it");
+    // Read before the archive was released, and recorded after that.
+    fixture.revision_of_archive(&asked_for).await;
+    assert_eq!(fixture.sweep_archives_after(ROUND).await, 1);
+    assert!(!fixture.has_archive(&unused).await);
+    assert!(fixture.has_archive(&built).await, "its artifact is kept");
+    assert!(fixture.has_archive(&asked_for).await, "a revision waits for it");
     assert!(named(&asked_for).await.is_ok(), "it is needed again");
-    assert_eq!(yard.home.count("SELECT count(*) FROM source_upload").await, 2);
+    assert_eq!(fixture.workflows.count("SELECT count(*) FROM source_upload").await, 2);
 }
 
 #[tokio::test]
@@ -166,24 +174,25 @@ async fn archives_that_no_revision_needs_go_on_postgres() {
     archives_that_no_revision_needs_go(&server).await;
 }
 
-/// It is as gone at the next attempt.
+/// A retry does not find it either.
 #[tokio::test]
 async fn an_archive_that_is_gone_is_said_to_be() {
-    let yard = Yard::new().await;
-    let path = yard.send_archive().await;
-    yard.home
+    let fixture = DeploymentFixture::new().await;
+    let path = fixture.send_archive().await;
+    fixture
+        .workflows
         .world
         .objects
         .delete(&ObjectPath::from(path.as_str()))
         .await
         .unwrap();
-    let id = yard.revision_of_archive(&path).await;
-    yard.home.drain().await;
-    let revision = yard.read(id).await;
+    let id = fixture.revision_of_archive(&path).await;
+    fixture.workflows.drain().await;
+    let revision = fixture.read(id).await;
     assert_eq!(revision.status, RevisionStatus::BuildFailed);
     let told = revision.error.unwrap();
     assert!(
-        told.starts_with("source_tarball_path: the archive is not there any more"),
+        told.starts_with("source_tarball_path: the archive no longer exists"),
         "{told}"
     );
 }

@@ -1,40 +1,42 @@
-//! A deployment goes on with the database it had, or says that it is away.
+//! A deployment continues with its own database, or reports that it is missing.
 
 use towpath_domain::deployment::{LogKind, RevisionStatus};
 use towpath_store::placements::{self, PlacementState};
 
-use crate::yard::Yard;
+use crate::deployment_fixture::DeploymentFixture;
 
-async fn accept(yard: &Yard) {
-    let deployment = yard.deployment;
-    let store = yard.home.store();
+async fn accept(fixture: &DeploymentFixture) {
+    let deployment = fixture.deployment;
+    let store = fixture.workflows.store();
     let accepted = store.write(async |tx| placements::accept_database(tx, deployment).await);
     assert!(accepted.await.unwrap());
 }
 
 #[tokio::test]
 async fn a_deployment_whose_database_is_away_does_not_start() {
-    let yard = Yard::new().await;
-    yard.revision(None).await;
-    yard.home.drain().await;
-    let (stop, keep) = yard.keep_what_serves().await;
-    let served = yard.now().await.1.unwrap();
+    let fixture = DeploymentFixture::new().await;
+    fixture.revision(None).await;
+    fixture.workflows.drain().await;
+    let (stop, keep) = fixture.keep_what_serves().await;
+    let served = fixture.now().await.1.unwrap();
     assert!(served.database_id.is_some());
 
-    yard.fake().put_database(yard.deployment, None);
-    yard.fake().crash(yard.deployment);
-    let down = yard.until(|placement| placement.state == PlacementState::Down).await;
+    fixture.fake().put_database(fixture.deployment, None);
+    fixture.fake().crash(fixture.deployment);
+    let down = fixture.until(|placement| placement.state == PlacementState::Down).await;
     let why = down.error.unwrap();
     assert!(why.contains("is not on this machine"), "{why}");
     assert!(
-        why.contains(&format!("accept-database {}", yard.deployment)),
+        why.contains(&format!("accept-database {}", fixture.deployment)),
         "says what to do: {why}"
     );
     assert_eq!(down.database_id, served.database_id);
-    assert!(yard.hosting.backend.running().is_empty());
+    assert!(fixture.hosting.backend.running().is_empty());
 
-    accept(&yard).await;
-    let placement = yard.until(|placement| placement.state == PlacementState::Serving).await;
+    accept(&fixture).await;
+    let placement = fixture
+        .until(|placement| placement.state == PlacementState::Serving)
+        .await;
     assert!(placement.database_id.is_some_and(|id| Some(id) != served.database_id));
     stop.cancel();
     keep.await.unwrap();
@@ -42,31 +44,32 @@ async fn a_deployment_whose_database_is_away_does_not_start() {
 
 #[tokio::test]
 async fn a_revision_is_not_deployed_on_another_database() {
-    let yard = Yard::new().await;
-    yard.revision(None).await;
-    yard.home.drain().await;
-    let served = yard.now().await.1.unwrap();
-    let calls = yard.fake().calls();
+    let fixture = DeploymentFixture::new().await;
+    fixture.revision(None).await;
+    fixture.workflows.drain().await;
+    let served = fixture.now().await.1.unwrap();
+    let calls = fixture.fake().calls();
 
-    yard.fake().put_database(yard.deployment, Some("other"));
-    let second = yard.revision(Some("touch x")).await;
-    yard.home.drain().await;
-    let failed = yard.read(second).await;
+    fixture.fake().put_database(fixture.deployment, Some("other"));
+    let second = fixture.revision(Some("touch x")).await;
+    fixture.workflows.drain().await;
+    let failed = fixture.read(second).await;
     assert_eq!(failed.status, RevisionStatus::DeployFailed);
     let why = failed.error.unwrap();
-    assert!(why.contains("another one than it had"), "{why}");
+    assert!(why.contains("has another database"), "{why}");
     assert!(
-        yard.log(second, LogKind::Deploy)
+        fixture
+            .log(second, LogKind::Deploy)
             .await
-            .contains("another one than it had")
+            .contains("has another database")
     );
-    assert_eq!(yard.fake().calls(), calls, "nothing was started or stopped");
-    assert_eq!(yard.now().await.1, Some(served));
+    assert_eq!(fixture.fake().calls(), calls, "nothing was started or stopped");
+    assert_eq!(fixture.now().await.1, Some(served));
 
-    accept(&yard).await;
-    let third = yard.revision(Some("touch y")).await;
-    yard.home.drain().await;
-    assert_eq!(yard.read(third).await.status, RevisionStatus::Deployed);
-    let placement = yard.now().await.1.unwrap();
+    accept(&fixture).await;
+    let third = fixture.revision(Some("touch y")).await;
+    fixture.workflows.drain().await;
+    assert_eq!(fixture.read(third).await.status, RevisionStatus::Deployed);
+    let placement = fixture.now().await.1.unwrap();
     assert_eq!(placement.database_id.as_deref(), Some("other"));
 }

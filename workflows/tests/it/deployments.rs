@@ -1,39 +1,42 @@
-//! Revisions from a real repository to a backend that runs nothing, and what is left when they break off anywhere.
+//! Revisions from a real repository to a backend that runs nothing, and their interruption at any point.
 
 use std::time::Duration;
 
 use object_store::path::Path as ObjectPath;
-use towpath_compute::fake::Act;
+use towpath_compute::fake::FakeAction;
 use towpath_domain::deployment::{DeploymentStatus, LogKind, RevisionConfig, RevisionStatus, Source};
 use towpath_domain::{Clock, UploadId};
 use towpath_durable::Signal;
 use towpath_store::placements::PlacementState;
 use towpath_store::{artifacts, deployments, revision_logs, source_uploads};
-use towpath_workflows::{build_revision, delete_deployment, keep_deployments};
+use towpath_workflows::{build_revision, delete_deployment, reconcile_deployments};
 
-use crate::yard::{Yard, entries};
+use crate::deployment_fixture::{DeploymentFixture, entries};
 
 #[tokio::test]
 async fn a_revision_goes_from_a_commit_to_what_serves() {
-    let yard = Yard::new().await;
-    let head = yard.git(&["rev-parse", "HEAD"]);
-    let id = yard.revision(Some("touch made")).await;
-    yard.home.drain().await;
+    let fixture = DeploymentFixture::new().await;
+    let head = fixture.git(&["rev-parse", "HEAD"]);
+    let id = fixture.revision(Some("touch made")).await;
+    fixture.workflows.drain().await;
 
-    let revision = yard.read(id).await;
+    let revision = fixture.read(id).await;
     assert_eq!(revision.status, RevisionStatus::Deployed, "{:?}", revision.error);
     assert_eq!(revision.config().unwrap().repo_commit_sha, Some(head));
-    let (deployment, placement) = yard.now().await;
+    let (deployment, placement) = fixture.now().await;
     assert_eq!(deployment.status, DeploymentStatus::Ready);
     assert_eq!(deployment.active_revision_id, Some(id));
     let placement = placement.unwrap();
     assert_eq!((placement.revision_id, placement.state), (id, PlacementState::Serving));
-    assert_eq!(yard.fake().calls(), ["check", "replace"]);
-    let built = yard.log(id, LogKind::Build).await;
-    assert!(built.contains("$ touch made") && built.contains("is commit"), "{built}");
-    // Its traces come under a key of its own, which opens this workspace alone.
-    let keys = yard
-        .home
+    assert_eq!(fixture.fake().calls(), ["check", "replace"]);
+    let built = fixture.log(id, LogKind::Build).await;
+    assert!(
+        built.contains("$ touch made") && built.contains(" to commit "),
+        "{built}"
+    );
+    // Its traces use a separate key, which opens this workspace only.
+    let keys = fixture
+        .workflows
         .count("SELECT count(*) FROM api_key WHERE name = 'deployment agent, revision 1' AND NOT operator")
         .await;
     assert_eq!(keys, 1);
@@ -41,51 +44,51 @@ async fn a_revision_goes_from_a_commit_to_what_serves() {
 
 #[tokio::test]
 async fn what_has_no_effect_is_named() {
-    let yard = Yard::new().await;
+    let fixture = DeploymentFixture::new().await;
     let sizes = r#"{"cpu": 2, "max_scale": 3, "labels": {"team": "a"}, "image_pull_secrets": [{"name": "acme"}]}"#;
     let asked = serde_json::from_str(sizes).unwrap();
-    let id = yard.revision_as(|new| new.0.resource_spec = Some(asked)).await;
-    yard.home.drain().await;
-    let said = yard.log(id, LogKind::Deploy).await;
+    let id = fixture.revision_as(|new| new.0.resource_spec = Some(asked)).await;
+    fixture.workflows.drain().await;
+    let said = fixture.log(id, LogKind::Deploy).await;
     let line = "resource_spec: without effect where this deployment runs: image_pull_secrets, labels, max_scale";
     assert_eq!(said.lines().filter(|said| *said == line).count(), 1, "{said}");
-    // Who asks for nothing is told nothing.
-    let id = yard.revision(None).await;
-    yard.home.drain().await;
-    let said = yard.log(id, LogKind::Deploy).await;
+    // No request, no message.
+    let id = fixture.revision(None).await;
+    fixture.workflows.drain().await;
+    let said = fixture.log(id, LogKind::Deploy).await;
     assert!(!said.contains("resource_spec"), "{said}");
 }
 
 #[tokio::test]
 async fn what_fails_leaves_what_serves_and_says_why() {
-    let yard = Yard::new().await;
-    let first = yard.revision(None).await;
-    yard.home.drain().await;
-    let (_, served) = yard.now().await;
+    let fixture = DeploymentFixture::new().await;
+    let first = fixture.revision(None).await;
+    fixture.workflows.drain().await;
+    let (_, served) = fixture.now().await;
 
-    let broken = yard.revision(Some("ls no-such-file-here")).await;
-    yard.home.drain().await;
-    let revision = yard.read(broken).await;
+    let broken = fixture.revision(Some("ls no-such-file-here")).await;
+    fixture.workflows.drain().await;
+    let revision = fixture.read(broken).await;
     assert_eq!(revision.status, RevisionStatus::BuildFailed);
     let told = revision.error.unwrap();
     assert!(
-        told.starts_with("install_command `ls no-such-file-here` ended with exit code"),
+        told.starts_with("install_command `ls no-such-file-here` exited with code"),
         "{told}"
     );
     assert!(
         told.contains("No such file or directory"),
         "the last lines are not in it: {told}"
     );
-    assert_eq!(yard.now().await.1, served);
+    assert_eq!(fixture.now().await.1, served);
 
-    yard.fake().act(Act::Fail, Act::Succeed);
-    let sick = yard.revision(None).await;
-    yard.home.drain().await;
-    let revision = yard.read(sick).await;
+    fixture.fake().act(FakeAction::Fail, FakeAction::Succeed);
+    let sick = fixture.revision(None).await;
+    fixture.workflows.drain().await;
+    let revision = fixture.read(sick).await;
     assert_eq!(revision.status, RevisionStatus::DeployFailed);
     assert!(revision.error.unwrap().contains("did not become healthy"));
-    assert_eq!(yard.now().await.1, served);
-    assert_eq!(yard.now().await.0.active_revision_id, Some(first));
+    assert_eq!(fixture.now().await.1, served);
+    assert_eq!(fixture.now().await.0.active_revision_id, Some(first));
 
     for (field, change) in [
         (
@@ -103,15 +106,15 @@ async fn what_fails_leaves_what_serves_and_says_why() {
             },
         ),
     ] {
-        let id = yard.revision_as(|new| new.1 = new.1.clone().with(change)).await;
-        yard.home.drain().await;
-        let revision = yard.read(id).await;
+        let id = fixture.revision_as(|new| new.1 = new.1.clone().with(change)).await;
+        fixture.workflows.drain().await;
+        let revision = fixture.read(id).await;
         assert_eq!(revision.status, RevisionStatus::BuildFailed, "{field}");
         assert!(revision.error.unwrap().starts_with(field), "{field}");
     }
-    let image = yard.revision_as(|new| new.2 = Source::ExternalDocker).await;
-    yard.home.drain().await;
-    let revision = yard.read(image).await;
+    let image = fixture.revision_as(|new| new.2 = Source::ExternalDocker).await;
+    fixture.workflows.drain().await;
+    let revision = fixture.read(image).await;
     assert_eq!(revision.status, RevisionStatus::DeployFailed);
     assert!(
         revision
@@ -119,61 +122,68 @@ async fn what_fails_leaves_what_serves_and_says_why() {
             .unwrap()
             .starts_with("no container backend is configured")
     );
-    let deploy = yard.log(image, LogKind::Deploy).await;
+    let deploy = fixture.log(image, LogKind::Deploy).await;
     assert!(deploy.contains("no container backend is configured"), "{deploy}");
-    assert_eq!(yard.now().await.1, served);
+    assert_eq!(fixture.now().await.1, served);
 }
 
 #[tokio::test]
 async fn a_switch_that_breaks_off_brings_the_old_one_back() {
-    let yard = Yard::new().await;
-    let first = yard.revision(None).await;
-    yard.home.drain().await;
-    yard.fake().act(Act::Succeed, Act::Fail);
-    let second = yard.revision(Some("touch x")).await;
-    yard.home.drain().await;
-    assert_eq!(yard.read(second).await.status, RevisionStatus::DeployFailed);
-    let (_, placement) = yard.now().await;
+    let fixture = DeploymentFixture::new().await;
+    let first = fixture.revision(None).await;
+    fixture.workflows.drain().await;
+    fixture.fake().act(FakeAction::Succeed, FakeAction::Fail);
+    let second = fixture.revision(Some("touch x")).await;
+    fixture.workflows.drain().await;
+    assert_eq!(fixture.read(second).await.status, RevisionStatus::DeployFailed);
+    let (_, placement) = fixture.now().await;
     assert_eq!(
         placement.unwrap().state,
         PlacementState::Switching,
         "requests wait meanwhile"
     );
 
-    yard.fake().act(Act::Succeed, Act::Succeed);
-    let (stop, keep) = yard.keep();
+    fixture.fake().act(FakeAction::Succeed, FakeAction::Succeed);
+    let (stop, keep) = fixture.keep();
     let keep = tokio::spawn(keep);
-    let placement = yard.until(|placement| placement.state == PlacementState::Serving).await;
+    let placement = fixture
+        .until(|placement| placement.state == PlacementState::Serving)
+        .await;
     assert_eq!(placement.revision_id, first);
-    // One that ends by itself is started again, and that is counted.
-    yard.fake().crash(yard.deployment);
-    let placement = yard
+    // An unexpected end causes a restart, which is counted.
+    fixture.fake().crash(fixture.deployment);
+    let placement = fixture
         .until(|placement| placement.restarts == 1 && placement.state == PlacementState::Serving)
         .await;
     assert_eq!(placement.revision_id, first);
-    // One that does not start says so, and is tried again.
-    yard.fake().act(Act::Succeed, Act::Fail);
-    yard.fake().crash(yard.deployment);
-    let placement = yard.until(|placement| placement.state == PlacementState::Down).await;
+    // A failed start is reported and retried.
+    fixture.fake().act(FakeAction::Succeed, FakeAction::Fail);
+    fixture.fake().crash(fixture.deployment);
+    let placement = fixture.until(|placement| placement.state == PlacementState::Down).await;
     assert!(placement.error.unwrap().contains("did not become healthy"));
-    yard.fake().act(Act::Succeed, Act::Succeed);
-    yard.until(|placement| placement.state == PlacementState::Serving).await;
+    fixture.fake().act(FakeAction::Succeed, FakeAction::Succeed);
+    fixture
+        .until(|placement| placement.state == PlacementState::Serving)
+        .await;
     stop.cancel();
     keep.await.unwrap();
-    assert!(yard.hosting.backend.running().is_empty(), "something was left running");
+    assert!(
+        fixture.hosting.backend.running().is_empty(),
+        "something was left running"
+    );
 }
 
 #[tokio::test]
 async fn who_is_interrupted_stops_at_once_with_its_programs() {
-    let yard = Yard::new().await;
-    for (install, check) in [(Some("sleep 600"), Act::Succeed), (None, Act::Hang)] {
-        yard.fake().act(check, Act::Succeed);
-        let id = yard.revision(install).await;
-        let job = yard.home.claim().await.unwrap();
+    let fixture = DeploymentFixture::new().await;
+    for (install, check) in [(Some("sleep 600"), FakeAction::Succeed), (None, FakeAction::Hang)] {
+        fixture.fake().act(check, FakeAction::Succeed);
+        let id = fixture.revision(install).await;
+        let job = fixture.workflows.claim().await.unwrap();
         let mut begun = false;
         let cancelled = async {
             loop {
-                let log = yard
+                let log = fixture
                     .log(
                         id,
                         if install.is_some() {
@@ -188,9 +198,9 @@ async fn who_is_interrupted_stops_at_once_with_its_programs() {
                 }
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
-            let job = yard.read(id).await.job_id.unwrap();
-            let cancel = yard
-                .home
+            let job = fixture.read(id).await.job_id.unwrap();
+            let cancel = fixture
+                .workflows
                 .store()
                 .write(async |tx| build_revision::interrupt(tx, job).await)
                 .await;
@@ -198,15 +208,19 @@ async fn who_is_interrupted_stops_at_once_with_its_programs() {
             begun = true;
             Signal::Cancel
         };
-        tokio::time::timeout(Duration::from_secs(60), yard.home.perform_until_told(job, cancelled))
-            .await
-            .unwrap();
+        tokio::time::timeout(
+            Duration::from_secs(60),
+            fixture.workflows.perform_until_told(job, cancelled),
+        )
+        .await
+        .unwrap();
         assert!(begun);
-        assert_eq!(yard.read(id).await.status, RevisionStatus::Interrupted);
+        assert_eq!(fixture.read(id).await.status, RevisionStatus::Interrupted);
     }
-    assert_eq!(entries(&yard.hosting.root.path().join("scratch")), 0);
+    assert_eq!(entries(&fixture.hosting.root.path().join("scratch")), 0);
     assert_eq!(
-        yard.home
+        fixture
+            .workflows
             .count("SELECT count(*) FROM job WHERE finished_at IS NULL")
             .await,
         0
@@ -215,46 +229,46 @@ async fn who_is_interrupted_stops_at_once_with_its_programs() {
 
 #[tokio::test]
 async fn a_newer_one_makes_those_that_wait_pointless() {
-    let yard = Yard::new().await;
-    let first = yard.revision(None).await;
-    let second = yard.revision(None).await;
-    yard.home.drain().await;
-    assert_eq!(yard.read(first).await.status, RevisionStatus::Skipped);
-    assert_eq!(yard.read(second).await.status, RevisionStatus::Deployed);
-    assert_eq!(yard.fake().calls(), ["check", "replace"], "the old one was started");
+    let fixture = DeploymentFixture::new().await;
+    let first = fixture.revision(None).await;
+    let second = fixture.revision(None).await;
+    fixture.workflows.drain().await;
+    assert_eq!(fixture.read(first).await.status, RevisionStatus::Skipped);
+    assert_eq!(fixture.read(second).await.status, RevisionStatus::Deployed);
+    assert_eq!(fixture.fake().calls(), ["check", "replace"], "the old one was started");
 }
 
 #[tokio::test]
 async fn what_was_built_is_deployed_again_whatever_became_of_its_branch() {
-    let yard = Yard::new().await;
-    let first = yard.revision(Some("touch made")).await;
-    yard.home.drain().await;
-    yard.push("langgraph.json", "{broken");
-    std::fs::remove_dir_all(&yard.origin).unwrap();
-    let of = yard.read(first).await;
-    let again = yard
+    let fixture = DeploymentFixture::new().await;
+    let first = fixture.revision(Some("touch made")).await;
+    fixture.workflows.drain().await;
+    fixture.push("langgraph.json", "{broken");
+    std::fs::remove_dir_all(&fixture.origin).unwrap();
+    let of = fixture.read(first).await;
+    let again = fixture
         .revision_as(|new| {
             new.0 = of.source_config().unwrap();
             new.1 = of.config().unwrap();
             new.3 = Some(first);
         })
         .await;
-    yard.home.drain().await;
-    let revision = yard.read(again).await;
+    fixture.workflows.drain().await;
+    let revision = fixture.read(again).await;
     assert_eq!(revision.status, RevisionStatus::Deployed, "{:?}", revision.error);
-    let built = yard.log(again, LogKind::Build).await;
+    let built = fixture.log(again, LogKind::Build).await;
     assert!(!built.contains("$ touch made"), "it was built again: {built}");
-    let tenant = yard.home.tenant;
-    let read = yard.home.store().read(async |tx| {
+    let tenant = fixture.workflows.tenant;
+    let read = fixture.workflows.store().read(async |tx| {
         Ok((
-            artifacts::of(tx, tenant, first).await?,
-            artifacts::of(tx, tenant, again).await?,
+            artifacts::for_revision(tx, tenant, first).await?,
+            artifacts::for_revision(tx, tenant, again).await?,
         ))
     });
     let (one, other) = read.await.unwrap();
     assert!(one.is_some() && one == other);
-    // What pulls an image again is kept with it.
-    let pinned = yard.home.store().write(async |tx| {
+    // The credentials of an image are kept with it.
+    let pinned = fixture.workflows.store().write(async |tx| {
         artifacts::pin_image(tx, tenant, first, "agent@sha256:00").await?;
         Ok((
             artifacts::image_of(tx, tenant, first).await?,
@@ -264,38 +278,39 @@ async fn what_was_built_is_deployed_again_whatever_became_of_its_branch() {
     assert_eq!(pinned.await.unwrap(), (Some("agent@sha256:00".to_owned()), None));
 }
 
-/// A worker that dies behind any of its writes finishes in another life, and builds nothing twice.
+/// A worker that dies after any of its writes continues in another process life, and builds nothing twice.
 #[tokio::test]
 async fn a_revision_survives_a_worker_that_goes_away() {
-    let yard = Yard::new().await;
-    yard.fake().act(Act::Hang, Act::Succeed);
-    let id = yard.revision(Some("touch made")).await;
-    let job = yard.home.claim().await.unwrap();
+    let fixture = DeploymentFixture::new().await;
+    fixture.fake().act(FakeAction::Hang, FakeAction::Succeed);
+    let id = fixture.revision(Some("touch made")).await;
+    let job = fixture.workflows.claim().await.unwrap();
     let lost = async {
-        while !yard.log(id, LogKind::Deploy).await.contains("checking") {
+        while !fixture.log(id, LogKind::Deploy).await.contains("checking") {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         Signal::Lost
     };
-    yard.home.perform_until_told(job, lost).await;
-    yard.fake().act(Act::Succeed, Act::Succeed);
-    yard.home.boot().await;
-    yard.home.drain().await;
-    let revision = yard.read(id).await;
+    fixture.workflows.perform_until_told(job, lost).await;
+    fixture.fake().act(FakeAction::Succeed, FakeAction::Succeed);
+    fixture.workflows.boot().await;
+    fixture.workflows.drain().await;
+    let revision = fixture.read(id).await;
     assert_eq!(revision.status, RevisionStatus::Deployed, "{:?}", revision.error);
-    let built = yard.log(id, LogKind::Build).await;
+    let built = fixture.log(id, LogKind::Build).await;
     assert_eq!(built.matches("$ touch made").count(), 1, "{built}");
     assert_eq!(built.matches("fetching").count(), 1, "{built}");
 }
 
 #[tokio::test]
 async fn a_deployment_goes_with_everything_it_had() {
-    let yard = Yard::new().await;
-    yard.revision(Some("touch made")).await;
-    yard.home.drain().await;
-    assert_eq!(entries(&yard.hosting.root.artifacts()), 1);
-    let (tenant, id) = (yard.home.tenant, yard.deployment);
-    yard.home
+    let fixture = DeploymentFixture::new().await;
+    fixture.revision(Some("touch made")).await;
+    fixture.workflows.drain().await;
+    assert_eq!(entries(&fixture.hosting.root.artifacts()), 1);
+    let (tenant, id) = (fixture.workflows.tenant, fixture.deployment);
+    fixture
+        .workflows
         .store()
         .write(async |tx| {
             delete_deployment::start(tx, tenant, id).await?;
@@ -303,7 +318,7 @@ async fn a_deployment_goes_with_everything_it_had() {
         })
         .await
         .unwrap();
-    yard.home.drain().await;
+    fixture.workflows.drain().await;
     for (what, text) in [
         ("deployments", "SELECT count(*) FROM deployment"),
         ("revisions", "SELECT count(*) FROM revision"),
@@ -313,87 +328,87 @@ async fn a_deployment_goes_with_everything_it_had() {
         ("projects", "SELECT count(*) FROM project WHERE name = 'agent'"),
         ("keys", "SELECT count(*) FROM api_key WHERE revoked_at IS NULL"),
     ] {
-        assert_eq!(yard.home.count(text).await, 0, "{what}");
+        assert_eq!(fixture.workflows.count(text).await, 0, "{what}");
     }
-    assert_eq!(entries(&yard.hosting.root.artifacts()), 0);
-    assert!(yard.hosting.backend.running().is_empty());
+    assert_eq!(entries(&fixture.hosting.root.artifacts()), 0);
+    assert!(fixture.hosting.backend.running().is_empty());
 }
 
-/// Changes of secrets share an artifact, and push no other out.
+/// Changes of secrets share an artifact, and do not evict others.
 #[tokio::test]
 async fn revisions_that_share_an_artifact_count_once() {
-    let yard = Yard::new().await;
-    let first = yard.revision(None).await;
-    yard.home.drain().await;
-    yard.push("more", "x");
+    let fixture = DeploymentFixture::new().await;
+    let first = fixture.revision(None).await;
+    fixture.workflows.drain().await;
+    fixture.push("more", "x");
     for _ in 0..3 {
-        yard.revision(None).await;
-        yard.home.drain().await;
+        fixture.revision(None).await;
+        fixture.workflows.drain().await;
     }
-    let tenant = yard.home.tenant;
-    let read = yard.home.store().read(async |tx| {
-        let first = artifacts::of(tx, tenant, first).await?;
-        Ok((first, artifacts::kept(tx, 2).await?))
+    let tenant = fixture.workflows.tenant;
+    let read = fixture.workflows.store().read(async |tx| {
+        let first = artifacts::for_revision(tx, tenant, first).await?;
+        Ok((first, artifacts::retained(tx, 2).await?))
     });
     let (first, kept) = read.await.unwrap();
     assert_eq!(kept.len(), 2, "{kept:?}");
     assert!(kept.contains(&first.unwrap()), "the way back is not kept: {kept:?}");
 }
 
-/// What nothing names goes, also when another thing among the artifacts cannot be judged.
+/// Unneeded artifacts are removed, even if another entry cannot be read.
 #[tokio::test]
 async fn artifacts_in_use_and_those_that_serve_stay() {
-    let yard = Yard::new().await;
-    yard.revision(None).await;
-    yard.home.drain().await;
-    let folder = yard.hosting.root.artifacts();
+    let fixture = DeploymentFixture::new().await;
+    fixture.revision(None).await;
+    fixture.workflows.drain().await;
+    let folder = fixture.hosting.root.artifacts();
     let (used, idle) = ("aa", "bb");
     for name in [used, idle, "no-artifact"] {
         std::fs::create_dir(folder.join(name)).unwrap();
     }
-    let using = yard.hosting.using(used);
-    yard.hosting.prune(yard.home.store(), 0).await.unwrap();
+    let using = fixture.hosting.use_artifact(used);
+    fixture.hosting.prune(fixture.workflows.store(), 0).await.unwrap();
     assert!(folder.join(used).exists(), "a build uses it");
     assert!(!folder.join(idle).exists(), "nothing needs it");
     assert_eq!(entries(&folder), 3, "what serves stays, and what was not made here");
     drop(using);
-    yard.hosting.prune(yard.home.store(), 0).await.unwrap();
+    fixture.hosting.prune(fixture.workflows.store(), 0).await.unwrap();
     assert!(!folder.join(used).exists(), "nothing needs it any more");
 }
 
-/// Many commits and failed builds leave as much as is kept, and nothing that is half made.
+/// Many commits and failed builds leave the kept artifacts, and nothing incomplete.
 #[tokio::test]
 async fn what_many_revisions_leave_is_bounded() {
-    let yard = Yard::new().await;
+    let fixture = DeploymentFixture::new().await;
     for n in 0..12 {
-        yard.push("more", &n.to_string());
-        yard.revision(Some("touch made")).await;
-        yard.home.drain().await;
-        let broken = yard.revision(Some("ls no-such-file-here")).await;
-        yard.home.drain().await;
-        assert_eq!(yard.read(broken).await.status, RevisionStatus::BuildFailed);
+        fixture.push("more", &n.to_string());
+        fixture.revision(Some("touch made")).await;
+        fixture.workflows.drain().await;
+        let broken = fixture.revision(Some("ls no-such-file-here")).await;
+        fixture.workflows.drain().await;
+        assert_eq!(fixture.read(broken).await.status, RevisionStatus::BuildFailed);
     }
-    let artifacts = yard.hosting.root.artifacts();
+    let artifacts = fixture.hosting.root.artifacts();
     assert_eq!(entries(&artifacts), 24);
-    yard.hosting.prune(yard.home.store(), 0).await.unwrap();
+    fixture.hosting.prune(fixture.workflows.store(), 0).await.unwrap();
     assert_eq!(entries(&artifacts), 10, "as many as are kept");
     for artifact in std::fs::read_dir(&artifacts).unwrap() {
         let artifact = artifact.unwrap().path();
         assert!(artifact.join("built.json").is_file(), "a failed build is kept");
         assert!(!artifact.join("home").exists(), "caches are kept");
     }
-    assert_eq!(entries(&yard.hosting.root.path().join("scratch")), 0);
-    assert_eq!(yard.hosting.backend.running(), [yard.deployment]);
+    assert_eq!(entries(&fixture.hosting.root.path().join("scratch")), 0);
+    assert_eq!(fixture.hosting.backend.running(), [fixture.deployment]);
 }
 
-/// A commit whose build failed on its own leftovers can be built: nothing of the attempt before is there.
+/// A build that failed on its own leftovers can succeed later: the new attempt starts clean.
 #[tokio::test]
 async fn a_failed_build_is_repeated_on_a_fresh_tree() {
-    let yard = Yard::new().await;
+    let fixture = DeploymentFixture::new().await;
     let build = async || {
-        let id = yard.revision(Some("mkdir dist no-such-folder/x")).await;
-        yard.home.drain().await;
-        yard.read(id).await.error.unwrap()
+        let id = fixture.revision(Some("mkdir dist no-such-folder/x")).await;
+        fixture.workflows.drain().await;
+        fixture.read(id).await.error.unwrap()
     };
     let first = build().await;
     assert!(first.contains("no-such-folder"), "{first}");
@@ -401,17 +416,17 @@ async fn a_failed_build_is_repeated_on_a_fresh_tree() {
     assert!(!second.contains("File exists"), "it met its own leftovers: {second}");
 }
 
-/// Ids of lines are made by the process's clock, which nobody stops, and so is what counts as old here.
+/// Ids of lines use the process's clock, which does not stop, and so does their age here.
 #[tokio::test]
 async fn lines_of_agent_servers_do_not_stay_for_ever() {
-    let yard = Yard::new().await;
-    let id = yard.revision(Some("touch made")).await;
-    yard.home.drain().await;
-    let build = yard.log(id, LogKind::Build).await;
-    assert!(yard.log(id, LogKind::Deploy).await.contains("checking"));
+    let fixture = DeploymentFixture::new().await;
+    let id = fixture.revision(Some("touch made")).await;
+    fixture.workflows.drain().await;
+    let build = fixture.log(id, LogKind::Build).await;
+    assert!(fixture.log(id, LogKind::Deploy).await.contains("checking"));
     let forget = async |before| {
-        let forgotten = yard
-            .home
+        let forgotten = fixture
+            .workflows
             .store()
             .write(async |tx| revision_logs::forget(tx, before, 1000).await);
         forgotten.await.unwrap()
@@ -419,21 +434,24 @@ async fn lines_of_agent_servers_do_not_stay_for_ever() {
     let now = Clock::system().now();
     assert_eq!(forget(now.minus(Duration::from_secs(3600))).await, 0);
     assert!(forget(now.plus(Duration::from_secs(3600))).await > 0);
-    assert_eq!(yard.log(id, LogKind::Deploy).await, "");
-    assert_eq!(yard.log(id, LogKind::Build).await, build);
+    assert_eq!(fixture.log(id, LogKind::Deploy).await, "");
+    assert_eq!(fixture.log(id, LogKind::Build).await, build);
 }
 
-/// The newest lines of a revision are kept, of each kind.
+/// The newest lines of a revision are kept, for each kind.
 #[tokio::test]
 async fn lines_of_a_revision_are_bounded() {
-    let yard = Yard::new().await;
-    let id = yard.revision(Some("touch made")).await;
-    yard.home.drain().await;
-    let (build, deploy) = (yard.log(id, LogKind::Build).await, yard.log(id, LogKind::Deploy).await);
-    let tenant = yard.home.tenant;
+    let fixture = DeploymentFixture::new().await;
+    let id = fixture.revision(Some("touch made")).await;
+    fixture.workflows.drain().await;
+    let (build, deploy) = (
+        fixture.log(id, LogKind::Build).await,
+        fixture.log(id, LogKind::Deploy).await,
+    );
+    let tenant = fixture.workflows.tenant;
     let trim = async |limit| {
-        let trimmed = yard
-            .home
+        let trimmed = fixture
+            .workflows
             .store()
             .write(async |tx| revision_logs::trim(tx, tenant, id, LogKind::Build, 2, limit).await);
         trimmed.await.unwrap()
@@ -441,32 +459,32 @@ async fn lines_of_a_revision_are_bounded() {
     let lines: Vec<&str> = build.lines().collect();
     let more = lines.len() as u64 - 2;
     assert_eq!((trim(1).await, trim(1000).await, trim(1000).await), (1, more - 1, 0));
-    let kept = yard.log(id, LogKind::Build).await;
+    let kept = fixture.log(id, LogKind::Build).await;
     assert_eq!(kept, lines[lines.len() - 2..].join("\n"));
-    assert_eq!(yard.log(id, LogKind::Deploy).await, deploy);
+    assert_eq!(fixture.log(id, LogKind::Deploy).await, deploy);
 }
 
-/// A secret is told to the agent server and to nobody else.
+/// A secret is passed to the agent server only.
 #[tokio::test]
 async fn secrets_are_not_in_what_is_written() {
-    let yard = Yard::new().await;
-    yard.revision(Some("env")).await;
-    yard.home.drain().await;
+    let fixture = DeploymentFixture::new().await;
+    fixture.revision(Some("env")).await;
+    fixture.workflows.drain().await;
     let told = "SELECT count(*) FROM revision_log WHERE message LIKE '%canary-of-a-secret%'";
-    assert_eq!(yard.home.count(told).await, 0);
+    assert_eq!(fixture.workflows.count(told).await, 0);
     let steps = "SELECT count(*) FROM step WHERE output LIKE '%canary-of-a-secret%'";
-    assert_eq!(yard.home.count(steps).await, 0);
+    assert_eq!(fixture.workflows.count(steps).await, 0);
 }
 
-/// What was handed out and never sent goes, with what may lie there; what was sent stays.
+/// Unused upload addresses are deleted with partial data; uploads stay.
 #[tokio::test]
 async fn addresses_of_archives_are_forgotten_when_nothing_came() {
-    let yard = Yard::new().await;
-    let (tenant, deployment, world) = (yard.home.tenant, yard.deployment, &yard.home.world);
+    let fixture = DeploymentFixture::new().await;
+    let (tenant, deployment, world) = (fixture.workflows.tenant, fixture.deployment, &fixture.workflows.world);
     let (sent, unsent) = (UploadId::new(), UploadId::new());
     let hand_out = async |id: UploadId, path: &str| {
-        let handed = yard
-            .home
+        let handed = fixture
+            .workflows
             .store()
             .write(async |tx| source_uploads::insert(tx, tenant, id, deployment, &[0; 32], path).await);
         handed.await.unwrap();
@@ -478,25 +496,26 @@ async fn addresses_of_archives_are_forgotten_when_nothing_came() {
     };
     hand_out(sent, "sources/sent").await;
     hand_out(unsent, "sources/unsent").await;
-    let arrived = yard
-        .home
+    let arrived = fixture
+        .workflows
         .store()
-        .write(async |tx| source_uploads::arrived(tx, tenant, sent, 1).await);
+        .write(async |tx| source_uploads::mark_uploaded(tx, tenant, sent, 1).await);
     assert!(arrived.await.unwrap());
 
     let rows = "SELECT count(*) FROM source_upload";
-    yard.home
+    fixture
+        .workflows
         .clock
         .advance(source_uploads::PATIENCE + Duration::from_secs(1));
     assert_eq!(
-        keep_deployments::sweep_uploads(world).await.unwrap(),
+        reconcile_deployments::sweep_uploads(world).await.unwrap(),
         0,
         "it may be on its way still"
     );
-    assert_eq!(yard.home.count(rows).await, 2);
-    yard.home.clock.advance(source_uploads::PATIENCE);
-    assert_eq!(keep_deployments::sweep_uploads(world).await.unwrap(), 1);
-    assert_eq!(yard.home.count(rows).await, 1);
+    assert_eq!(fixture.workflows.count(rows).await, 2);
+    fixture.workflows.clock.advance(source_uploads::PATIENCE);
+    assert_eq!(reconcile_deployments::sweep_uploads(world).await.unwrap(), 1);
+    assert_eq!(fixture.workflows.count(rows).await, 1);
     assert!(world.objects.get(&ObjectPath::from("sources/sent")).await.is_ok());
     assert!(world.objects.get(&ObjectPath::from("sources/unsent")).await.is_err());
 }

@@ -8,10 +8,10 @@ use towpath_domain::export::{DestinationConfig, DestinationKind, ExportStatus};
 use towpath_domain::{Timestamp, TraceRunId};
 use towpath_store::feedback;
 use towpath_traces::accept::Route;
-use towpath_traces::sample::{Cell, Which};
+use towpath_traces::sample::{Cell, SampleOperations};
 use uuid::Uuid;
 
-use crate::home::{DAY_ROWS, Database, FILE_ROWS, Home, on_both_databases, time};
+use crate::fixture::{DAY_ROWS, Database, FILE_ROWS, WorkflowFixture, on_both_databases, time};
 
 on_both_databases! {
     a_filter_sees_what_came_late_and_leaves_in_only_what_passes,
@@ -58,15 +58,15 @@ fn cell(batch: &RecordBatch, column: &str, row: usize) -> Cell {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_export_right_after_the_last_acknowledgement_misses_nothing() {
-    let home = Home::new(2).await;
-    // Three days, the last of them without a trace run. Nothing is folded yet.
-    let export = home.export(3).await;
-    home.drain().await;
+    let fixture = WorkflowFixture::new(2).await;
+    // Three days, the last one without a trace run. Nothing is flushed yet.
+    let export = fixture.export(3).await;
+    fixture.drain().await;
 
-    let row = home.read(export).await;
+    let row = fixture.read(export).await;
     assert_eq!(row.status, ExportStatus::Completed);
     assert!(row.started_at.is_some() && row.finished_at.is_some());
-    let runs = home.runs(export).await;
+    let runs = fixture.runs(export).await;
     assert!(
         runs.iter()
             .all(|run| run.status == ExportStatus::Completed && run.pending_upload.is_none())
@@ -77,12 +77,12 @@ async fn an_export_right_after_the_last_acknowledgement_misses_nothing() {
         2 * DAY_ROWS as i64
     );
 
-    let project = home.project().await;
+    let project = fixture.project().await;
     let mut expected: HashMap<Uuid, _> = (0..2 * DAY_ROWS)
-        .map(|index| home.sample.expected(index, home.tenant, project))
+        .map(|index| fixture.sample.expected(index, fixture.tenant, project))
         .map(|run| (run.id, run))
         .collect();
-    for (name, file) in home.files(export) {
+    for (name, file) in fixture.files(export) {
         let batches = batches(&file);
         let rows: usize = batches.iter().map(RecordBatch::num_rows).sum();
         assert!(rows as u64 <= FILE_ROWS, "{name}");
@@ -101,7 +101,7 @@ async fn an_export_right_after_the_last_acknowledgement_misses_nothing() {
     }
     assert!(expected.is_empty(), "{} trace runs are missing", expected.len());
 
-    let manifest = home.manifest(export).unwrap();
+    let manifest = fixture.manifest(export).unwrap();
     assert_eq!(manifest["rows"], 2 * DAY_ROWS);
     assert_eq!(manifest["fields"].as_array().unwrap().len(), 29);
     assert_eq!(manifest["filter"], serde_json::Value::Null);
@@ -113,24 +113,24 @@ async fn an_export_right_after_the_last_acknowledgement_misses_nothing() {
     let mut listed: Vec<_> = listed.map(|file| file["path"].as_str().unwrap().to_owned()).collect();
     listed.push(format!("p/q/export_id={export}/_manifest.json"));
     listed.sort();
-    assert_eq!(listed, home.s3.keys());
-    home.assert_tidy().await;
+    assert_eq!(listed, fixture.s3.keys());
+    fixture.assert_tidy().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_range_and_a_choice_of_fields_are_kept() {
-    let home = Home::new(1).await;
+    let fixture = WorkflowFixture::new(1).await;
     let (from, to) = (time("2026-03-01T06:00:00Z"), time("2026-03-01T18:00:00Z"));
-    let export = home
+    let export = fixture
         .export_as(|asked| {
             (asked.start_time, asked.end_time) = (from, Some(to));
             asked.export_fields = Some(vec!["outputs".to_owned(), "id".to_owned()]);
             asked.compression = Some("snappy".to_owned());
         })
         .await;
-    home.drain().await;
+    fixture.drain().await;
     let mut ids: Vec<String> = Vec::new();
-    for file in home.files(export).values() {
+    for file in fixture.files(export).values() {
         for batch in batches(file) {
             let names: Vec<_> = batch
                 .schema()
@@ -148,8 +148,8 @@ async fn a_range_and_a_choice_of_fields_are_kept() {
             );
         }
     }
-    let project = home.project().await;
-    let wanted = (0..DAY_ROWS).map(|index| home.sample.expected(index, home.tenant, project));
+    let project = fixture.project().await;
+    let wanted = (0..DAY_ROWS).map(|index| fixture.sample.expected(index, fixture.tenant, project));
     let mut wanted: Vec<_> = wanted
         .filter(|run| (from..to).contains(&run.start))
         .map(|run| run.id.to_string())
@@ -160,23 +160,23 @@ async fn a_range_and_a_choice_of_fields_are_kept() {
 }
 
 async fn a_filter_sees_what_came_late_and_leaves_in_only_what_passes(on: Database) {
-    let home = Home::empty_on(&on, 1).await;
-    home.send(0..DAY_ROWS, Which::Posts).await;
-    // The posts are folded before the patches come, so the two lie in different segments.
-    home.export(1).await;
-    home.drain().await;
-    home.send(0..DAY_ROWS, Which::Patches).await;
+    let fixture = WorkflowFixture::empty_on(&on, 1).await;
+    fixture.send(0..DAY_ROWS, SampleOperations::Posts).await;
+    // The posts are flushed before the patches arrive, so they are in different segments.
+    fixture.export(1).await;
+    fixture.drain().await;
+    fixture.send(0..DAY_ROWS, SampleOperations::Patches).await;
     let filter = "and( eq(status, \"success\"),in(run_type, [\"llm\", \"tool\"]))";
-    let export = home
+    let export = fixture
         .export_as(|asked| {
             asked.filter = Some(filter.to_owned());
             asked.export_fields = Some(vec!["id".to_owned(), "name".to_owned()]);
         })
         .await;
-    home.drain().await;
-    assert_eq!(home.read(export).await.status, ExportStatus::Completed);
+    fixture.drain().await;
+    assert_eq!(fixture.read(export).await.status, ExportStatus::Completed);
     let mut ids: Vec<String> = Vec::new();
-    for file in home.files(export).values() {
+    for file in fixture.files(export).values() {
         for batch in batches(file) {
             let schema = batch.schema();
             let names: Vec<_> = schema.fields().iter().map(|field| field.name().as_str()).collect();
@@ -185,11 +185,11 @@ async fn a_filter_sees_what_came_late_and_leaves_in_only_what_passes(on: Databas
             ids.extend(column.iter().map(|id| id.unwrap().to_owned()));
         }
     }
-    let project = home.project().await;
+    let project = fixture.project().await;
     let text = |text: &str| Cell::Text(text.to_owned());
     let mut wanted = Vec::new();
     for index in 0..DAY_ROWS {
-        let run = home.sample.expected(index, home.tenant, project);
+        let run = fixture.sample.expected(index, fixture.tenant, project);
         let columns: HashMap<_, _> = run.columns.into_iter().collect();
         let kind = &columns["run_type"];
         if columns["status"] == text("success") && (*kind == text("llm") || *kind == text("tool")) {
@@ -200,19 +200,19 @@ async fn a_filter_sees_what_came_late_and_leaves_in_only_what_passes(on: Databas
     ids.sort();
     wanted.sort();
     assert_eq!(ids, wanted);
-    let manifest = home.manifest(export).unwrap();
+    let manifest = fixture.manifest(export).unwrap();
     assert_eq!(manifest["rows"], wanted.len());
     assert_eq!(manifest["filter"], filter, "as it was sent");
 }
 
 async fn a_filter_on_traces_sees_all_of_them(on: Database) {
-    let home = Home::empty_on(&on, 2).await;
-    home.send(0..2 * DAY_ROWS, Which::Posts).await;
-    home.export(1).await;
-    home.drain().await;
-    home.send(0..2 * DAY_ROWS, Which::Patches).await;
-    let project = home.project().await;
-    let runs = (0..2 * DAY_ROWS).map(|index| home.sample.expected(index, home.tenant, project));
+    let fixture = WorkflowFixture::empty_on(&on, 2).await;
+    fixture.send(0..2 * DAY_ROWS, SampleOperations::Posts).await;
+    fixture.export(1).await;
+    fixture.drain().await;
+    fixture.send(0..2 * DAY_ROWS, SampleOperations::Patches).await;
+    let project = fixture.project().await;
+    let runs = (0..2 * DAY_ROWS).map(|index| fixture.sample.expected(index, fixture.tenant, project));
     let runs: Vec<(Uuid, HashMap<_, _>)> = runs.map(|run| (run.id, run.columns.into_iter().collect())).collect();
     let trace = |index: usize| match &runs[index].1["trace_id"] {
         Cell::Text(trace) => trace.clone(),
@@ -221,21 +221,21 @@ async fn a_filter_on_traces_sees_all_of_them(on: Database) {
     let traces = [trace(3), trace(700), trace(2000)];
     let filter = |traces: &[String]| format!("and(in(trace_id, {traces:?}), neq(end_time, null))");
     let export = async |traces: &[String]| {
-        let export = home
+        let export = fixture
             .export_as(|asked| {
                 asked.end_time = Some(time("2026-03-03"));
                 asked.filter = Some(filter(traces));
             })
             .await;
-        home.drain().await;
-        assert_eq!(home.read(export).await.status, ExportStatus::Completed);
+        fixture.drain().await;
+        assert_eq!(fixture.read(export).await.status, ExportStatus::Completed);
         let mut ids: Vec<String> = Vec::new();
-        for batch in home.files(export).values().flat_map(batches) {
+        for batch in fixture.files(export).values().flat_map(batches) {
             let column = batch.column_by_name("id").unwrap().as_string::<i32>();
             ids.extend(column.iter().map(|id| id.unwrap().to_owned()));
         }
         ids.sort();
-        assert_eq!(home.manifest(export).unwrap()["rows"], ids.len());
+        assert_eq!(fixture.manifest(export).unwrap()["rows"], ids.len());
         ids
     };
     let wanted = runs.iter().filter(|(_, columns)| {
@@ -246,24 +246,24 @@ async fn a_filter_on_traces_sees_all_of_them(on: Database) {
     wanted.sort();
     assert!(wanted.len() >= 3, "{wanted:?}");
     assert_eq!(export(&traces).await, wanted);
-    // One that is not there.
+    // A missing export.
     assert_eq!(export(&[Uuid::from_u128(1).to_string()]).await, Vec::<String>::new());
 }
 
 async fn feedback_is_told_of_the_runs_it_is_on_and_the_others_are_copied(on: Database) {
-    let home = Home::new_on(&on, 1).await;
-    home.drain().await;
-    let project = home.project().await;
-    let told = home.sample.expected(3, home.tenant, project).id;
-    let taken_back = home.sample.expected(4, home.tenant, project).id;
-    // Sent like any client does: it lies in the log when the export begins, and in no table.
+    let fixture = WorkflowFixture::new_on(&on, 1).await;
+    fixture.drain().await;
+    let project = fixture.project().await;
+    let told = fixture.sample.expected(3, fixture.tenant, project).id;
+    let taken_back = fixture.sample.expected(4, fixture.tenant, project).id;
+    // Sent like any client does: in the log when the export begins, and in no table.
     for (id, run, score) in [(1, told, "1"), (2, told, "0.5"), (3, taken_back, "0")] {
-        home.give(Uuid::from_u128(id), run, score).await;
+        fixture.give(Uuid::from_u128(id), run, score).await;
     }
-    let export = home.export(1).await;
-    home.drain().await;
+    let export = fixture.export(1).await;
+    fixture.drain().await;
     let mut stats: HashMap<String, Option<String>> = HashMap::new();
-    for batch in home.files(export).values().flat_map(batches) {
+    for batch in fixture.files(export).values().flat_map(batches) {
         let (ids, texts) = (batch.column_by_name("id"), batch.column_by_name("feedback_stats"));
         let (ids, texts) = (ids.unwrap().as_string::<i32>(), texts.unwrap().as_string::<i32>());
         let rows = ids.iter().zip(texts.iter());
@@ -281,22 +281,23 @@ async fn feedback_is_told_of_the_runs_it_is_on_and_the_others_are_copied(on: Dat
     assert_eq!(of(taken_back).unwrap().unwrap()["good"]["n"], 1);
     assert_eq!(stats.values().flatten().count(), 2);
 
-    // What was taken back is told no more.
-    let tenant = home.tenant;
-    let mut row = home
+    // Deleted feedback is not exported.
+    let tenant = fixture.tenant;
+    let mut row = fixture
         .store()
         .read(async |tx| feedback::find(tx, tenant, Uuid::from_u128(3)).await)
         .await
         .unwrap()
         .unwrap();
     row.deleted = true;
-    home.store()
+    fixture
+        .store()
         .write(async |tx| feedback::change(tx, &row).await)
         .await
         .unwrap();
-    let export = home.export(1).await;
-    home.drain().await;
-    let told: usize = home
+    let export = fixture.export(1).await;
+    fixture.drain().await;
+    let told: usize = fixture
         .files(export)
         .values()
         .flat_map(batches)
@@ -306,7 +307,7 @@ async fn feedback_is_told_of_the_runs_it_is_on_and_the_others_are_copied(on: Dat
 }
 
 async fn json_that_other_readers_refuse_is_filtered_and_exported_as_it_was_sent(on: Database) {
-    let home = Home::empty_on(&on, 1).await;
+    let fixture = WorkflowFixture::empty_on(&on, 1).await;
     let inputs = r#"{"cut":"\ud83d","out":1e999,"\ude00":{"k":12345678901234567890123}}"#;
     let outputs = r#"{"\ud83d":1e999,"usage_metadata":{"input_tokens":3,"output_tokens":4}}"#;
     let run = |id: Uuid, k: &str| {
@@ -317,12 +318,13 @@ async fn json_that_other_readers_refuse_is_filtered_and_exported_as_it_was_sent(
         )
     };
     let [first, second] = [1, 2].map(|number| Uuid::from_u128(0x0194_fdc2_0000_7000_8000_0000_0000_0000 + number));
-    home.send_json(Route::Run, run(first, "v")).await;
-    home.send_json(Route::Run, run(second, "w")).await;
-    home.give(Uuid::from_u128(1), first, r#"1,"comment":"cut \ud83d","out":1e999"#)
+    fixture.send_json(Route::Run, run(first, "v")).await;
+    fixture.send_json(Route::Run, run(second, "w")).await;
+    fixture
+        .give(Uuid::from_u128(1), first, r#"1,"comment":"cut \ud83d","out":1e999"#)
         .await;
-    home.give(Uuid::from_u128(2), first, "0").await;
-    home.give(Uuid::from_u128(3), second, r#"0.25,"\ud83d":1"#).await;
+    fixture.give(Uuid::from_u128(2), first, "0").await;
+    fixture.give(Uuid::from_u128(3), second, r#"0.25,"\ud83d":1"#).await;
     for (filter, expected) in [
         (r#"and(eq(metadata_key, "k"), eq(metadata_value, "v"))"#, vec![first]),
         (
@@ -339,11 +341,11 @@ async fn json_that_other_readers_refuse_is_filtered_and_exported_as_it_was_sent(
             vec![first, second],
         ),
     ] {
-        let export = home.export_as(|asked| asked.filter = Some(filter.to_owned())).await;
-        home.drain().await;
-        assert_eq!(home.read(export).await.status, ExportStatus::Completed);
+        let export = fixture.export_as(|asked| asked.filter = Some(filter.to_owned())).await;
+        fixture.drain().await;
+        assert_eq!(fixture.read(export).await.status, ExportStatus::Completed);
         let mut exported = Vec::new();
-        for batch in home.files(export).values().flat_map(batches) {
+        for batch in fixture.files(export).values().flat_map(batches) {
             for row in 0..batch.num_rows() {
                 let Cell::Text(id) = cell(&batch, "id", row) else {
                     panic!("no id")
@@ -366,33 +368,33 @@ async fn json_that_other_readers_refuse_is_filtered_and_exported_as_it_was_sent(
         exported.sort();
         assert_eq!(exported, expected, "{filter}");
     }
-    let rows = home
+    let rows = fixture
         .store()
-        .read(async |tx| feedback::of_run(tx, home.tenant, TraceRunId(first)).await);
+        .read(async |tx| feedback::of_run(tx, fixture.tenant, TraceRunId(first)).await);
     assert_eq!(rows.await.unwrap().len(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn v2_beta_has_times_in_utc_and_a_folder_of_keys_and_values() {
-    let home = Home::new(2).await;
-    let plain = home.export(2).await;
-    let rich = home
+    let fixture = WorkflowFixture::new(2).await;
+    let plain = fixture.export(2).await;
+    let rich = fixture
         .export_as(|asked| {
             asked.end_time = Some(time("2026-03-03"));
             asked.format_version = Some("v2_beta".to_owned());
         })
         .await;
-    home.drain().await;
-    for run in home.runs(rich).await {
+    fixture.drain().await;
+    for run in fixture.runs(rich).await {
         assert!(
             run.prefix.contains("/resource=runs/year=2026/month=03/day=0"),
             "{}",
             run.prefix
         );
     }
-    assert_eq!(home.manifest(rich).unwrap()["format_version"], "v2_beta");
-    assert_eq!(home.manifest(plain).unwrap()["format_version"], "v1");
-    let (plain, rich) = (home.files(plain), home.files(rich));
+    assert_eq!(fixture.manifest(rich).unwrap()["format_version"], "v2_beta");
+    assert_eq!(fixture.manifest(plain).unwrap()["format_version"], "v1");
+    let (plain, rich) = (fixture.files(plain), fixture.files(rich));
     assert_eq!(plain.len(), 4);
     assert!(plain.keys().eq(rich.keys()));
     for (plain, rich) in plain.values().zip(rich.values()) {
@@ -423,55 +425,55 @@ async fn v2_beta_has_times_in_utc_and_a_folder_of_keys_and_values() {
             }
         }
     }
-    home.assert_tidy().await;
+    fixture.assert_tidy().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_comes_after_planning_is_for_the_next_export() {
-    let home = Home::empty(1).await;
-    home.send(0..100, Which::Posts).await;
-    let first = home.export(1).await;
-    let part = home.until("export_part").await;
-    home.send(0..200, Which::Both).await;
-    home.perform(part).await;
-    home.drain().await;
-    assert_eq!(home.runs(first).await[0].rows_written, 100);
+    let fixture = WorkflowFixture::empty(1).await;
+    fixture.send(0..100, SampleOperations::Posts).await;
+    let first = fixture.export(1).await;
+    let part = fixture.until("export_part").await;
+    fixture.send(0..200, SampleOperations::Both).await;
+    fixture.perform(part).await;
+    fixture.drain().await;
+    assert_eq!(fixture.runs(first).await[0].rows_written, 100);
 
-    // Patches of runs that lie in an older segment, and new runs: one row each.
-    let second = home.export(1).await;
-    home.drain().await;
-    assert_eq!(home.runs(second).await[0].rows_written, 200);
-    let project = home.project().await;
-    for batch in home.files(second).values().flat_map(batches) {
+    // Patches of runs in an older segment, and new runs: one row each.
+    let second = fixture.export(1).await;
+    fixture.drain().await;
+    assert_eq!(fixture.runs(second).await[0].rows_written, 200);
+    let project = fixture.project().await;
+    for batch in fixture.files(second).values().flat_map(batches) {
         for row in 0..batch.num_rows() {
             let Cell::Text(id) = cell(&batch, "id", row) else {
                 panic!("no id")
             };
             let id: TraceRunId = id.parse().unwrap();
-            let runs = (0..200).map(|index| home.sample.expected(index, home.tenant, project));
+            let runs = (0..200).map(|index| fixture.sample.expected(index, fixture.tenant, project));
             let run = runs.into_iter().find(|run| run.id == id.0).unwrap();
             for (column, value) in run.columns {
                 assert_eq!(cell(&batch, column, row), value, "{column} of {id}");
             }
         }
     }
-    home.assert_tidy().await;
+    fixture.assert_tidy().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_folder_gets_the_same_files_as_a_bucket() {
-    let mut home = Home::new(1).await;
-    let to_bucket = home.export(1).await;
+    let mut fixture = WorkflowFixture::new(1).await;
+    let to_bucket = fixture.export(1).await;
     let config = DestinationConfig {
         prefix: "team".to_owned(),
         ..DestinationConfig::default()
     };
-    home.destination = home.add_destination(DestinationKind::File, &config).await;
-    let to_folder = home.export(1).await;
-    home.drain().await;
+    fixture.destination = fixture.add_destination(DestinationKind::File, &config).await;
+    let to_folder = fixture.export(1).await;
+    fixture.drain().await;
 
-    let run = home.runs(to_folder).await.remove(0);
-    let root = home.folder.path().join("exports");
+    let run = fixture.runs(to_folder).await.remove(0);
+    let root = fixture.folder.path().join("exports");
     assert!(
         run.prefix
             .starts_with(&format!("team/export_id={to_folder}/tenant_id=")),
@@ -483,8 +485,8 @@ async fn a_folder_gets_the_same_files_as_a_bucket() {
         "{}",
         run.prefix
     );
-    for (name, file) in home.files(to_bucket) {
-        let (_, number) = name.split_once('/').unwrap();
+    for (name, file) in fixture.files(to_bucket) {
+        let (_, number) = name.rsplit_once('/').unwrap();
         let path = root.join(&run.prefix).join(format!("{}-{number}", run.id));
         assert_eq!(Bytes::from(std::fs::read(path).unwrap()), file, "{name}");
     }
@@ -494,30 +496,30 @@ async fn a_folder_gets_the_same_files_as_a_bucket() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn fifteen_exports_run_and_the_sixteenth_waits() {
-    let home = Home::new(1).await;
-    home.drain().await;
+    let fixture = WorkflowFixture::new(1).await;
+    fixture.drain().await;
     let mut all = Vec::new();
     for _ in 0..16 {
-        all.push(home.export(1).await);
+        all.push(fixture.export(1).await);
     }
     let mut jobs = Vec::new();
-    while let Some(job) = home.claim().await {
+    while let Some(job) = fixture.claim().await {
         if job.kind == "run_export" {
-            home.perform(job).await;
+            fixture.perform(job).await;
         } else {
             jobs.push(job);
         }
     }
     for export in &all[..15] {
-        assert_eq!(home.read(*export).await.status, ExportStatus::Running);
+        assert_eq!(fixture.read(*export).await.status, ExportStatus::Running);
     }
-    assert_eq!(home.read(all[15]).await.status, ExportStatus::Created);
+    assert_eq!(fixture.read(all[15]).await.status, ExportStatus::Created);
     for job in jobs {
-        home.perform(job).await;
+        fixture.perform(job).await;
     }
-    home.drain().await;
+    fixture.drain().await;
     for export in all {
-        assert_eq!(home.read(export).await.status, ExportStatus::Completed);
+        assert_eq!(fixture.read(export).await.status, ExportStatus::Completed);
     }
-    home.assert_tidy().await;
+    fixture.assert_tidy().await;
 }

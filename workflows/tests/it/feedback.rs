@@ -1,4 +1,4 @@
-//! Runs that ask where they may be judged are told by the platform that they are traced to.
+//! Runs that request feedback links get them from the platform that they are traced to.
 
 use axum::extract::State;
 use axum::routing::post;
@@ -15,16 +15,19 @@ use towpath_workflows::tracer::{Platform, Tracer};
 
 use crate::server::Server;
 
-/// Stands for a platform: hands out links, unless a key is `refused`, and takes traces.
-struct Stand {
+/// A fake platform: issues links, unless a key is `refused`, and accepts traces.
+struct PlatformStub {
     endpoint: String,
     asked: mpsc::UnboundedReceiver<Value>,
     traced: mpsc::UnboundedReceiver<Value>,
 }
 
-type Told = mpsc::UnboundedSender<Value>;
+type RequestSender = mpsc::UnboundedSender<Value>;
 
-async fn links(State((told, _)): State<(Told, Told)>, Json(asked): Json<Value>) -> Result<Json<Value>, StatusCode> {
+async fn links(
+    State((told, _)): State<(RequestSender, RequestSender)>,
+    Json(asked): Json<Value>,
+) -> Result<Json<Value>, StatusCode> {
     told.send(asked.clone()).unwrap();
     let asked = asked.as_array().unwrap();
     if asked.iter().any(|one| one["feedback_key"] == "refused") {
@@ -34,13 +37,13 @@ async fn links(State((told, _)): State<(Told, Told)>, Json(asked): Json<Value>) 
     Ok(Json(asked.iter().map(|one| json!({"url": url(one)})).collect()))
 }
 
-impl Stand {
+impl PlatformStub {
     async fn start() -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let endpoint = format!("http://{}/", listener.local_addr().unwrap());
         let (tell_asked, asked) = mpsc::unbounded_channel();
         let (tell_traced, traced) = mpsc::unbounded_channel();
-        let take = async |State((_, told)): State<(Told, Told)>, Json(traces): Json<Value>| {
+        let take = async |State((_, told)): State<(RequestSender, RequestSender)>, Json(traces): Json<Value>| {
             told.send(traces).unwrap();
             StatusCode::ACCEPTED
         };
@@ -69,7 +72,7 @@ impl Stand {
     }
 }
 
-/// The events that are there by now: their names, and their data.
+/// The events so far: their names and their data.
 fn seen(events: &mut Events) -> Vec<(String, Value)> {
     let mut seen = Vec::new();
     while let Some(event) = events.try_next() {
@@ -84,10 +87,10 @@ fn seen(events: &mut Events) -> Vec<(String, Value)> {
 
 #[tokio::test]
 async fn a_run_that_did_well_says_where_it_may_be_judged() {
-    let mut stand = Stand::start().await;
+    let mut stand = PlatformStub::start().await;
     let server = stand.server().await;
     let keys = json!({"feedback_keys": ["liked", "disliked", "liked"], "stream_mode": "updates"});
-    let (run, mut events) = server.start(Target::On(ThreadId::new()), "steps", keys).await;
+    let (run, mut events) = server.start(Target::Existing(ThreadId::new()), "steps", keys).await;
     server.perform().await;
     let urls = json!({"liked": "https://towpath.example/liked", "disliked": "https://towpath.example/disliked"});
     assert_eq!(seen(&mut events).pop(), Some(("feedback".to_owned(), urls)));
@@ -105,10 +108,10 @@ async fn a_run_that_did_well_says_where_it_may_be_judged() {
 
 #[tokio::test]
 async fn a_later_attempt_is_judged_by_the_trace_it_left() {
-    let mut stand = Stand::start().await;
+    let mut stand = PlatformStub::start().await;
     let server = stand.server().await;
     let keys = json!({"feedback_keys": ["liked"]});
-    let (run, mut events) = server.start(Target::On(ThreadId::new()), "shaky", keys).await;
+    let (run, mut events) = server.start(Target::Existing(ThreadId::new()), "shaky", keys).await;
     server.perform().await;
     assert!(
         seen(&mut events).iter().all(|(name, _)| name != "feedback"),
@@ -126,21 +129,21 @@ async fn a_later_attempt_is_judged_by_the_trace_it_left() {
 
 #[tokio::test]
 async fn nobody_judges_what_failed_or_is_traced_nowhere() {
-    let mut stand = Stand::start().await;
+    let mut stand = PlatformStub::start().await;
     let server = stand.server().await;
     for (graph, keys) in [
         ("broken", json!({"feedback_keys": ["liked"]})),
         ("steps", json!({"feedback_keys": []})),
         ("steps", json!({})),
     ] {
-        let (_, mut events) = server.start(Target::On(ThreadId::new()), graph, keys).await;
+        let (_, mut events) = server.start(Target::Existing(ThreadId::new()), graph, keys).await;
         server.perform().await;
         assert!(seen(&mut events).iter().all(|(name, _)| name != "feedback"), "{graph}");
     }
     assert!(stand.asked.try_recv().is_err());
-    // The platform hands out none: the run does well without.
+    // The platform issues no links: the run succeeds without them.
     let refused = json!({"feedback_keys": ["refused"]});
-    let (run, mut events) = server.start(Target::On(ThreadId::new()), "steps", refused).await;
+    let (run, mut events) = server.start(Target::Existing(ThreadId::new()), "steps", refused).await;
     server.perform().await;
     assert_eq!(server.run(run.id).await.unwrap().status, RunStatus::Success);
     assert!(seen(&mut events).iter().all(|(name, _)| name != "feedback"));
@@ -148,7 +151,7 @@ async fn nobody_judges_what_failed_or_is_traced_nowhere() {
 
     let alone = Server::new().await;
     let keys = json!({"feedback_keys": ["liked"]});
-    let (run, mut events) = alone.start(Target::On(ThreadId::new()), "steps", keys).await;
+    let (run, mut events) = alone.start(Target::Existing(ThreadId::new()), "steps", keys).await;
     alone.perform().await;
     assert_eq!(alone.run(run.id).await.unwrap().status, RunStatus::Success);
     assert!(seen(&mut events).iter().all(|(name, _)| name != "feedback"));

@@ -1,5 +1,5 @@
-//! Files that were interrupted and cannot be made again as they were, because what goes into them has changed: another one
-//! takes their place, and what the manifest says of each file is true.
+//! Interrupted files that cannot be recreated because their rows have changed: another file replaces them, and the
+//! manifest is correct for each file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -12,9 +12,9 @@ use towpath_store::feedback;
 use uuid::Uuid;
 
 use crate::exports::batches;
-use crate::home::{DAY_ROWS, Database, Home, kill, on_both_databases};
+use crate::fixture::{DAY_ROWS, Database, WorkflowFixture, kill, on_both_databases};
 
-/// The first file, when it is made visible: in one call, and where it was sent in parts.
+/// The call that makes the first file visible, for single and multipart uploads.
 const WHOLE: &str = "00000.parquet?";
 const IN_PARTS: &str = "00000.parquet?uploadId";
 
@@ -26,7 +26,7 @@ on_both_databases! {
     a_file_nobody_recorded_goes_with_a_cancelled_export,
 }
 
-impl Home {
+impl WorkflowFixture {
     /// Feedback on trace runs of these numbers; its id is the number.
     async fn judge(&self, runs: &[u64]) {
         let project = self.project().await;
@@ -34,7 +34,7 @@ impl Home {
             let run = self.sample.expected(*number, self.tenant, project).id;
             self.give(Uuid::from_u128(u128::from(*number)), run, "1").await;
         }
-        // In the tables, so that it can be taken back.
+        // In the tables, so that it can be deleted.
         self.drain().await;
     }
 
@@ -50,7 +50,7 @@ impl Home {
         taken.await.unwrap();
     }
 
-    /// As when the trace run goes for good.
+    /// As when the trace run is deleted for good.
     async fn forget(&self, number: u64) {
         let project = self.project().await;
         let run = TraceRunId(self.sample.expected(number, self.tenant, project).id);
@@ -61,7 +61,7 @@ impl Home {
         forgotten.await.unwrap();
     }
 
-    /// The trace runs of the day as they are exported, one after another.
+    /// The trace runs of the day in the order of their export.
     async fn in_order(&self) -> Vec<u64> {
         let project = self.project().await;
         let mut order: Vec<u64> = (0..DAY_ROWS).collect();
@@ -72,7 +72,7 @@ impl Home {
         order
     }
 
-    /// Has its worker die at the call that makes the first file visible.
+    /// Kills the worker at the call that makes the first file visible.
     async fn interrupt(&self, call: &'static str, done: bool) {
         let part = self.until("export_part").await;
         self.s3.hang_at(call, done);
@@ -81,7 +81,7 @@ impl Home {
         self.boot().await;
     }
 
-    /// What the manifest lists is all there is, and is there as it says. The ids of all rows.
+    /// Only the files in the manifest exist, with the listed content. Returns the ids of all rows.
     fn listed(&self, export: ExportId) -> BTreeSet<String> {
         let manifest = self.manifest(export).expect("the export completed");
         let mut sizes = BTreeMap::new();
@@ -112,153 +112,157 @@ impl Home {
 }
 
 async fn feedback_that_is_taken_back_does_not_fail_a_filtered_export(on: Database) {
-    let home = Home::new_on(&on, 1).await;
-    let order = home.in_order().await;
+    let fixture = WorkflowFixture::new_on(&on, 1).await;
+    let order = fixture.in_order().await;
     let mut left = vec![order[3], order[4], order[5], order[900]];
-    home.judge(&left).await;
-    // The last row of the file, one before it, and all there are.
+    fixture.judge(&left).await;
+    // The last row of the file, an earlier one, and all rows.
     for taken in [vec![order[900]], vec![order[4]], vec![order[3], order[5]]] {
         for done in [false, true] {
-            let export = home
+            let export = fixture
                 .export_as(|asked| {
                     asked.filter = Some("eq(feedback_key, \"good\")".to_owned());
                     asked.export_fields = Some(vec!["id".to_owned()]);
                 })
                 .await;
-            home.interrupt(WHOLE, done).await;
+            fixture.interrupt(WHOLE, done).await;
             if done {
                 for number in &taken {
-                    home.take_back(*number).await;
+                    fixture.take_back(*number).await;
                     left.retain(|known| known != number);
                 }
             }
-            home.drain().await;
-            let run = home.runs(export).await.remove(0);
+            fixture.drain().await;
+            let run = fixture.runs(export).await.remove(0);
             assert_eq!(
-                (home.read(export).await.status, run.errors.as_str()),
+                (fixture.read(export).await.status, run.errors.as_str()),
                 (ExportStatus::Completed, "{}")
             );
-            assert_eq!(home.listed(export).len(), left.len(), "without {taken:?}, done: {done}");
-            home.assert_tidy().await;
+            assert_eq!(
+                fixture.listed(export).len(),
+                left.len(),
+                "without {taken:?}, done: {done}"
+            );
+            fixture.assert_tidy().await;
         }
     }
     assert!(left.is_empty());
 }
 
 async fn feedback_that_changes_an_interrupted_file_replaces_it(on: Database) {
-    let home = Home::new_on(&on, 1).await;
-    let order = home.in_order().await;
+    let fixture = WorkflowFixture::new_on(&on, 1).await;
+    let order = fixture.in_order().await;
     let [first, forgotten, second] = [order[3], order[700], order[1200]];
-    home.judge(&[first, forgotten, second]).await;
+    fixture.judge(&[first, forgotten, second]).await;
     for (change, number) in [
         ("in the other file", second),
-        // It goes with its trace run: nothing tells the next attempt that there was any.
+        // It is deleted with its trace run: the next attempt cannot see that there was any.
         ("forgotten", forgotten),
         ("taken back", first),
     ] {
-        let export = home.export(1).await;
-        home.interrupt(IN_PARTS, true).await;
+        let export = fixture.export(1).await;
+        fixture.interrupt(IN_PARTS, true).await;
         if change == "forgotten" {
-            home.forget(number).await;
+            fixture.forget(number).await;
         } else {
-            home.take_back(number).await;
+            fixture.take_back(number).await;
         }
-        home.drain().await;
-        assert_eq!(home.read(export).await.status, ExportStatus::Completed, "{change}");
-        assert_eq!(home.listed(export).len() as u64, DAY_ROWS, "{change}");
-        let run = home.runs(export).await.remove(0);
-        let same_names = home
+        fixture.drain().await;
+        assert_eq!(fixture.read(export).await.status, ExportStatus::Completed, "{change}");
+        assert_eq!(fixture.listed(export).len() as u64, DAY_ROWS, "{change}");
+        let run = fixture.runs(export).await.remove(0);
+        let same_names = fixture
             .s3
             .object(&format!("{}/{}-00000.parquet", run.prefix, run.id))
             .is_some();
         assert_eq!(same_names, change == "in the other file", "{change}");
-        home.assert_tidy().await;
+        fixture.assert_tidy().await;
     }
 }
 
 async fn a_file_may_end_inside_of_a_row_group_that_is_copied_later(on: Database) {
-    let mut home = Home::new_on(&on, 1).await;
-    home.drain().await;
-    home.world.sizes.splice_rows = u64::MAX;
-    let whole = home.export(1).await;
-    home.drain().await;
-    let expected = home.files(whole);
+    let mut fixture = WorkflowFixture::new_on(&on, 1).await;
+    fixture.drain().await;
+    fixture.world.sizes.splice_rows = u64::MAX;
+    let whole = fixture.export(1).await;
+    fixture.drain().await;
+    let expected = fixture.files(whole);
     assert_eq!(expected.len(), 2);
-    let export = home.export(1).await;
-    home.interrupt(IN_PARTS, true).await;
-    home.world.sizes.splice_rows = 1;
-    home.drain().await;
-    let run = home.runs(export).await.remove(0);
+    let export = fixture.export(1).await;
+    fixture.interrupt(IN_PARTS, true).await;
+    fixture.world.sizes.splice_rows = 1;
+    fixture.drain().await;
+    let run = fixture.runs(export).await.remove(0);
     assert_eq!(
-        (home.read(export).await.status, run.errors.as_str()),
+        (fixture.read(export).await.status, run.errors.as_str()),
         (ExportStatus::Completed, "{}")
     );
-    assert_eq!(home.listed(export).len() as u64, DAY_ROWS);
+    assert_eq!(fixture.listed(export).len() as u64, DAY_ROWS);
     assert!(
-        home.files(export) == expected,
+        fixture.files(export) == expected,
         "the row group was read row by row again"
     );
-    home.assert_tidy().await;
+    fixture.assert_tidy().await;
 }
 
 async fn a_file_of_a_frozen_worker_takes_the_place_of_none_on_record(on: Database) {
-    let home = Home::new_on(&on, 1).await;
-    home.judge(&[3, 4, 5, 6]).await;
-    // It wakes behind the end of the run and looks, or dies behind its write.
+    let fixture = WorkflowFixture::new_on(&on, 1).await;
+    fixture.judge(&[3, 4, 5, 6]).await;
+    // It wakes after the end of the run and checks, or dies after its write.
     for (taken, dies) in [(3, false), (4, true)] {
-        let export = home
+        let export = fixture
             .export_as(|asked| {
                 asked.filter = Some("eq(feedback_key, \"good\")".to_owned());
                 asked.export_fields = Some(vec!["id".to_owned(), "feedback_stats".to_owned()]);
             })
             .await;
-        let part = home.until("export_part").await;
-        home.s3.hang_at(WHOLE, false);
-        let frozen = home.freeze(part).await;
-        home.boot().await;
-        home.take_back(taken).await;
-        home.drive().await;
-        assert_eq!(home.read(export).await.status, ExportStatus::Completed);
-        let rows = home.listed(export).len();
-        let run = home.runs(export).await.remove(0);
+        let part = fixture.until("export_part").await;
+        fixture.s3.hang_at(WHOLE, false);
+        let frozen = fixture.freeze(part).await;
+        fixture.boot().await;
+        fixture.take_back(taken).await;
+        fixture.drive().await;
+        assert_eq!(fixture.read(export).await.status, ExportStatus::Completed);
+        let rows = fixture.listed(export).len();
+        let run = fixture.runs(export).await.remove(0);
         let late = format!("{}/{}-00000.parquet", run.prefix, run.id);
-        assert_eq!(home.s3.object(&late), None, "it was given up");
-        home.s3.thaw();
+        assert_eq!(fixture.s3.object(&late), None, "it was given up");
+        fixture.s3.thaw();
         if dies {
             let patience = Instant::now();
-            while home.s3.object(&late).is_none() {
+            while fixture.s3.object(&late).is_none() {
                 assert!(patience.elapsed() < Duration::from_secs(180), "no file appears");
                 tokio::task::yield_now().await;
             }
             kill(frozen);
         } else {
             frozen.await;
-            assert_eq!(home.s3.object(&late), None, "it was taken back");
+            assert_eq!(fixture.s3.object(&late), None, "it was taken back");
         }
-        home.drain().await;
-        assert_eq!(home.listed(export).len(), rows, "dies: {dies}");
-        home.assert_tidy().await;
+        fixture.drain().await;
+        assert_eq!(fixture.listed(export).len(), rows, "dies: {dies}");
+        fixture.assert_tidy().await;
     }
 }
 
 async fn a_file_nobody_recorded_goes_with_a_cancelled_export(on: Database) {
-    let home = Home::new_on(&on, 1).await;
-    home.drain().await;
-    // Visible before the export is cancelled, or made so by a worker that was frozen then.
+    let fixture = WorkflowFixture::new_on(&on, 1).await;
+    fixture.drain().await;
+    // Visible before the export is cancelled, or made visible by a worker that was suspended then.
     for done in [true, false] {
-        let export = home.export(1).await;
-        let part = home.until("export_part").await;
-        home.s3.hang_at(IN_PARTS, done);
-        let frozen = home.freeze(part).await;
-        home.cancel(export).await.unwrap();
-        home.boot().await;
-        home.drive().await;
-        assert_eq!(home.files(export).len(), 0, "done: {done}");
-        home.s3.thaw();
+        let export = fixture.export(1).await;
+        let part = fixture.until("export_part").await;
+        fixture.s3.hang_at(IN_PARTS, done);
+        let frozen = fixture.freeze(part).await;
+        fixture.cancel(export).await.unwrap();
+        fixture.boot().await;
+        fixture.drive().await;
+        assert_eq!(fixture.files(export).len(), 0, "done: {done}");
+        fixture.s3.thaw();
         frozen.await;
-        home.drain().await;
-        assert_eq!(home.files(export).len(), 0, "done: {done}");
-        assert_eq!(home.read(export).await.status, ExportStatus::Cancelled);
-        home.assert_tidy().await;
+        fixture.drain().await;
+        assert_eq!(fixture.files(export).len(), 0, "done: {done}");
+        assert_eq!(fixture.read(export).await.status, ExportStatus::Cancelled);
+        fixture.assert_tidy().await;
     }
 }

@@ -1,15 +1,17 @@
-//! The workflows over a real SQLite file, real segments, and a stand-in for S3: performed one by one, so that a test
-//! can interrupt each at any call.
+//! The workflows with a real database, real segments and a fake S3. Jobs are performed one by one, so that a test can
+//! interrupt each at any call.
 
 mod artifacts;
+mod boxes;
+mod bulk_statements;
 mod cancelling;
+mod compact_days;
 mod compacting;
-mod crowd;
 mod databases;
 mod deleting;
+mod deployment_fixture;
 mod deployments;
-#[path = "../../../tests/src/dice.rs"]
-mod dice;
+mod disk_space;
 mod drills;
 #[path = "../../../tests/src/environment.rs"]
 mod environment;
@@ -17,20 +19,21 @@ mod exports;
 mod failing;
 mod feedback;
 mod files;
-mod folds;
+mod fixture;
+mod flushes;
 mod frozen;
-mod home;
 mod indexing;
-mod keeping;
-mod lines;
-mod many;
+mod keeper_lease;
+mod log_lines;
+mod many_deployments;
 mod postgres;
 mod quarantine;
+#[path = "../../../tests/src/random.rs"]
+mod random;
 mod repeats;
 mod resealing;
 mod restarts;
 mod revision_keys;
-mod room;
 mod runs;
 #[path = "../../../crates/outbound/tests/it/s3.rs"]
 mod s3;
@@ -42,4 +45,3 @@ mod thread_model;
 mod threads;
 mod visibility;
 mod webhooks;
-mod yard;

@@ -1,4 +1,4 @@
-//! Quarantined trace data: folded again, dropped, kept in order by the sweep, and told by exports.
+//! Quarantined trace data: retried, dropped, maintained by the sweep, and reported by exports.
 
 use std::time::Duration;
 
@@ -6,15 +6,15 @@ use bytes::Bytes;
 use object_store::ObjectStoreExt as _;
 use object_store::path::Path;
 use towpath_domain::export::ExportStatus;
-use towpath_domain::{Clock, ProjectId, QuarantineId, TenantId, Timestamp, UnitId};
+use towpath_domain::{Clock, ProjectId, QuarantineId, TenantId, Timestamp, WalSegmentId};
 use towpath_store::projects::{self, ProjectChange};
 use towpath_store::quarantine::{self as stored, Entry, Kind, Quota};
 use towpath_store::{Error as StoreError, segments};
-use towpath_traces::sample::Which;
-use towpath_traces::wal::{self, unit};
+use towpath_traces::sample::SampleOperations;
+use towpath_traces::wal::{self, frame};
 use towpath_workflows::quarantine::{self, Error};
 
-use crate::home::{Database, Home, PROJECT, on_both_databases, time};
+use crate::fixture::{Database, PROJECT, WorkflowFixture, on_both_databases, time};
 
 const ENTRIES: &str = "SELECT count(*) FROM quarantine";
 const OPEN_UNITS: &str = "SELECT count(*) FROM wal_unit WHERE state = 'open'";
@@ -35,7 +35,7 @@ on_both_databases! {
     what_leaves_quarantine_while_an_export_waits_is_told_too,
 }
 
-impl Home {
+impl WorkflowFixture {
     async fn known_project(&self) -> ProjectId {
         self.store()
             .write(async |tx| projects::ensure(tx, self.tenant, PROJECT).await)
@@ -43,14 +43,16 @@ impl Home {
             .unwrap()
     }
 
-    /// An entry of one request with these trace runs, and its object.
+    /// An entry with one request of these trace runs, and its object.
     async fn quarantined(&self, kind: Kind, runs: std::ops::Range<u64>) -> Entry {
         let (id, project) = (QuarantineId::new(), self.known_project().await);
         let path = match kind {
-            Kind::Missing => wal::unit_path(UnitId::new()),
+            Kind::Missing => wal::object_path(WalSegmentId::new()),
             Kind::Damaged | Kind::Rejected => Path::from(format!("quarantine/{}/{id}.unit", self.tenant)),
         };
-        let pieces = unit::write(std::iter::once(&self.accept(runs.clone(), Which::Posts).frame));
+        let pieces = frame::write(std::iter::once(
+            &self.accept(runs.clone(), SampleOperations::Posts).frame,
+        ));
         let frames: usize = pieces.iter().skip(1).map(Bytes::len).sum();
         let entry = Entry {
             id,
@@ -81,7 +83,7 @@ impl Home {
             .unwrap();
     }
 
-    /// Takes the object of an entry away, and answers how to bring it back.
+    /// Removes the object of an entry, and returns a way to restore it.
     async fn lose(&self, entry: &Entry) -> Bytes {
         let path = Path::from(entry.path.as_str());
         let bytes = self.world.objects.get(&path).await.unwrap();
@@ -111,142 +113,147 @@ impl Home {
 }
 
 async fn a_retried_entry_is_folded_into_the_project_its_name_meant(on: Database) {
-    let home = Home::empty_on(&on, 1).await;
-    let entry = home.quarantined(Kind::Rejected, 0..10).await;
-    // Of all that share the name, the one it meant when it was accepted.
-    let project = home.known_project().await;
-    let renamed = home.store().write(async |tx| {
+    let fixture = WorkflowFixture::empty_on(&on, 1).await;
+    let entry = fixture.quarantined(Kind::Rejected, 0..10).await;
+    // Of all projects with the name, the one that was meant at acceptance.
+    let project = fixture.known_project().await;
+    let renamed = fixture.store().write(async |tx| {
         let change = ProjectChange {
             name: Some("lock".to_owned()),
             ..ProjectChange::default()
         };
-        projects::update(tx, home.tenant, project, &change).await?;
-        projects::ensure(tx, home.tenant, PROJECT).await
+        projects::update(tx, fixture.tenant, project, &change).await?;
+        projects::ensure(tx, fixture.tenant, PROJECT).await
     });
     let other = renamed.await.unwrap();
-    assert_eq!(home.retry(&entry).await.unwrap().items, 10);
-    assert_eq!((home.count(ENTRIES).await, home.count(OPEN_UNITS).await), (0, 1));
+    assert_eq!(fixture.retry(&entry).await.unwrap().items, 10);
+    assert_eq!((fixture.count(ENTRIES).await, fixture.count(OPEN_UNITS).await), (0, 1));
     assert!(matches!(
-        home.retry(&entry).await,
+        fixture.retry(&entry).await,
         Err(Error::Store(StoreError::NotFound))
     ));
-    home.folded().await;
-    assert_eq!(home.count(ROWS).await, 10);
-    let parts = home.store().read(async |tx| {
+    fixture.folded().await;
+    assert_eq!(fixture.count(ROWS).await, 10);
+    let parts = fixture.store().read(async |tx| {
         let day = time("2026-03-01").day();
-        let own = segments::live_parts(tx, home.tenant, project, day, day).await?;
-        let others = segments::live_parts(tx, home.tenant, other, day, day).await?;
+        let own = segments::live_parts(tx, fixture.tenant, project, day, day).await?;
+        let others = segments::live_parts(tx, fixture.tenant, other, day, day).await?;
         Ok((own.len(), others.len()))
     });
     assert_eq!(parts.await.unwrap(), (1, 0));
 }
 
 async fn an_entry_whose_object_is_not_there_stays_as_it_is(on: Database) {
-    let home = Home::empty_on(&on, 1).await;
+    let fixture = WorkflowFixture::empty_on(&on, 1).await;
     for kind in [Kind::Missing, Kind::Rejected] {
-        let entry = home.quarantined(kind, 0..10).await;
-        let bytes = home.lose(&entry).await;
-        let refusal = async || match home.retry(&entry).await {
+        let entry = fixture.quarantined(kind, 0..10).await;
+        let bytes = fixture.lose(&entry).await;
+        let refusal = async || match fixture.retry(&entry).await {
             Err(Error::Store(StoreError::Rejected(rejection))) => rejection.message,
             other => panic!("{other:?}"),
         };
         let text = refusal().await;
         assert!(
-            text.contains(&entry.path) && text.contains("not in the object store"),
+            text.contains(&entry.path) && text.contains("missing in the object store"),
             "{text}"
         );
         let path = Path::from(entry.path.as_str());
         let short = bytes.slice(..bytes.len() - 1);
-        home.world.objects.put(&path, vec![short]).await.unwrap();
+        fixture.world.objects.put(&path, vec![short]).await.unwrap();
         let text = refusal().await;
         assert!(text.contains(&format!("{} bytes", bytes.len() - 1)), "{text}");
-        assert_eq!((home.count(ENTRIES).await, home.count(OPEN_UNITS).await), (1, 0));
-        home.world.objects.put(&path, vec![bytes]).await.unwrap();
-        home.retry(&entry).await.unwrap();
-        home.folded().await;
-        assert_eq!(home.count(ENTRIES).await, 0);
+        assert_eq!((fixture.count(ENTRIES).await, fixture.count(OPEN_UNITS).await), (1, 0));
+        fixture.world.objects.put(&path, vec![bytes]).await.unwrap();
+        fixture.retry(&entry).await.unwrap();
+        fixture.folded().await;
+        assert_eq!(fixture.count(ENTRIES).await, 0);
     }
 }
 
 async fn a_dropped_entry_takes_its_object_along_unless_something_needs_it(on: Database) {
-    let home = Home::empty_on(&on, 1).await;
-    let entry = home.quarantined(Kind::Rejected, 0..10).await;
+    let fixture = WorkflowFixture::empty_on(&on, 1).await;
+    let entry = fixture.quarantined(Kind::Rejected, 0..10).await;
     let twin = Entry {
         id: QuarantineId::new(),
         ..entry.clone()
     };
-    home.put(std::slice::from_ref(&twin)).await;
-    home.discard(&entry).await;
-    assert!(home.has(&entry.path).await, "another entry names it");
-    home.discard(&twin).await;
-    assert!(!home.has(&entry.path).await);
-    assert_eq!(home.count(ENTRIES).await, 0);
-    let again = quarantine::discard(home.store(), &home.world.objects, entry.id).await;
+    fixture.put(std::slice::from_ref(&twin)).await;
+    fixture.discard(&entry).await;
+    assert!(fixture.has(&entry.path).await, "another entry names it");
+    fixture.discard(&twin).await;
+    assert!(!fixture.has(&entry.path).await);
+    assert_eq!(fixture.count(ENTRIES).await, 0);
+    let again = quarantine::discard(fixture.store(), &fixture.world.objects, entry.id).await;
     assert!(matches!(again, Err(StoreError::NotFound)));
 
-    // A unit of another workspace lies in the same object.
-    let needed = home.quarantined(Kind::Rejected, 0..10).await;
+    // A segment of another workspace is in the same object.
+    let needed = fixture.quarantined(Kind::Rejected, 0..10).await;
     let twin = Entry {
         id: QuarantineId::new(),
         ..needed.clone()
     };
-    home.put(std::slice::from_ref(&twin)).await;
-    home.retry(&needed).await.unwrap();
-    home.discard(&twin).await;
-    assert!(home.has(&needed.path).await, "a unit names it");
-    home.folded().await;
-    assert_eq!(home.count(ROWS).await, 10);
+    fixture.put(std::slice::from_ref(&twin)).await;
+    fixture.retry(&needed).await.unwrap();
+    fixture.discard(&twin).await;
+    assert!(fixture.has(&needed.path).await, "a unit names it");
+    fixture.folded().await;
+    assert_eq!(fixture.count(ROWS).await, 10);
 }
 
 async fn missing_objects_that_are_back_are_folded_within_an_hour(on: Database) {
-    let home = Home::empty_on(&on, 1).await;
-    let entry = home.quarantined(Kind::Missing, 0..10).await;
-    let bytes = home.lose(&entry).await;
-    home.sweep().await;
+    let fixture = WorkflowFixture::empty_on(&on, 1).await;
+    let entry = fixture.quarantined(Kind::Missing, 0..10).await;
+    let bytes = fixture.lose(&entry).await;
+    fixture.sweep().await;
     let path = Path::from(entry.path.as_str());
-    home.world.objects.put(&path, vec![bytes]).await.unwrap();
-    home.sweep().await;
-    assert_eq!(home.count(ENTRIES).await, 1, "it was looked for a minute ago");
-    home.wait(HOUR).await;
-    home.sweep().await;
-    assert_eq!(home.count(ENTRIES).await, 0);
-    home.folded().await;
-    assert_eq!(home.count(ROWS).await, 10);
+    fixture.world.objects.put(&path, vec![bytes]).await.unwrap();
+    fixture.sweep().await;
+    assert_eq!(fixture.count(ENTRIES).await, 1, "it was looked for a minute ago");
+    fixture.wait(HOUR).await;
+    fixture.sweep().await;
+    assert_eq!(fixture.count(ENTRIES).await, 0);
+    fixture.folded().await;
+    assert_eq!(fixture.count(ROWS).await, 10);
 }
 
 async fn missing_objects_are_looked_for_some_at_a_time(on: Database) {
-    let home = Home::empty_on(&on, 1).await;
-    let first = home.quarantined(Kind::Missing, 0..1).await;
-    home.lose(&first).await;
+    let fixture = WorkflowFixture::empty_on(&on, 1).await;
+    let first = fixture.quarantined(Kind::Missing, 0..1).await;
+    fixture.lose(&first).await;
     let absent: Vec<Entry> = (0..1100)
         .map(|_| Entry {
             id: QuarantineId::new(),
             ..first.clone()
         })
         .collect();
-    home.put(&absent).await;
-    let last = home.quarantined(Kind::Missing, 1..2).await;
+    fixture.put(&absent).await;
+    let last = fixture.quarantined(Kind::Missing, 1..2).await;
     assert!(absent.iter().all(|entry| entry.id < last.id));
     for _ in 0..2 {
-        home.sweep().await;
-        assert_eq!(home.count(ENTRIES).await, 1102);
+        fixture.sweep().await;
+        assert_eq!(fixture.count(ENTRIES).await, 1102);
     }
-    home.sweep().await;
-    assert_eq!(home.count(ENTRIES).await, 1101, "the last ones come in the same hour");
+    fixture.sweep().await;
+    assert_eq!(
+        fixture.count(ENTRIES).await,
+        1101,
+        "the last ones come in the same hour"
+    );
 }
 
 async fn an_object_that_a_missing_entry_names_is_not_swept(on: Database) {
-    let home = Home::empty_on(&on, 1).await;
-    let entry = home.quarantined(Kind::Missing, 0..10).await;
+    let fixture = WorkflowFixture::empty_on(&on, 1).await;
+    let entry = fixture.quarantined(Kind::Missing, 0..10).await;
     let ahead = Timestamp::from_micros(9_000_000_000_000_000);
     let orphans = async || {
-        wal::sweep::orphans(home.store(), &home.world.objects, ahead)
+        wal::sweep::orphans(fixture.store(), &fixture.world.objects, ahead)
             .await
             .unwrap()
     };
     assert_eq!(orphans().await, 0);
-    assert!(home.has(&entry.path).await);
-    home.store()
+    assert!(fixture.has(&entry.path).await);
+    fixture
+        .store()
         .write(async |tx| stored::remove(tx, entry.id).await)
         .await
         .unwrap();
@@ -254,81 +261,83 @@ async fn an_object_that_a_missing_entry_names_is_not_swept(on: Database) {
 }
 
 async fn objects_that_nothing_names_go_after_a_day(on: Database) {
-    let home = Home::empty_on(&on, 1).await;
-    let kept = home.quarantined(Kind::Rejected, 0..10).await;
-    let retried = home.quarantined(Kind::Rejected, 10..20).await;
-    let orphan = format!("quarantine/{}/{}.unit", home.tenant, QuarantineId::new());
+    let fixture = WorkflowFixture::empty_on(&on, 1).await;
+    let kept = fixture.quarantined(Kind::Rejected, 0..10).await;
+    let retried = fixture.quarantined(Kind::Rejected, 10..20).await;
+    let orphan = format!("quarantine/{}/{}.unit", fixture.tenant, QuarantineId::new());
     let foreign = format!("quarantine/{}.unit", QuarantineId::new());
     for path in [&orphan, &foreign] {
         let path = Path::from(path.as_str());
-        home.world.objects.put(&path, vec!["bytes".into()]).await.unwrap();
+        fixture.world.objects.put(&path, vec!["bytes".into()]).await.unwrap();
     }
-    // Objects are dated by the machine's clock.
-    home.wait(Clock::system().now().since(home.clock.now()) + DAY / 2).await;
-    home.sweep().await;
-    assert!(home.has(&orphan).await, "its entry may still come");
-    home.wait(DAY).await;
-    home.retry(&retried).await.unwrap();
-    sweep_without_folding(&home).await;
-    assert!(!home.has(&orphan).await);
+    // Objects have the machine's time.
+    fixture
+        .wait(Clock::system().now().since(fixture.clock.now()) + DAY / 2)
+        .await;
+    fixture.sweep().await;
+    assert!(fixture.has(&orphan).await, "its entry may still come");
+    fixture.wait(DAY).await;
+    fixture.retry(&retried).await.unwrap();
+    sweep_without_folding(&fixture).await;
+    assert!(!fixture.has(&orphan).await);
     for path in [&kept.path, &retried.path, &foreign] {
-        assert!(home.has(path).await, "{path}");
+        assert!(fixture.has(path).await, "{path}");
     }
 }
 
-/// Sweeps while a unit is open.
-async fn sweep_without_folding(home: &Home) {
-    home.wait(Duration::from_secs(61)).await;
-    while towpath_durable::ready_due(home.store()).await.unwrap() > 0 {}
-    while let Some(job) = home.claim_from("sweeps").await {
-        home.perform(job).await;
+/// Sweeps while a WAL segment is open.
+async fn sweep_without_folding(fixture: &WorkflowFixture) {
+    fixture.wait(Duration::from_secs(61)).await;
+    while towpath_durable::ready_due(fixture.store()).await.unwrap() > 0 {}
+    while let Some(job) = fixture.claim_from("sweeps").await {
+        fixture.perform(job).await;
     }
-    assert_eq!(home.count(OPEN_UNITS).await, 1);
+    assert_eq!(fixture.count(OPEN_UNITS).await, 1);
 }
 
 async fn a_workspace_is_kept_within_its_quota(on: Database) {
-    let mut home = Home::empty_on(&on, 1).await;
+    let mut fixture = WorkflowFixture::empty_on(&on, 1).await;
     let mut entries = Vec::new();
     for run in 0..4 {
-        entries.push(home.quarantined(Kind::Rejected, run..run + 1).await);
-        home.wait(Duration::from_secs(1)).await;
+        entries.push(fixture.quarantined(Kind::Rejected, run..run + 1).await);
+        fixture.wait(Duration::from_secs(1)).await;
     }
     let other = Entry {
         id: QuarantineId::new(),
         tenant_id: TenantId::new(),
         ..entries[0].clone()
     };
-    home.put(&[other]).await;
-    home.world.keeping.quarantine = Quota {
+    fixture.put(&[other]).await;
+    fixture.world.retention.quarantine = Quota {
         entries: 3,
         bytes: 1 << 30,
     };
-    home.sweep().await;
-    assert_eq!(home.count(ENTRIES).await, 4);
-    // Its object is that of the other workspace's entry, too.
-    assert!(home.has(&entries[0].path).await);
-    home.world.keeping.quarantine = Quota {
+    fixture.sweep().await;
+    assert_eq!(fixture.count(ENTRIES).await, 4);
+    // Its object is also that of the other workspace's entry.
+    assert!(fixture.has(&entries[0].path).await);
+    fixture.world.retention.quarantine = Quota {
         entries: 100,
         bytes: entries[3].bytes + entries[2].bytes / 2,
     };
-    home.sweep().await;
+    fixture.sweep().await;
     for (entry, is_kept) in entries[1..].iter().zip([false, false, true]) {
-        assert_eq!(home.has(&entry.path).await, is_kept, "{entry:?}");
-        let found = home.store().read(async |tx| stored::get(tx, entry.id).await).await;
+        assert_eq!(fixture.has(&entry.path).await, is_kept, "{entry:?}");
+        let found = fixture.store().read(async |tx| stored::get(tx, entry.id).await).await;
         assert_eq!(found.is_ok(), is_kept, "{entry:?}");
     }
 }
 
 async fn an_export_says_how_many_operations_may_be_missing(on: Database) {
-    let home = Home::empty_on(&on, 1).await;
-    home.send(0..20, Which::Both).await;
-    let whole = home.export(1).await;
-    home.drain().await;
-    assert_eq!(home.read(whole).await.missing_operations, 0);
-    assert_eq!(home.manifest(whole).unwrap()["missing_operations"], 0);
+    let fixture = WorkflowFixture::empty_on(&on, 1).await;
+    fixture.send(0..20, SampleOperations::Both).await;
+    let whole = fixture.export(1).await;
+    fixture.drain().await;
+    assert_eq!(fixture.read(whole).await.missing_operations, 0);
+    assert_eq!(fixture.manifest(whole).unwrap()["missing_operations"], 0);
 
-    let entry = home.quarantined(Kind::Rejected, 20..30).await;
-    let project = home.project().await;
+    let entry = fixture.quarantined(Kind::Rejected, 20..30).await;
+    let project = fixture.project().await;
     let (first, last) = (Some(time("2026-03-01T10:00:00Z")), Some(time("2026-03-01T11:00:00Z")));
     let of = |items, tenant_id, projects: Option<ProjectId>, first_start, last_start| Entry {
         id: QuarantineId::new(),
@@ -340,36 +349,37 @@ async fn an_export_says_how_many_operations_may_be_missing(on: Database) {
         ..entry.clone()
     };
     let (early, late) = (Some(time("2026-02-27")), Some(time("2026-02-28")));
-    home.put(&[
-        of(100, home.tenant, Some(project), first, last),
-        of(1000, home.tenant, None, early, last),
-        of(1, home.tenant, Some(project), early, late),
-        of(2, home.tenant, Some(ProjectId::new()), first, last),
-        of(4, TenantId::new(), None, None, None),
-    ])
-    .await;
-    let export = home.export(1).await;
-    // It was planned without them, and that stays so.
-    let part = home.until("export_part").await;
-    home.discard(&entry).await;
-    home.perform(part).await;
-    home.drain().await;
-    let row = home.read(export).await;
+    fixture
+        .put(&[
+            of(100, fixture.tenant, Some(project), first, last),
+            of(1000, fixture.tenant, None, early, last),
+            of(1, fixture.tenant, Some(project), early, late),
+            of(2, fixture.tenant, Some(ProjectId::new()), first, last),
+            of(4, TenantId::new(), None, None, None),
+        ])
+        .await;
+    let export = fixture.export(1).await;
+    // It was planned without them, and stays so.
+    let part = fixture.until("export_part").await;
+    fixture.discard(&entry).await;
+    fixture.perform(part).await;
+    fixture.drain().await;
+    let row = fixture.read(export).await;
     assert_eq!((row.status, row.missing_operations), (ExportStatus::Completed, 1110));
-    assert_eq!(home.manifest(export).unwrap()["missing_operations"], 1110);
-    assert_eq!(home.read(whole).await.missing_operations, 0);
+    assert_eq!(fixture.manifest(export).unwrap()["missing_operations"], 1110);
+    assert_eq!(fixture.read(whole).await.missing_operations, 0);
 }
 
 async fn what_leaves_quarantine_while_an_export_waits_is_told_too(on: Database) {
-    let home = Home::empty_on(&on, 1).await;
-    home.send(0..20, Which::Both).await;
-    let entry = home.quarantined(Kind::Rejected, 20..30).await;
-    let export = home.export(1).await;
-    let begun = home.until("run_export").await;
-    home.perform(begun).await;
-    assert_eq!(home.read(export).await.status, ExportStatus::Running);
-    // Whether it is folded before the export is planned is not decided here.
-    home.discard(&entry).await;
-    home.drain().await;
-    assert_eq!(home.manifest(export).unwrap()["missing_operations"], 10);
+    let fixture = WorkflowFixture::empty_on(&on, 1).await;
+    fixture.send(0..20, SampleOperations::Both).await;
+    let entry = fixture.quarantined(Kind::Rejected, 20..30).await;
+    let export = fixture.export(1).await;
+    let begun = fixture.until("run_export").await;
+    fixture.perform(begun).await;
+    assert_eq!(fixture.read(export).await.status, ExportStatus::Running);
+    // Whether it is flushed before the export is planned is not defined here.
+    fixture.discard(&entry).await;
+    fixture.drain().await;
+    assert_eq!(fixture.manifest(export).unwrap()["missing_operations"], 10);
 }

@@ -1,4 +1,4 @@
-//! Runs that begin again: what an earlier attempt did is not done again, and none waits for ever.
+//! Repeated attempts of runs: finished work is not repeated, and no run waits for ever.
 
 use serde_json::json;
 use towpath_domain::agent::{CancelAction, RunStatus, ThreadStatus};
@@ -10,23 +10,23 @@ use towpath_workflows::sweep_agent;
 
 use crate::server::Server;
 
-/// A worker that leaves gives the run back, and no attempt is counted: the next one is the first again.
+/// A stopping worker returns the run, and no attempt is counted: the next one is the first again.
 #[tokio::test]
 async fn a_command_is_applied_once_though_its_run_was_handed_back() {
     let server = Server::new().await;
     let thread = ThreadId::new();
-    server.start(Target::On(thread), "asks slowly", json!({})).await;
+    server.start(Target::Existing(thread), "asks slowly", json!({})).await;
     server.perform().await;
     assert_eq!(server.thread(thread).await.status, ThreadStatus::Interrupted);
     let command = json!({"resume": "yes", "update": {"log": ["told"]}});
     let asked = json!({"input": null, "command": command, "durability": "sync"});
-    let (run, mut events) = server.start(Target::On(thread), "asks slowly", asked).await;
+    let (run, mut events) = server.start(Target::Existing(thread), "asks slowly", asked).await;
     let saved = async || {
         let text = "SELECT count(*) FROM checkpoint_writes WHERE channel = 'log'
                     AND task_id = '00000000-0000-0000-0000-000000000000'";
         server.count(text).await
     };
-    // The state with the update is shown before the first node is over, and perhaps before the command is saved.
+    // The state with the update is shown before the end of the first node, and perhaps before the command is saved.
     server
         .perform_until_saved(
             &mut events,
@@ -48,7 +48,9 @@ async fn a_command_is_applied_once_though_its_run_was_handed_back() {
 #[tokio::test]
 async fn a_run_that_is_read_twice_at_once_is_there_both_times() {
     let server = Server::new().await;
-    let (run, _events) = server.start(Target::On(ThreadId::new()), "steps", json!({})).await;
+    let (run, _events) = server
+        .start(Target::Existing(ThreadId::new()), "steps", json!({}))
+        .await;
     // The first one is alone, the others share a statement.
     let get = || server.world.runs.get(server.tenant, run.id);
     let (first, second, third) = tokio::join!(get(), get(), get());
@@ -63,9 +65,13 @@ async fn a_run_that_outlived_its_job_is_ended_by_the_next_sweep() {
     let server = Server::at(clock.clone()).await;
     sweep_agent::ensure(server.store(), server.tenant).await.unwrap();
     let thread = ThreadId::new();
-    let (run, _events) = server.start(Target::On(thread), "steps", json!({})).await;
+    let (run, _events) = server.start(Target::Existing(thread), "steps", json!({})).await;
     let (waits, _events) = server
-        .start(Target::On(ThreadId::new()), "steps", json!({"after_seconds": 3600}))
+        .start(
+            Target::Existing(ThreadId::new()),
+            "steps",
+            json!({"after_seconds": 3600}),
+        )
         .await;
     server
         .store()

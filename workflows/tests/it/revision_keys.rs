@@ -1,31 +1,38 @@
-//! The key that a deployment calls the platform with: one of its own for each revision.
+//! The key with which a deployment calls the platform: one for each revision.
 
-use towpath_compute::fake::Act;
+use towpath_compute::fake::FakeAction;
 use towpath_domain::deployment::RevisionStatus;
 use towpath_domain::{RevisionId, Scope, Scopes, Secret};
 use towpath_store::access::{self, KeyHash, NewKey};
 use towpath_store::{deployments, revision_keys};
 
-use crate::yard::Yard;
+use crate::deployment_fixture::DeploymentFixture;
 
-impl Yard {
+impl DeploymentFixture {
     /// The secret of a revision's key.
     async fn key_of(&self, revision: RevisionId) -> Option<Secret> {
-        let tenant = self.home.tenant;
+        let tenant = self.workflows.tenant;
         let read = self
-            .home
+            .workflows
             .store()
             .read(async |tx| revision_keys::get(tx, tenant, revision).await);
         let key = read.await.unwrap()?;
-        Some(key.secret(&self.home.world.sealer).unwrap())
+        Some(key.secret(&self.workflows.world.sealer).unwrap())
     }
 
-    /// What a key may do; `None` when it opens nothing.
+    /// Scopes of a key; `None` if it is invalid.
     async fn allowed(&self, secret: &Secret) -> Option<Scopes> {
         let hash = KeyHash::of(secret.reveal().as_bytes());
-        let read = self.home.store().read(async |tx| access::authenticate(tx, &hash).await);
+        let read = self
+            .workflows
+            .store()
+            .read(async |tx| access::authenticate(tx, &hash).await);
         let principal = read.await.unwrap()?;
-        assert_eq!(principal.workspaces, [self.home.tenant], "it opens its own workspace");
+        assert_eq!(
+            principal.workspaces,
+            [self.workflows.tenant],
+            "it opens its own workspace"
+        );
         Some(principal.scopes)
     }
 }
@@ -36,75 +43,75 @@ fn scopes(scopes: &[Scope]) -> Option<Scopes> {
 
 #[tokio::test]
 async fn the_key_of_a_revision_ends_when_the_next_one_serves() {
-    let yard = Yard::new().await;
-    let first = yard.revision(None).await;
-    yard.home.drain().await;
-    let first = yard.key_of(first).await.expect("the first revision has a key");
-    assert_eq!(yard.allowed(&first).await, scopes(&[Scope::TracesWrite]));
+    let fixture = DeploymentFixture::new().await;
+    let first = fixture.revision(None).await;
+    fixture.workflows.drain().await;
+    let first = fixture.key_of(first).await.expect("the first revision has a key");
+    assert_eq!(fixture.allowed(&first).await, scopes(&[Scope::TracesWrite]));
 
-    // One that does not serve takes nothing away, and its own key ends with it.
-    yard.fake().act(Act::Succeed, Act::Fail);
-    let failed = yard.revision(Some("touch x")).await;
-    yard.home.drain().await;
-    assert_eq!(yard.read(failed).await.status, RevisionStatus::DeployFailed);
+    // A revision that does not serve revokes nothing, and its own key ends with it.
+    fixture.fake().act(FakeAction::Succeed, FakeAction::Fail);
+    let failed = fixture.revision(Some("touch x")).await;
+    fixture.workflows.drain().await;
+    assert_eq!(fixture.read(failed).await.status, RevisionStatus::DeployFailed);
     assert!(
-        yard.key_of(failed).await.is_none(),
+        fixture.key_of(failed).await.is_none(),
         "the key of a failed revision stays"
     );
-    assert_eq!(yard.allowed(&first).await, scopes(&[Scope::TracesWrite]));
+    assert_eq!(fixture.allowed(&first).await, scopes(&[Scope::TracesWrite]));
     let valid = "SELECT count(*) FROM api_key WHERE revoked_at IS NULL";
-    assert_eq!(yard.home.count(valid).await, 1);
+    assert_eq!(fixture.workflows.count(valid).await, 1);
 
-    // Its agent server goes on with the secret it has, so no rotation takes that away.
+    // Its agent server keeps using its secret, so a rotation must not revoke it.
     let hash = KeyHash::of(first.reveal().as_bytes());
-    let rotated = yard.home.store().write(async |tx| {
+    let rotated = fixture.workflows.store().write(async |tx| {
         let key = access::authenticate(tx, &hash).await?.unwrap().key;
         access::rotate_key(tx, key, std::time::Duration::ZERO).await.map(drop)
     });
     assert!(matches!(rotated.await, Err(towpath_store::Error::Rejected(_))));
 
-    yard.fake().act(Act::Succeed, Act::Succeed);
-    let second = yard.revision(Some("touch y")).await;
-    yard.home.drain().await;
-    let second = yard.key_of(second).await.expect("the next revision has a key");
+    fixture.fake().act(FakeAction::Succeed, FakeAction::Succeed);
+    let second = fixture.revision(Some("touch y")).await;
+    fixture.workflows.drain().await;
+    let second = fixture.key_of(second).await.expect("the next revision has a key");
     assert_ne!(second.reveal(), first.reveal());
-    assert_eq!(yard.allowed(&second).await, scopes(&[Scope::TracesWrite]));
+    assert_eq!(fixture.allowed(&second).await, scopes(&[Scope::TracesWrite]));
     assert_eq!(
-        yard.allowed(&first).await,
+        fixture.allowed(&first).await,
         None,
         "the key of the revision before goes on"
     );
-    assert_eq!(yard.home.count(valid).await, 1);
+    assert_eq!(fixture.workflows.count(valid).await, 1);
 }
 
-/// Also where an old revision is deployed again, the deployment's configuration of now counts.
+/// A redeployed old revision also uses the deployment's current configuration.
 #[tokio::test]
 async fn the_configuration_adds_scopes() {
-    let yard = Yard::new().await;
+    let fixture = DeploymentFixture::new().await;
     for added in [vec![Scope::TracesRead, Scope::AgentsInvoke], Vec::new()] {
-        let mut config = yard.source(None);
+        let mut config = fixture.source(None);
         config.key_scopes = Some(added.clone());
-        let (tenant, id) = (yard.home.tenant, yard.deployment);
-        let configured = yard
-            .home
+        let (tenant, id) = (fixture.workflows.tenant, fixture.deployment);
+        let configured = fixture
+            .workflows
             .store()
             .write(async |tx| deployments::configure(tx, tenant, id, &config).await);
         configured.await.unwrap();
-        let revision = yard.revision(None).await;
-        yard.home.drain().await;
-        let key = yard.key_of(revision).await.expect("the revision has a key");
+        let revision = fixture.revision(None).await;
+        fixture.workflows.drain().await;
+        let key = fixture.key_of(revision).await.expect("the revision has a key");
         let mut expected = added;
         expected.push(Scope::TracesWrite);
-        assert_eq!(yard.allowed(&key).await, scopes(&expected));
+        assert_eq!(fixture.allowed(&key).await, scopes(&expected));
     }
 }
 
-/// Deployments of earlier versions have one key for all revisions, in a file, which may do everything in the workspace.
+/// Deployments of earlier versions have one key for all revisions, in a file, with all permissions in the workspace.
 #[tokio::test]
 async fn a_key_in_a_file_ends_with_the_next_revision() {
-    let yard = Yard::new().await;
-    let tenant = yard.home.tenant;
-    let made = yard.home.store().write(async |tx| {
+    let fixture = DeploymentFixture::new().await;
+    let tenant = fixture.workflows.tenant;
+    let made = fixture.workflows.store().write(async |tx| {
         let workspace = access::workspace(tx, tenant).await?.expect("the workspace is there");
         let new = NewKey {
             organization: workspace.organization_id,
@@ -115,14 +122,14 @@ async fn a_key_in_a_file_ends_with_the_next_revision() {
         access::create_key(tx, new).await
     });
     let (_, former) = made.await.unwrap();
-    let file = yard.hosting.root.agent(yard.deployment).join("platform.key");
-    yard.hosting.root.keep(&file, former.reveal().as_bytes()).unwrap();
-    assert_eq!(yard.allowed(&former).await, Some(Scopes::of_workspaces()));
+    let file = fixture.hosting.root.agent(fixture.deployment).join("platform.key");
+    fixture.hosting.root.keep(&file, former.reveal().as_bytes()).unwrap();
+    assert_eq!(fixture.allowed(&former).await, Some(Scopes::of_workspaces()));
 
-    let revision = yard.revision(None).await;
-    yard.home.drain().await;
-    let key = yard.key_of(revision).await.expect("the revision has a key");
-    assert_eq!(yard.allowed(&key).await, scopes(&[Scope::TracesWrite]));
-    assert_eq!(yard.allowed(&former).await, None, "the key in the file goes on");
+    let revision = fixture.revision(None).await;
+    fixture.workflows.drain().await;
+    let key = fixture.key_of(revision).await.expect("the revision has a key");
+    assert_eq!(fixture.allowed(&key).await, scopes(&[Scope::TracesWrite]));
+    assert_eq!(fixture.allowed(&former).await, None, "the key in the file goes on");
     assert!(!file.exists(), "the file of a revoked key is left");
 }

@@ -1,4 +1,4 @@
-//! Runs of the agent server: performed one by one, interrupted, cancelled, and performed again.
+//! Runs of the agent server: performed, interrupted, cancelled and repeated.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ fn values(thread: &Thread) -> Value {
         .map_or(Value::Null, |text| serde_json::from_str(text).unwrap())
 }
 
-/// Names of the events that are there by now, and whether the end was among them.
+/// Names of the events so far, and whether the end was among them.
 fn seen(events: &mut Events) -> (Vec<String>, bool) {
     let (mut names, mut ended) = (Vec::new(), false);
     while let Some(event) = events.try_next() {
@@ -41,7 +41,7 @@ fn seen(events: &mut Events) -> (Vec<String>, bool) {
 async fn a_run_leaves_its_state_on_its_thread() {
     let server = Server::new().await;
     let thread = ThreadId::new();
-    let (run, mut events) = server.start(Target::On(thread), "steps", json!({})).await;
+    let (run, mut events) = server.start(Target::Existing(thread), "steps", json!({})).await;
     assert_eq!(
         server.thread(thread).await.status,
         ThreadStatus::Busy,
@@ -68,7 +68,7 @@ async fn a_run_leaves_its_state_on_its_thread() {
 #[tokio::test]
 async fn a_stateless_run_leaves_nothing() {
     let server = Server::new().await;
-    let (run, mut events) = server.start(Target::Own(ThreadId::new()), "steps", json!({})).await;
+    let (run, mut events) = server.start(Target::New(ThreadId::new()), "steps", json!({})).await;
     server.perform().await;
     assert!(seen(&mut events).1);
     assert!(server.run(run.id).await.is_none());
@@ -90,7 +90,7 @@ async fn a_lost_attempt_goes_on_where_it_was_and_its_events_keep_their_order() {
     let server = Server::new().await;
     let thread = ThreadId::new();
     let asked = json!({"durability": "sync", "stream_resumable": true, "stream_mode": ["values", "updates"]});
-    let (run, _events) = server.start(Target::On(thread), "shaky", asked).await;
+    let (run, _events) = server.start(Target::Existing(thread), "shaky", asked).await;
     server.perform().await;
     assert_eq!(server.run(run.id).await.unwrap().status, RunStatus::Pending);
     server.hurry().await;
@@ -133,7 +133,7 @@ async fn a_lost_attempt_goes_on_where_it_was_and_its_events_keep_their_order() {
 async fn a_run_that_only_loses_its_workers_ends_as_an_error() {
     let server = Server::new().await;
     let thread = ThreadId::new();
-    let (run, mut events) = server.start(Target::On(thread), "gone", json!({})).await;
+    let (run, mut events) = server.start(Target::Existing(thread), "gone", json!({})).await;
     for _ in 0..3 {
         server.perform().await;
         server.hurry().await;
@@ -152,7 +152,7 @@ async fn a_run_that_only_loses_its_workers_ends_as_an_error() {
 async fn what_a_graph_raises_is_final() {
     let server = Server::new().await;
     let thread = ThreadId::new();
-    let (run, mut events) = server.start(Target::On(thread), "broken", json!({})).await;
+    let (run, mut events) = server.start(Target::Existing(thread), "broken", json!({})).await;
     server.perform().await;
     assert_eq!(server.run(run.id).await.unwrap().status, RunStatus::Error);
     let row = server.thread(thread).await;
@@ -160,7 +160,7 @@ async fn what_a_graph_raises_is_final() {
     assert_eq!(error, json!({"error": "ValueError", "message": "it broke"}));
     assert_eq!(seen(&mut events).0.last().map(String::as_str), Some("error"));
     // The next run clears it.
-    server.start(Target::On(thread), "steps", json!({})).await;
+    server.start(Target::Existing(thread), "steps", json!({})).await;
     server.perform().await;
     let row = server.thread(thread).await;
     assert_eq!((row.status, row.error), (ThreadStatus::Idle, None));
@@ -170,7 +170,7 @@ async fn what_a_graph_raises_is_final() {
 async fn a_run_at_work_is_interrupted_and_keeps_what_it_did() {
     let server = Server::new().await;
     let thread = ThreadId::new();
-    let (run, mut events) = server.start(Target::On(thread), "slow", json!({})).await;
+    let (run, mut events) = server.start(Target::Existing(thread), "slow", json!({})).await;
     server
         .cancel_at_work(&run, &mut events, r#"["one"]"#, CancelAction::Interrupt)
         .await;
@@ -186,11 +186,11 @@ async fn a_run_at_work_is_interrupted_and_keeps_what_it_did() {
 async fn a_run_that_is_rolled_back_was_never_there() {
     let server = Server::new().await;
     let thread = ThreadId::new();
-    server.start(Target::On(thread), "steps", json!({})).await;
+    server.start(Target::Existing(thread), "steps", json!({})).await;
     server.perform().await;
     let before = server.count("SELECT count(*) FROM checkpoints").await;
     let (run, mut events) = server
-        .start(Target::On(thread), "slow", json!({"durability": "sync"}))
+        .start(Target::Existing(thread), "slow", json!({"durability": "sync"}))
         .await;
     server
         .cancel_at_work(&run, &mut events, r#""two","one"]"#, CancelAction::Rollback)
@@ -204,25 +204,25 @@ async fn a_run_that_is_rolled_back_was_never_there() {
     );
 }
 
-/// What a run writes on the checkpoint it begins at is taken back with it: here the answer to what was asked there.
+/// A rolled-back run also loses its writes to the checkpoint it started from: here the answer to its question.
 #[tokio::test]
 async fn an_answer_that_is_rolled_back_was_never_given() {
     let server = Server::new().await;
     let thread = ThreadId::new();
-    server.start(Target::On(thread), "asks", json!({})).await;
+    server.start(Target::Existing(thread), "asks", json!({})).await;
     server.perform().await;
     assert_eq!(server.thread(thread).await.status, ThreadStatus::Interrupted);
     let written = async || server.count("SELECT count(*) FROM checkpoint_writes").await;
     let before = written().await;
     let answer = |text: &str| json!({"input": null, "command": {"resume": text}, "durability": "sync"});
-    let (run, mut events) = server.start(Target::On(thread), "asks", answer("no")).await;
+    let (run, mut events) = server.start(Target::Existing(thread), "asks", answer("no")).await;
     server
         .cancel_at_work(&run, &mut events, r#"["asked"]"#, CancelAction::Rollback)
         .await;
     assert!(server.run(run.id).await.is_none());
     assert_eq!(written().await, before);
-    // The question is open again, and another answer is the one that counts.
-    let (run, mut events) = server.start(Target::On(thread), "asks", answer("yes")).await;
+    // The question is open again, and another answer counts.
+    let (run, mut events) = server.start(Target::Existing(thread), "asks", answer("yes")).await;
     server
         .cancel_at_work(&run, &mut events, r#"["asked"]"#, CancelAction::Interrupt)
         .await;
@@ -231,19 +231,19 @@ async fn an_answer_that_is_rolled_back_was_never_given() {
     assert_eq!(values(&row), json!({"answer": "yes", "log": ["asked"]}));
 }
 
-/// A second answer takes the place of the first one on the same checkpoint; taken back, it leaves the first one there.
+/// A second answer replaces the first one on the same checkpoint; rolled back, it restores the first one.
 #[tokio::test]
 async fn an_answer_that_another_one_replaced_comes_back() {
     let server = Server::new().await;
     let thread = ThreadId::new();
     let answer = |text: &str| json!({"input": null, "command": {"resume": text}, "durability": "sync"});
-    server.start(Target::On(thread), "asks twice", json!({})).await;
+    server.start(Target::Existing(thread), "asks twice", json!({})).await;
     server.perform().await;
-    server.start(Target::On(thread), "asks twice", answer("1")).await;
+    server.start(Target::Existing(thread), "asks twice", answer("1")).await;
     server.perform().await;
     let before = server.thread(thread).await;
     assert!(before.interrupts.contains("other?"), "{}", before.interrupts);
-    let (run, mut events) = server.start(Target::On(thread), "asks twice", answer("no")).await;
+    let (run, mut events) = server.start(Target::Existing(thread), "asks twice", answer("no")).await;
     server
         .cancel_at_work(&run, &mut events, r#"["asked"]"#, CancelAction::Rollback)
         .await;
@@ -253,7 +253,7 @@ async fn an_answer_that_another_one_replaced_comes_back() {
         (ThreadStatus::Interrupted, before.interrupts, before.current_values),
         "it waits for the second answer, as before"
     );
-    let (run, mut events) = server.start(Target::On(thread), "asks twice", answer("2")).await;
+    let (run, mut events) = server.start(Target::Existing(thread), "asks twice", answer("2")).await;
     server
         .cancel_at_work(&run, &mut events, r#"["asked"]"#, CancelAction::Interrupt)
         .await;
@@ -261,12 +261,12 @@ async fn an_answer_that_another_one_replaced_comes_back() {
     assert_eq!(values(&row), json!({"one": "1", "other": "2", "log": ["asked"]}));
 }
 
-/// Refused before it does anything: what waits still waits.
+/// Refused before any work: the question stays open.
 #[tokio::test]
 async fn a_strict_resume_that_answers_nobody_fails_and_changes_nothing() {
     let server = Server::new().await;
     let thread = ThreadId::new();
-    server.start(Target::On(thread), "asks twice", json!({})).await;
+    server.start(Target::Existing(thread), "asks twice", json!({})).await;
     server.perform().await;
     let before = server.thread(thread).await;
     let saved = server.count("SELECT count(*) FROM checkpoint_writes").await;
@@ -278,7 +278,7 @@ async fn a_strict_resume_that_answers_nobody_fails_and_changes_nothing() {
         (json!({}), "The resume map names no interrupt"),
     ] {
         let asked = json!({"input": null, "command": {"resume": resume}, "strict_resume": true});
-        let (run, _events) = server.start(Target::On(thread), "asks twice", asked).await;
+        let (run, _events) = server.start(Target::Existing(thread), "asks twice", asked).await;
         server.perform().await;
         assert_eq!(server.run(run.id).await.unwrap().status, RunStatus::Error);
         let row = server.thread(thread).await;
@@ -291,16 +291,18 @@ async fn a_strict_resume_that_answers_nobody_fails_and_changes_nothing() {
         );
     }
     assert_eq!(server.count("SELECT count(*) FROM checkpoint_writes").await, saved);
-    // One that answers goes on, to the next question.
+    // A run with the answer continues, to the next question.
     let interrupts: Value = serde_json::from_str(&before.interrupts).unwrap();
     let waiting = interrupts.as_object().unwrap().values().next().unwrap();
     let id = waiting[0]["id"].as_str().unwrap();
     let asked = json!({"input": null, "command": {"resume": {id: "1"}}, "strict_resume": true});
-    server.start(Target::On(thread), "asks twice", asked.clone()).await;
+    server
+        .start(Target::Existing(thread), "asks twice", asked.clone())
+        .await;
     server.perform().await;
     assert!(server.thread(thread).await.interrupts.contains("other?"));
-    // The same answer once more answers nobody.
-    let (run, _events) = server.start(Target::On(thread), "asks twice", asked).await;
+    // Repeating the answer answers nothing.
+    let (run, _events) = server.start(Target::Existing(thread), "asks twice", asked).await;
     server.perform().await;
     assert_eq!(server.run(run.id).await.unwrap().status, RunStatus::Error);
     assert!(server.thread(thread).await.interrupts.contains("other?"));
@@ -310,9 +312,9 @@ async fn a_strict_resume_that_answers_nobody_fails_and_changes_nothing() {
 async fn runs_that_wait_end_at_once_when_cancelled() {
     let server = Server::new().await;
     let thread = ThreadId::new();
-    let (first, _) = server.start(Target::On(thread), "steps", json!({})).await;
-    let (second, mut events) = server.start(Target::On(thread), "steps", json!({})).await;
-    let (third, _) = server.start(Target::On(thread), "steps", json!({})).await;
+    let (first, _) = server.start(Target::Existing(thread), "steps", json!({})).await;
+    let (second, mut events) = server.start(Target::Existing(thread), "steps", json!({})).await;
+    let (third, _) = server.start(Target::Existing(thread), "steps", json!({})).await;
     server.cancel(&second, CancelAction::Interrupt).await;
     server.cancel(&third, CancelAction::Rollback).await;
     assert_eq!(server.run(second.id).await.unwrap().status, RunStatus::Interrupted);
@@ -329,7 +331,7 @@ async fn runs_that_wait_end_at_once_when_cancelled() {
     assert!(server.claim().await.is_none());
 }
 
-/// It waits for an answer before the run, so it does after a run that never began.
+/// The thread waits for an answer before the run, and again after a run that never started.
 #[tokio::test]
 async fn a_thread_stands_where_it_stood_when_a_run_is_cancelled_before_it_began() {
     let server = Server::new().await;
@@ -340,14 +342,14 @@ async fn a_thread_stands_where_it_stood_when_a_run_is_cancelled_before_it_began(
         ("broken", ThreadStatus::Error),
     ] {
         let thread = ThreadId::new();
-        server.start(Target::On(thread), graph, json!({})).await;
+        server.start(Target::Existing(thread), graph, json!({})).await;
         server.perform().await;
         let before = server.thread(thread).await;
         assert_eq!(before.status, status, "{graph}");
         for action in [CancelAction::Interrupt, CancelAction::Rollback] {
             let delayed = json!({"after_seconds": 3600});
-            let (one, _) = server.start(Target::On(thread), graph, delayed.clone()).await;
-            let (two, _) = server.start(Target::On(thread), graph, delayed).await;
+            let (one, _) = server.start(Target::Existing(thread), graph, delayed.clone()).await;
+            let (two, _) = server.start(Target::Existing(thread), graph, delayed).await;
             for run in [one, two] {
                 assert_eq!(server.thread(thread).await.status, ThreadStatus::Busy, "{graph}");
                 server.cancel(&run, action).await;
@@ -367,12 +369,12 @@ async fn a_worker_that_dies_in_a_step_costs_that_step_only() {
     let server = Server::new().await;
     let thread = ThreadId::new();
     let asked = json!({"durability": "sync"});
-    let (run, mut events) = server.start(Target::On(thread), "slow", asked).await;
+    let (run, mut events) = server.start(Target::Existing(thread), "slow", asked).await;
     server
         .perform_until(thread, &mut events, r#"["one"]"#, 1, Signal::Lost)
         .await;
-    towpath_durable::ready_earlier_boots(server.store()).await.unwrap();
-    // The next attempt begins with the second step: the first is not seen again.
+    towpath_durable::release_earlier_boots(server.store()).await.unwrap();
+    // The next attempt begins with the second step: the first one is not repeated.
     let _ = seen(&mut events);
     let job = server.claim().await.unwrap();
     let (tell, told) = watch::channel(Signal::Run);
@@ -395,7 +397,7 @@ async fn a_thread_is_deleted_under_its_run() {
     let server = Server::new().await;
     let thread = ThreadId::new();
     let asked = json!({"stream_resumable": true});
-    let (run, mut events) = server.start(Target::On(thread), "slow", asked).await;
+    let (run, mut events) = server.start(Target::Existing(thread), "slow", asked).await;
     let job = server.claim().await.unwrap();
     let (tell, told) = watch::channel(Signal::Run);
     let work = towpath_durable::perform(&server.engine, &server.registry, &server.world, job, told);
@@ -430,11 +432,11 @@ async fn a_thread_is_deleted_under_its_run() {
 #[tokio::test]
 async fn histories_are_cut_by_number_and_by_age_but_for_the_latest_state() {
     const DAY: Duration = Duration::from_secs(86_400);
-    // Not before today: ids of checkpoints only grow within a process, whatever clock they are made by.
+    // Not before today: ids of checkpoints only grow within a process, whatever its clock.
     let clock = Clock::stopped(Clock::system().now());
     let mut server = Server::at(clock.clone()).await;
     server.world.settings.keep_checkpoints = 5;
-    server.world.settings.checkpoints_kept = DAY * 90;
+    server.world.settings.checkpoint_retention = DAY * 90;
     let tenant = server.tenant;
     sweep_agent::ensure(server.store(), tenant).await.unwrap();
     let sweep = async || {
@@ -445,7 +447,7 @@ async fn histories_are_cut_by_number_and_by_age_but_for_the_latest_state() {
     let (busy, resting) = (ThreadId::new(), ThreadId::new());
     for thread in [busy, resting] {
         for _ in 0..2 {
-            drop(server.start(Target::On(thread), "steps", json!({})).await);
+            drop(server.start(Target::Existing(thread), "steps", json!({})).await);
             server.perform().await;
         }
     }
@@ -458,11 +460,11 @@ async fn histories_are_cut_by_number_and_by_age_but_for_the_latest_state() {
     assert_eq!(server.checkpoints(busy).await.len(), 5);
 
     clock.advance(DAY * 60);
-    drop(server.start(Target::On(busy), "steps", json!({})).await);
+    drop(server.start(Target::Existing(busy), "steps", json!({})).await);
     server.perform().await;
     let latest = server.checkpoints(resting).await.remove(0);
     sweep().await;
-    // Nobody swept for longer than a sweep looks back on its own: the first one after it makes up for that.
+    // The last sweep was longer ago than a sweep looks back by itself: the first one afterwards covers that.
     clock.advance(DAY * 60);
     sweep().await;
     assert_eq!(server.checkpoints(resting).await, [latest], "120 days at rest");
@@ -473,10 +475,10 @@ async fn histories_are_cut_by_number_and_by_age_but_for_the_latest_state() {
 async fn the_end_of_a_run_without_a_job_is_kept_as_long_as_events_are() {
     let clock = Clock::stopped(Clock::system().now());
     let mut server = Server::at(clock.clone()).await;
-    server.world.settings.events_kept = Duration::from_secs(30);
+    server.world.settings.event_retention = Duration::from_secs(30);
     sweep_agent::ensure(server.store(), server.tenant).await.unwrap();
     let asked = json!({"stream_resumable": true});
-    let (run, _events) = server.start(Target::On(ThreadId::new()), "steps", asked).await;
+    let (run, _events) = server.start(Target::Existing(ThreadId::new()), "steps", asked).await;
     let text = "DELETE FROM job WHERE kind = 'run_agent'";
     let deleted = server
         .store()

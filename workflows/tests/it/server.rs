@@ -1,4 +1,4 @@
-//! An agent server without HTTP: what its runs and calls are performed on.
+//! An agent server without HTTP.
 
 use std::time::Duration;
 
@@ -7,21 +7,21 @@ use tempfile::TempDir;
 use tokio::sync::watch;
 use towpath_domain::agent::{CancelAction, Object, RunRequest};
 use towpath_domain::{AssistantId, Clock, RunId, TenantId, ThreadId, WorkerId};
-use towpath_durable::{Claimed, Engine, Registry, Signal};
+use towpath_durable::{ClaimedJob, Engine, Registry, Signal};
 use towpath_outbound::{Guard, Policy};
 use towpath_queue::{Event, Events, Queue};
-use towpath_runtime::{Graphs, Outside};
-use towpath_store::assistants::{self, Content};
-use towpath_store::checkpoints::{self, Checkpoint, Place};
+use towpath_runtime::{GraphServices, Graphs};
+use towpath_store::assistants::{self, AssistantContent};
+use towpath_store::checkpoints::{self, Checkpoint, ThreadNamespace};
 use towpath_store::query::Query;
 use towpath_store::runs::{self, Run};
 use towpath_store::threads::{self, Thread};
 use towpath_store::{Options, Result, Store, Tx, jobs};
 use towpath_testing::Database;
-use towpath_workflows::agent::{self, AgentWorld, EVENTS_KEPT};
+use towpath_workflows::agent::{self, AgentServices, EVENT_RETENTION};
 use towpath_workflows::run_agent::{self, NewRun, Target};
 
-use crate::home::migrate;
+use crate::fixture::migrate;
 
 const GRAPHS: &str = r#"{"graphs": {
     "agent": {"native": "echo"},
@@ -61,9 +61,9 @@ const GRAPHS: &str = r#"{"graphs": {
 }}"#;
 
 pub struct Server {
-    pub world: AgentWorld,
+    pub world: AgentServices,
     pub engine: Engine,
-    pub registry: Registry<AgentWorld>,
+    pub registry: Registry<AgentServices>,
     pub tenant: TenantId,
     _folder: TempDir,
     _database: Database,
@@ -78,7 +78,7 @@ impl Server {
         Self::with(Database::sqlite(migrate).await, clock, GRAPHS).await
     }
 
-    /// In the server that `TOWPATH_TEST_POSTGRES` names.
+    /// On the server that `TOWPATH_TEST_POSTGRES` names.
     pub async fn postgres() -> Option<Self> {
         let database = Database::postgres(migrate).await?;
         Some(Self::with(database, Clock::system(), GRAPHS).await)
@@ -98,9 +98,9 @@ impl Server {
         registry.attach(&store);
         let tenant = TenantId::new();
         let graphs = Graphs::from_config(graphs, folder.path()).unwrap();
-        let graphs = graphs.with(&Outside::new(store.clock().clone()));
+        let graphs = graphs.with_services(&GraphServices::new(store.clock().clone()));
         for graph in graphs.ids() {
-            let content = Content {
+            let content = AssistantContent {
                 graph_id: graph.to_owned(),
                 name: graph.to_owned(),
                 description: None,
@@ -115,8 +115,8 @@ impl Server {
         }
         Self {
             engine: Engine::new(store.clone(), towpath_durable::Settings::default()),
-            world: AgentWorld {
-                runs: run_agent::Runs::new(store.clone()),
+            world: AgentServices {
+                runs: run_agent::RunLoader::new(store.clone()),
                 store,
                 queue,
                 graphs: graphs.into(),
@@ -135,7 +135,7 @@ impl Server {
         &self.world.store
     }
 
-    /// Records a run and reads what it streams.
+    /// Records a run and subscribes to its events.
     pub async fn start(&self, target: Target, graph: &str, request: Value) -> (Run, Events) {
         let events = self.world.queue.subscribe(target.id()).await;
         let run = self
@@ -153,7 +153,7 @@ impl Server {
             body[key] = value.clone();
         }
         let request: RunRequest = serde_json::from_value(body).unwrap();
-        let admitted = request.admit(matches!(target, Target::Own(_))).unwrap();
+        let admitted = request.admit(matches!(target, Target::New(_))).unwrap();
         let assistant = assistants::get(tx, self.tenant, AssistantId::of_graph(graph)).await?;
         let new = NewRun {
             id: RunId::new(),
@@ -163,25 +163,25 @@ impl Server {
             headers: Object::new(),
             user: None,
             cron: None,
-            events_kept: EVENTS_KEPT,
+            events_kept: EVENT_RETENTION,
             ttl: None,
         };
         run_agent::start(tx, self.tenant, new).await
     }
 
-    pub async fn claim(&self) -> Option<Claimed> {
+    pub async fn claim(&self) -> Option<ClaimedJob> {
         self.claim_of(run_agent::POOL).await
     }
 
-    pub async fn claim_of(&self, pool: &str) -> Option<Claimed> {
+    pub async fn claim_of(&self, pool: &str) -> Option<ClaimedJob> {
         let claimed = self.store().write(async |tx| {
-            let claimer = jobs::Claimer::new(pool, WorkerId::new(), 1);
+            let claimer = jobs::ClaimRequest::new(pool, WorkerId::new(), 1);
             let claimed = jobs::claim(tx, &claimer).await?;
             if !claimed.is_empty() {
                 return Ok(claimed);
             }
-            // One that lost its worker again and again.
-            jobs::claim_alone(tx, &claimer).await
+            // A job whose workers were lost repeatedly.
+            jobs::claim_suspects(tx, &claimer).await
         });
         claimed.await.unwrap().pop()
     }
@@ -196,14 +196,13 @@ impl Server {
         towpath_durable::perform(&self.engine, &self.registry, &self.world, job, told).await;
     }
 
-    /// Performs a run until it has streamed an event that holds `text` and saved `step`; then its worker hears `signal`.
+    /// Performs a run until it has streamed an event with `text` and saved `step`; then signals its worker.
     pub async fn perform_until(&self, thread: ThreadId, events: &mut Events, text: &str, step: i64, signal: Signal) {
         let saved = async || self.saved(thread, step).await;
         self.perform_until_saved(events, text, saved, signal).await;
     }
 
-    /// Performs a run until it has streamed an event that holds `text`, and `saved` says that what it tells of is saved; then its
-    /// worker hears `signal`.
+    /// Performs a run until it has streamed an event with `text` and `saved` returns true; then signals its worker.
     pub async fn perform_until_saved(
         &self,
         events: &mut Events,
@@ -219,7 +218,7 @@ impl Server {
                 if let Event::Frame(frame) = events.next().await
                     && frame.contains(text)
                 {
-                    // The event comes before what it tells of is saved.
+                    // The event precedes the save that it reports.
                     let deadline = std::time::Instant::now() + Duration::from_secs(180);
                     while !saved().await {
                         assert!(
@@ -238,7 +237,7 @@ impl Server {
         }
     }
 
-    /// Performs a run, and cancels it once this text was streamed.
+    /// Performs a run, and cancels it when `text` was streamed.
     pub async fn cancel_at_work(&self, run: &Run, events: &mut Events, text: &str, action: CancelAction) {
         let job = self.claim().await.expect("a run is ready");
         let (tell, told) = watch::channel(Signal::Run);
@@ -274,7 +273,7 @@ impl Server {
             .unwrap()
     }
 
-    /// Its checkpoints' ids, the latest first.
+    /// Ids of its checkpoints, the latest first.
     pub async fn checkpoints(&self, thread: ThreadId) -> Vec<String> {
         let listed = self.list_checkpoints(thread).await;
         listed.into_iter().map(|row| row.checkpoint_id).collect()
@@ -290,7 +289,7 @@ impl Server {
     }
 
     async fn list_checkpoints(&self, thread: ThreadId) -> Vec<Checkpoint> {
-        let place = Place { thread, ns: "" };
+        let place = ThreadNamespace { thread, ns: "" };
         self.store()
             .read(async |tx| checkpoints::list(tx, place, None, None, i64::MAX).await)
             .await
@@ -313,9 +312,9 @@ impl Server {
         counted.unwrap()
     }
 
-    /// Makes what backs off due at once.
+    /// Makes jobs that back off due at once.
     pub async fn hurry(&self) {
-        // Jobs that lost two leases stay scheduled: they are claimed as they are once they are due.
+        // Jobs that lost two leases stay scheduled: they are claimed directly when due.
         let rest = "SELECT count(*) FROM job WHERE state = 'scheduled' AND lost_leases < 2";
         let suspects = "SELECT count(*) FROM job WHERE state = 'scheduled' AND lost_leases >= 2";
         loop {

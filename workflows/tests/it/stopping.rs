@@ -11,7 +11,7 @@ use towpath_workflows::run_agent::{self, Target, lane};
 
 use crate::server::Server;
 
-/// Stops all runs of the server and answers how many statements that took.
+/// Stops all runs of the server and returns the number of statements.
 async fn stop_all(server: &Server) -> u64 {
     let before = server.store().statements();
     let stopped = server.store().write(async |tx| {
@@ -23,12 +23,12 @@ async fn stop_all(server: &Server) -> u64 {
 }
 
 async fn many_are_stopped_in_as_many_statements_as_a_few(server: Server) {
-    // At work each is told, and ends where it works.
+    // Running ones are signalled, and end in their workers.
     let mut told = Vec::new();
     for runs in [10, 60] {
         let mut claimed = Vec::new();
         for _ in 0..runs {
-            server.start(Target::On(ThreadId::new()), "slow", json!({})).await;
+            server.start(Target::Existing(ThreadId::new()), "slow", json!({})).await;
             claimed.push(server.claim().await.expect("a run is ready"));
         }
         told.push(stop_all(&server).await);
@@ -44,11 +44,11 @@ async fn many_are_stopped_in_as_many_statements_as_a_few(server: Server) {
     }
     assert_eq!(told[0], told[1]);
 
-    // Those that wait end in the same transaction. Each has an end of its own, and a lane.
+    // Waiting ones end in the same transaction, each with its own end and lane.
     let mut ended = Vec::new();
     for runs in [10, 60] {
         for _ in 0..runs {
-            server.start(Target::On(ThreadId::new()), "slow", json!({})).await;
+            server.start(Target::Existing(ThreadId::new()), "slow", json!({})).await;
         }
         ended.push(stop_all(&server).await);
         let interrupted = "SELECT count(*) FROM run WHERE status = 'interrupted'";
@@ -85,8 +85,8 @@ async fn many_are_stopped_in_as_many_statements_as_a_few_on_postgres() {
     }
 }
 
-/// A run begins on another thread while whoever stops the assistant's runs waits for the lane of the first. Its lane has to be
-/// locked before the jobs, too.
+/// A run starts on another thread while the request that stops the assistant's runs waits for the lane of the first.
+/// Its lane must be locked before the jobs, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_run_that_begins_meanwhile_is_locked_in_order() {
     let Some(server) = Server::postgres().await else {
@@ -94,7 +94,7 @@ async fn a_run_that_begins_meanwhile_is_locked_in_order() {
     };
     let assistant = AssistantId::of_graph("slow");
     let threads = [ThreadId::new(), ThreadId::new()];
-    let (first, _) = server.start(Target::On(threads[0]), "slow", json!({})).await;
+    let (first, _) = server.start(Target::Existing(threads[0]), "slow", json!({})).await;
     let store = server.store();
     let locked = Notify::new();
     let stopping = async {
@@ -103,7 +103,7 @@ async fn a_run_that_begins_meanwhile_is_locked_in_order() {
             let open = run_agent::lock_threads(tx, server.tenant, assistant, &[]).await?;
             assert_eq!(open.len(), 2, "both are locked");
             let second = store.write(async |other| {
-                jobs::pass_locked(other).await?;
+                jobs::limit_lock_wait(other).await?;
                 lanes::lock_existing(other, lane(threads[1]).key()).await.map(drop)
             });
             let refused = second.await.expect_err("the lane of the second is locked");
@@ -117,8 +117,8 @@ async fn a_run_that_begins_meanwhile_is_locked_in_order() {
             lanes::lock_existing(tx, lane(threads[0]).key()).await?;
             locked.notify_one();
             until_waiting(store).await;
-            // It is recorded while the other one waits.
-            server.start(Target::On(threads[1]), "slow", json!({})).await;
+            // It is recorded while the other transaction waits.
+            server.start(Target::Existing(threads[1]), "slow", json!({})).await;
             Ok(())
         });
         held.await

@@ -1,5 +1,4 @@
-//! The removal of segments that were begun and never published, of such as cannot be removed, and of what lies beside
-//! trace runs and is of no use.
+//! Removal of unpublished segments, of segments that cannot be removed, and of unneeded related data of trace runs.
 
 use std::time::Duration;
 
@@ -8,17 +7,17 @@ use object_store::path::Path;
 use towpath_domain::{JobId, RunIndexId, SegmentId, TraceRunId};
 use towpath_store::feedback::{self, Attachment};
 use towpath_store::pending_patches::{self, Bounds, Usage};
-use towpath_store::{Error, on, run_index, segments, units};
+use towpath_store::{Error, on, run_index, segments, wal_segments};
 use towpath_traces::accept::Route;
-use towpath_traces::fold;
+use towpath_traces::flush;
 use towpath_traces::objects::Objects;
 use towpath_workflows::delete_project;
 use uuid::Uuid;
 
-use crate::home::{Database, Home, PROJECT, on_both_databases};
+use crate::fixture::{Database, PROJECT, WorkflowFixture, on_both_databases};
 
 const DELETING: &str = "SELECT count(*) FROM segment WHERE state = 'deleting'";
-/// Longer than a writer may take.
+/// Longer than any write.
 const LATER: Duration = Duration::from_secs(2 * 60 * 60);
 
 on_both_databases! {
@@ -33,15 +32,15 @@ on_both_databases! {
     patches_that_waited_too_long_go,
 }
 
-impl Home {
-    /// Objects in a folder, where one of which the name is a folder with something in it cannot be removed.
+impl WorkflowFixture {
+    /// Objects in a folder; one whose name is a non-empty folder cannot be removed.
     fn objects_in_a_folder(&mut self) -> std::path::PathBuf {
         let root = self.folder.path().join("objects");
         self.world.objects = Objects::folder(&root).unwrap();
         root
     }
 
-    /// Segments that were begun and given up, in this order.
+    /// Segments that were begun and abandoned, in this order.
     async fn given_up(&self, paths: impl Iterator<Item = String>) {
         for path in paths {
             let intended = self
@@ -56,13 +55,13 @@ const DAYS: Duration = Duration::from_secs(24 * 60 * 60);
 const FILES: &str = "SELECT count(*) FROM attachment";
 const WASTE: &str = "SELECT count(*) FROM attachment_waste";
 
-impl Home {
+impl WorkflowFixture {
     async fn fold_open(&self) {
         self.wait(Duration::from_secs(3)).await;
         self.drive().await;
     }
 
-    /// Sends a trace run, or only a file of it.
+    /// Sends a trace run, or only an attachment of it.
     async fn file(&self, run: TraceRunId, project: Option<&str>, bytes: &str) {
         let part = |name: String, kind: &str, body: &str| {
             format!(
@@ -91,7 +90,7 @@ impl Home {
             .unwrap()
     }
 
-    /// The bytes of the only file of a run.
+    /// The bytes of the only attachment of a run.
     async fn bytes(&self, run: TraceRunId) -> String {
         let files = self.attachments(run).await;
         assert_eq!(files.len(), 1, "{files:?}");
@@ -121,72 +120,76 @@ impl Home {
 }
 
 async fn a_file_that_is_sent_again_outlasts_the_one_it_replaces(on: Database) {
-    let home = Home::empty_on(&on, 1).await;
+    let fixture = WorkflowFixture::empty_on(&on, 1).await;
     let run = TraceRunId::new();
-    home.file(run, Some(PROJECT), "first").await;
-    home.fold_open().await;
-    let first = home.attachments(run).await;
-    home.file(run, None, "second").await;
-    home.fold_open().await;
-    assert_ne!(first[0].path, home.attachments(run).await[0].path);
-    assert_eq!((home.stored_files().await, home.count(WASTE).await), (2, 1));
-    home.sweep().await;
+    fixture.file(run, Some(PROJECT), "first").await;
+    fixture.fold_open().await;
+    let first = fixture.attachments(run).await;
+    fixture.file(run, None, "second").await;
+    fixture.fold_open().await;
+    assert_ne!(first[0].path, fixture.attachments(run).await[0].path);
+    assert_eq!((fixture.stored_files().await, fixture.count(WASTE).await), (2, 1));
+    fixture.sweep().await;
     assert_eq!(
-        home.stored_files().await,
+        fixture.stored_files().await,
         2,
         "a query may have begun that reads the first"
     );
-    home.wait(LATER).await;
-    home.sweep().await;
-    assert_eq!((home.stored_files().await, home.count(WASTE).await), (1, 0));
-    assert_eq!(home.bytes(run).await, "second");
+    fixture.wait(LATER).await;
+    fixture.sweep().await;
+    assert_eq!((fixture.stored_files().await, fixture.count(WASTE).await), (1, 0));
+    assert_eq!(fixture.bytes(run).await, "second");
 }
 
-/// The file was acknowledged, and its object written, while what it replaces was on its way out with its project.
+/// The attachment was acknowledged and its object written while the attachment that it replaces was being deleted with
+/// its project.
 async fn a_file_that_is_sent_again_outlasts_its_deleted_project(on: Database) {
-    let home = Home::empty_on(&on, 1).await;
+    let fixture = WorkflowFixture::empty_on(&on, 1).await;
     let run = TraceRunId::new();
-    home.file(run, Some(PROJECT), "first").await;
-    home.file(TraceRunId::new(), Some(PROJECT), "other").await;
-    home.fold_open().await;
-    home.delete_project(PROJECT).await;
-    home.wait(LATER).await;
-    home.file(run, Some("again"), "second").await;
-    home.wait(Duration::from_secs(3)).await;
-    let claimed = home.until("fold_units").await;
-    let (store, objects, mark) = (home.store(), &home.world.objects, JobId::new());
-    let open = store.read(async |tx| units::open(tx, i64::MAX).await).await.unwrap();
+    fixture.file(run, Some(PROJECT), "first").await;
+    fixture.file(TraceRunId::new(), Some(PROJECT), "other").await;
+    fixture.fold_open().await;
+    fixture.delete_project(PROJECT).await;
+    fixture.wait(LATER).await;
+    fixture.file(run, Some("again"), "second").await;
+    fixture.wait(Duration::from_secs(3)).await;
+    let claimed = fixture.until("flush_wal").await;
+    let (store, objects, mark) = (fixture.store(), &fixture.world.objects, JobId::new());
+    let open = store
+        .read(async |tx| wal_segments::open(tx, i64::MAX).await)
+        .await
+        .unwrap();
     let intend = async |tenant, id, path: &Path| {
         store
             .write(async |tx| segments::intend(tx, tenant, id, path.as_ref(), Some(mark)).await)
             .await
     };
-    let folded = fold::fold(store, objects, &open, &fold::Options::default(), intend).await;
+    let folded = flush::flush(store, objects, &open, &flush::Options::default(), intend).await;
     let folded = folded.unwrap();
-    home.sweep().await;
-    assert_eq!(home.count(FILES).await, 0, "those of the deleted project are gone");
-    let recorded = store.write(async |tx| fold::record(tx, mark, &folded).await);
+    fixture.sweep().await;
+    assert_eq!(fixture.count(FILES).await, 0, "those of the deleted project are gone");
+    let recorded = store.write(async |tx| flush::record(tx, mark, &folded).await);
     recorded.await.unwrap();
-    home.perform(claimed).await;
+    fixture.perform(claimed).await;
     for _ in 0..2 {
-        home.wait(LATER).await;
-        home.sweep().await;
+        fixture.wait(LATER).await;
+        fixture.sweep().await;
     }
-    assert_eq!((home.count(FILES).await, home.stored_files().await), (1, 1));
-    assert_eq!(home.bytes(run).await, "second");
+    assert_eq!((fixture.count(FILES).await, fixture.stored_files().await), (1, 1));
+    assert_eq!(fixture.bytes(run).await, "second");
 }
 
 async fn files_whose_trace_run_never_came_are_collected(on: Database) {
-    let home = Home::empty_on(&on, 1).await;
+    let fixture = WorkflowFixture::empty_on(&on, 1).await;
     let (there, late) = (TraceRunId::new(), TraceRunId::new());
-    home.file(there, Some(PROJECT), "there").await;
-    home.file(late, None, "late").await;
-    home.fold_open().await;
-    // More than one step looks at, of several workspaces.
-    let now = home.clock.now();
+    fixture.file(there, Some(PROJECT), "there").await;
+    fixture.file(late, None, "late").await;
+    fixture.fold_open().await;
+    // More than one step handles, of several workspaces.
+    let now = fixture.clock.now();
     let orphans: Vec<Attachment> = (1..=2500_i64)
         .map(|number| Attachment {
-            tenant_id: home.tenant,
+            tenant_id: fixture.tenant,
             run_id: TraceRunId::new(),
             name: "orphan".to_owned(),
             content_type: "text/plain".to_owned(),
@@ -196,38 +199,40 @@ async fn files_whose_trace_run_never_came_are_collected(on: Database) {
             created_at: now,
         })
         .collect();
-    let stored = home.store().write(async |tx| feedback::attach_all(tx, &orphans).await);
+    let stored = fixture
+        .store()
+        .write(async |tx| feedback::attach_all(tx, &orphans).await);
     stored.await.unwrap();
-    home.wait(29 * DAYS).await;
-    home.sweep().await;
-    assert_eq!(home.count(FILES).await, 2502, "their trace runs may still come");
-    home.file(late, Some(PROJECT), "later").await;
-    home.fold_open().await;
-    home.wait(2 * DAYS).await;
-    home.sweep().await;
-    assert_eq!(home.count(FILES).await, 2);
+    fixture.wait(29 * DAYS).await;
+    fixture.sweep().await;
+    assert_eq!(fixture.count(FILES).await, 2502, "their trace runs may still come");
+    fixture.file(late, Some(PROJECT), "later").await;
+    fixture.fold_open().await;
+    fixture.wait(2 * DAYS).await;
+    fixture.sweep().await;
+    assert_eq!(fixture.count(FILES).await, 2);
     assert_eq!(
-        (home.bytes(there).await, home.bytes(late).await),
+        (fixture.bytes(there).await, fixture.bytes(late).await),
         ("there".into(), "later".into())
     );
-    home.wait(LATER).await;
-    home.sweep().await;
-    assert_eq!((home.count(WASTE).await, home.stored_files().await), (0, 2));
-    // The walk does not begin anew: what it has seen is not looked for again.
+    fixture.wait(LATER).await;
+    fixture.sweep().await;
+    assert_eq!((fixture.count(WASTE).await, fixture.stored_files().await), (0, 2));
+    // The walk does not restart: checked attachments are not checked again.
     let cursor = "SELECT count(*) FROM sweep_cursor WHERE name = 'attachments'";
-    assert_eq!(home.count(cursor).await, 1);
-    home.wait(31 * DAYS).await;
-    home.sweep().await;
-    assert_eq!(home.count(FILES).await, 2);
+    assert_eq!(fixture.count(cursor).await, 1);
+    fixture.wait(31 * DAYS).await;
+    fixture.sweep().await;
+    assert_eq!(fixture.count(FILES).await, 2);
 }
 
-/// However much there is: a sweep is bounded by its time alone.
+/// Whatever the amount: a sweep is only bounded by its time.
 async fn a_sweep_goes_on_until_it_has_caught_up(on: Database) {
-    let home = Home::empty_on(&on, 1).await;
-    let now = home.clock.now();
+    let fixture = WorkflowFixture::empty_on(&on, 1).await;
+    let now = fixture.clock.now();
     let orphans: Vec<Attachment> = (1..=11_500_i64)
         .map(|number| Attachment {
-            tenant_id: home.tenant,
+            tenant_id: fixture.tenant,
             run_id: TraceRunId::new(),
             name: "orphan".to_owned(),
             content_type: "text/plain".to_owned(),
@@ -238,128 +243,135 @@ async fn a_sweep_goes_on_until_it_has_caught_up(on: Database) {
         })
         .collect();
     for orphans in orphans.chunks(2_500) {
-        let stored = home.store().write(async |tx| feedback::attach_all(tx, orphans).await);
+        let stored = fixture
+            .store()
+            .write(async |tx| feedback::attach_all(tx, orphans).await);
         stored.await.unwrap();
     }
-    home.wait(31 * DAYS).await;
-    home.sweep().await;
-    assert_eq!(home.count(FILES).await, 0, "one sweep is enough");
+    fixture.wait(31 * DAYS).await;
+    fixture.sweep().await;
+    assert_eq!(fixture.count(FILES).await, 0, "one sweep is enough");
 }
 
 async fn patches_that_wait_are_bounded(on: Database) {
-    let mut home = Home::empty_on(&on, 1).await;
-    home.world.sizes.pending = Bounds {
+    let mut fixture = WorkflowFixture::empty_on(&on, 1).await;
+    fixture.world.sizes.pending = Bounds {
         patches: 5,
         bytes: 1 << 20,
     };
     let runs: Vec<TraceRunId> = (0..12).map(|_| TraceRunId::new()).collect();
     for run in &runs {
-        home.submit(Route::Patch(*run), "application/json", r#"{"outputs":{"a":1}}"#)
+        fixture
+            .submit(Route::Patch(*run), "application/json", r#"{"outputs":{"a":1}}"#)
             .await;
     }
-    home.fold_open().await;
-    assert_eq!(home.waiting().await.patches, 5);
-    // The newest stayed, and are taken up.
+    fixture.fold_open().await;
+    assert_eq!(fixture.waiting().await.patches, 5);
+    // The newest ones stayed, and are applied.
     for run in &runs {
         let post = format!(
             r#"{{"id":"{run}","name":"a","run_type":"chain","session_name":"{PROJECT}",
                  "start_time":"2026-03-01T10:00:00Z"}}"#
         );
-        home.submit(Route::Run, "application/json", post).await;
+        fixture.submit(Route::Run, "application/json", post).await;
     }
-    home.fold_open().await;
-    assert_eq!(home.waiting().await, Usage::default());
+    fixture.fold_open().await;
+    assert_eq!(fixture.waiting().await, Usage::default());
     let patched = "SELECT CAST(sum(rows) AS bigint) FROM segment WHERE state = 'live'";
-    assert_eq!(home.count(patched).await, 12);
-    // By bytes as well; and a sweep goes on where bounds were lowered.
+    assert_eq!(fixture.count(patched).await, 12);
+    // By size as well; and a sweep continues when limits were lowered.
     let large = format!(r#"{{"outputs":{{"a":"{}"}}}}"#, "x".repeat(400_000));
     for _ in 0..4 {
-        home.submit(Route::Patch(TraceRunId::new()), "application/json", large.clone())
+        fixture
+            .submit(Route::Patch(TraceRunId::new()), "application/json", large.clone())
             .await;
     }
-    home.fold_open().await;
-    let waiting = home.waiting().await;
+    fixture.fold_open().await;
+    let waiting = fixture.waiting().await;
     assert_eq!(waiting.patches, 2);
     assert!((800_000..1 << 20).contains(&waiting.bytes), "{waiting:?}");
-    home.world.sizes.pending.patches = 1;
-    home.sweep().await;
-    assert_eq!(home.waiting().await.patches, 1);
+    fixture.world.sizes.pending.patches = 1;
+    fixture.sweep().await;
+    assert_eq!(fixture.waiting().await.patches, 1);
 }
 
 async fn patches_that_waited_too_long_go(on: Database) {
-    let home = Home::empty_on(&on, 1).await;
-    home.submit(
-        Route::Patch(TraceRunId::new()),
-        "application/json",
-        r#"{"outputs":{"a":1}}"#,
-    )
-    .await;
-    home.fold_open().await;
-    home.wait(29 * DAYS).await;
-    home.submit(
-        Route::Patch(TraceRunId::new()),
-        "application/json",
-        r#"{"outputs":{"a":1}}"#,
-    )
-    .await;
-    home.fold_open().await;
-    home.sweep().await;
-    assert_eq!(home.waiting().await.patches, 2);
-    home.wait(2 * DAYS).await;
-    home.sweep().await;
-    assert_eq!(home.waiting().await.patches, 1);
-    assert_eq!(home.count("SELECT count(*) FROM pending_patch").await, 1);
+    let fixture = WorkflowFixture::empty_on(&on, 1).await;
+    fixture
+        .submit(
+            Route::Patch(TraceRunId::new()),
+            "application/json",
+            r#"{"outputs":{"a":1}}"#,
+        )
+        .await;
+    fixture.fold_open().await;
+    fixture.wait(29 * DAYS).await;
+    fixture
+        .submit(
+            Route::Patch(TraceRunId::new()),
+            "application/json",
+            r#"{"outputs":{"a":1}}"#,
+        )
+        .await;
+    fixture.fold_open().await;
+    fixture.sweep().await;
+    assert_eq!(fixture.waiting().await.patches, 2);
+    fixture.wait(2 * DAYS).await;
+    fixture.sweep().await;
+    assert_eq!(fixture.waiting().await.patches, 1);
+    assert_eq!(fixture.count("SELECT count(*) FROM pending_patch").await, 1);
 }
 
 async fn an_object_that_is_written_after_its_intent_was_given_up_is_removed_too(on: Database) {
-    let home = Home::empty_on(&on, 1).await;
+    let fixture = WorkflowFixture::empty_on(&on, 1).await;
     let (id, path) = (SegmentId::new(), Path::from("segments/late"));
-    let intended = home
+    let intended = fixture
         .store()
-        .write(async |tx| segments::intend(tx, home.tenant, id, path.as_ref(), None).await);
+        .write(async |tx| segments::intend(tx, fixture.tenant, id, path.as_ref(), None).await);
     intended.await.unwrap();
-    home.wait(LATER).await;
-    home.sweep().await;
+    fixture.wait(LATER).await;
+    fixture.sweep().await;
     assert_eq!(
-        home.count(DELETING).await,
+        fixture.count(DELETING).await,
         1,
         "its row stays as long as its writer may write"
     );
-    home.world.objects.put(&path, vec!["bytes".into()]).await.unwrap();
-    let published = home
+    fixture.world.objects.put(&path, vec!["bytes".into()]).await.unwrap();
+    let published = fixture
         .store()
-        .write(async |tx| segments::publish(tx, home.tenant, id, 1, 5, &[]).await);
+        .write(async |tx| segments::publish(tx, fixture.tenant, id, 1, 5, &[]).await);
     assert!(matches!(published.await, Err(Error::Stale)));
-    home.wait(LATER).await;
-    home.sweep().await;
-    assert_eq!((home.objects().await, home.count(DELETING).await), (0, 0));
+    fixture.wait(LATER).await;
+    fixture.sweep().await;
+    assert_eq!((fixture.objects().await, fixture.count(DELETING).await), (0, 0));
 }
 
 async fn objects_that_cannot_be_removed_keep_nothing_else(on: Database) {
     const STUCK: usize = 1000;
-    let mut home = Home::empty_on(&on, 1).await;
-    let root = home.objects_in_a_folder();
+    let mut fixture = WorkflowFixture::empty_on(&on, 1).await;
+    let root = fixture.objects_in_a_folder();
     let stuck: Vec<String> = (0..STUCK).map(|number| format!("segments/stuck-{number}")).collect();
     for path in &stuck {
         std::fs::create_dir_all(root.join(path).join("in the way")).unwrap();
     }
-    home.given_up(stuck.iter().cloned()).await;
-    home.wait(Duration::from_secs(1)).await;
+    fixture.given_up(stuck.iter().cloned()).await;
+    fixture.wait(Duration::from_secs(1)).await;
     let behind: Vec<String> = (0..20).map(|number| format!("segments/behind-{number}")).collect();
     for path in &behind {
-        home.world
+        fixture
+            .world
             .objects
             .put(&Path::from(path.as_str()), vec!["bytes".into()])
             .await
             .unwrap();
     }
-    home.given_up(behind.iter().cloned()).await;
-    let waiting = home.store().write(async |tx| {
+    fixture.given_up(behind.iter().cloned()).await;
+    let waiting = fixture.store().write(async |tx| {
         let now = tx.now();
         Ok(on!(tx, |conn| sqlx::query(
             "INSERT INTO pending_patch (tenant_id, run_id, seq, operation, created_at) VALUES ($1, $2, 1, '{}', $3)"
         )
-        .bind(home.tenant)
+        .bind(fixture.tenant)
         .bind(Uuid::now_v7())
         .bind(now)
         .execute(conn)
@@ -368,65 +380,65 @@ async fn objects_that_cannot_be_removed_keep_nothing_else(on: Database) {
     });
     waiting.await.unwrap();
 
-    // Given up, and an hour later to be removed.
-    home.wait(LATER).await;
-    home.sweep().await;
-    home.wait(LATER).await;
-    home.sweep().await;
+    // Abandoned, and to be removed an hour later.
+    fixture.wait(LATER).await;
+    fixture.sweep().await;
+    fixture.wait(LATER).await;
+    fixture.sweep().await;
     assert!(
         behind.iter().all(|path| !root.join(path).exists()),
         "those behind are gone"
     );
-    assert_eq!(home.count(DELETING).await, STUCK as i64);
+    assert_eq!(fixture.count(DELETING).await, STUCK as i64);
     let tried = "SELECT count(*) FROM segment WHERE removal_failures = 1";
-    assert_eq!(home.count(tried).await, STUCK as i64, "each was tried once");
+    assert_eq!(fixture.count(tried).await, STUCK as i64, "each was tried once");
 
-    // Patches that nothing came for expire meanwhile.
-    home.wait(Duration::from_secs(31 * 24 * 60 * 60)).await;
-    home.sweep().await;
-    assert_eq!(home.count("SELECT count(*) FROM pending_patch").await, 0);
+    // Patches without a trace run expire meanwhile.
+    fixture.wait(Duration::from_secs(31 * 24 * 60 * 60)).await;
+    fixture.sweep().await;
+    assert_eq!(fixture.count("SELECT count(*) FROM pending_patch").await, 0);
     let failures = "SELECT max(removal_failures) FROM segment";
-    assert_eq!(home.count(failures).await, 2);
-    // The pauses grow: the third try is due after two minutes.
-    home.sweep().await;
-    assert_eq!(home.count(failures).await, 2);
-    home.sweep().await;
-    assert_eq!(home.count(failures).await, 3);
+    assert_eq!(fixture.count(failures).await, 2);
+    // The pauses grow: the third attempt is due after two minutes.
+    fixture.sweep().await;
+    assert_eq!(fixture.count(failures).await, 2);
+    fixture.sweep().await;
+    assert_eq!(fixture.count(failures).await, 3);
 
-    // What is no longer in the way is removed when its turn comes.
+    // Segments that can be removed again are removed when they are due.
     for path in &stuck {
         std::fs::remove_dir_all(root.join(path)).unwrap();
     }
-    home.wait(Duration::from_secs(5 * 60)).await;
-    home.sweep().await;
-    assert_eq!(home.count(DELETING).await, 0);
+    fixture.wait(Duration::from_secs(5 * 60)).await;
+    fixture.sweep().await;
+    assert_eq!(fixture.count(DELETING).await, 0);
 }
 
 async fn index_files_that_cannot_be_removed_keep_nothing_else(on: Database) {
-    let mut home = Home::empty_on(&on, 1).await;
-    let root = home.objects_in_a_folder();
-    let intend = async |home: &Home, path: &str| {
-        let intended = home
+    let mut fixture = WorkflowFixture::empty_on(&on, 1).await;
+    let root = fixture.objects_in_a_folder();
+    let intend = async |fixture: &WorkflowFixture, path: &str| {
+        let intended = fixture
             .store()
-            .write(async |tx| run_index::intend(tx, home.tenant, RunIndexId::new(), path, None).await);
+            .write(async |tx| run_index::intend(tx, fixture.tenant, RunIndexId::new(), path, None).await);
         intended.await.unwrap();
     };
     std::fs::create_dir_all(root.join("run_index/stuck").join("in the way")).unwrap();
-    intend(&home, "run_index/stuck").await;
-    home.wait(LATER).await;
-    home.sweep().await;
+    intend(&fixture, "run_index/stuck").await;
+    fixture.wait(LATER).await;
+    fixture.sweep().await;
     let behind = Path::from("run_index/behind");
-    home.world.objects.put(&behind, vec!["bytes".into()]).await.unwrap();
-    intend(&home, behind.as_ref()).await;
-    // Given up, and an hour later to be removed.
+    fixture.world.objects.put(&behind, vec!["bytes".into()]).await.unwrap();
+    intend(&fixture, behind.as_ref()).await;
+    // Abandoned, and to be removed an hour later.
     for _ in 0..2 {
-        home.wait(LATER).await;
-        home.sweep().await;
+        fixture.wait(LATER).await;
+        fixture.sweep().await;
     }
     let deleting = "SELECT count(*) FROM run_index WHERE state = 'deleting'";
-    assert_eq!(home.count(deleting).await, 1, "the one behind is gone");
+    assert_eq!(fixture.count(deleting).await, 1, "the one behind is gone");
     assert!(!root.join("run_index/behind").exists());
     std::fs::remove_dir_all(root.join("run_index/stuck")).unwrap();
-    home.sweep().await;
-    assert_eq!(home.count(deleting).await, 0);
+    fixture.sweep().await;
+    assert_eq!(fixture.count(deleting).await, 0);
 }

@@ -1,8 +1,8 @@
-//! Threads against a model of them: random creates, runs under the four strategies, cancels, deletions, updates of the state,
-//! copies and cuts, with workers that vanish or hand back between, on real SQL and compared after each step.
+//! Threads compared with a model: random creates, runs with the four strategies, cancels, deletions, state updates,
+//! copies and prunes, with workers that are lost or return their jobs, on real SQL and compared after each step.
 //!
-//! `TOWPATH_TEST_THREAD_STEPS` is the number of steps on each database (default 150), `TOWPATH_TEST_THREAD_SEED` the seed. A
-//! failure names the seed and the fewest steps that were found to show it.
+//! `TOWPATH_TEST_THREAD_STEPS` is the number of steps on each database (default 150), `TOWPATH_TEST_THREAD_SEED` the
+//! seed. A failure prints the seed and the fewest steps found to reproduce it.
 
 mod check;
 mod reference;
@@ -21,7 +21,7 @@ use tokio::task::{JoinHandle, LocalSet};
 use towpath_domain::agent::{CancelAction, RunStatus, ThreadStatus};
 use towpath_domain::{Clock, JobId, RunId, ThreadId, WorkerId};
 use towpath_durable::Signal;
-use towpath_runtime::{At, Update};
+use towpath_runtime::{StateRef, Update};
 use towpath_store::threads::{self, NewThread};
 use towpath_store::{self as store, jobs};
 use towpath_testing::Database;
@@ -30,23 +30,23 @@ use towpath_workflows::thread_history;
 use towpath_workflows::thread_state::{self, StateUpdate, UpdateError};
 
 use self::reference::{Kind, Layer, Run, Thread};
-use crate::dice::Dice;
 use crate::environment::environment;
-use crate::home::migrate;
+use crate::fixture::migrate;
+use crate::random::Random;
 use crate::server::Server;
 
 const STEPS: u64 = 150;
 const SEED: u64 = 20_260_501;
-/// Threads at a time, so that steps meet on one.
+/// Number of threads; small, so that steps affect the same ones.
 const THREADS: usize = 6;
-/// Workers that may vanish with one run. One that loses five is given up.
+/// Workers that may be lost with one run. A run that loses five fails.
 const CRASHES: u32 = 3;
-/// Steps between two looks at every table.
+/// Steps between two checks of every table.
 const LOOK: usize = 25;
-/// The longest that anything is waited for.
+/// Time limit of every wait.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Each has the same channels, so that all of them can go on with one thread.
+/// All have the same channels, so that each can continue a thread.
 const GRAPHS: &str = r#"{"graphs": {
     "steps": {"native": {"kind": "workflow", "channels": {"log": "append", "answer": "last-value"},
         "nodes": {"one": {"kind": "script", "steps": [{"append": {"log": "one"}}]},
@@ -92,7 +92,7 @@ async fn follow(server: impl AsyncFn() -> Option<Server>) {
     let Some(mut bad) = play(first, seed, steps).await else {
         return;
     };
-    // What is wrong after some steps may show at rest after fewer.
+    // An error after some steps may already exist after fewer.
     let mut good = 0;
     while bad > good + 1 {
         let middle = good + (bad - good) / 2;
@@ -108,7 +108,7 @@ async fn follow(server: impl AsyncFn() -> Option<Server>) {
     );
 }
 
-/// Takes so many steps and comes to rest. Answers how many were taken when something was wrong.
+/// Performs this number of steps and lets everything end. Returns the number of steps before an error.
 async fn play(server: Server, seed: u64, steps: usize) -> Option<usize> {
     let taken = Rc::new(Cell::new(0));
     let counted = Rc::clone(&taken);
@@ -129,7 +129,7 @@ async fn play(server: Server, seed: u64, steps: usize) -> Option<usize> {
 }
 
 /// A worker with a run of the graph `slow`.
-struct Held {
+struct RunningJob {
     job: JobId,
     worker: WorkerId,
     tell: watch::Sender<Signal>,
@@ -138,21 +138,21 @@ struct Held {
 
 struct World {
     server: Rc<Server>,
-    dice: Dice,
+    dice: Random,
     threads: Vec<Thread>,
-    held: Vec<Held>,
-    /// The step at hand, for messages.
-    did: String,
+    running_jobs: Vec<RunningJob>,
+    /// The current step, for messages.
+    last_step: String,
 }
 
 impl World {
     fn new(server: Server, seed: u64) -> Self {
         Self {
             server: Rc::new(server),
-            dice: Dice::new(seed),
+            dice: Random::new(seed),
             threads: Vec::new(),
-            held: Vec::new(),
-            did: String::new(),
+            running_jobs: Vec::new(),
+            last_step: String::new(),
         }
     }
 
@@ -188,10 +188,10 @@ impl World {
     }
 
     fn is_held(&self, job: JobId) -> bool {
-        self.held.iter().any(|held| held.job == job)
+        self.running_jobs.iter().any(|held| held.job == job)
     }
 
-    /// The open run of a job, if its thread is still there.
+    /// The open run of a job, if its thread still exists.
     fn find(&self, job: JobId) -> Option<(usize, RunId)> {
         self.threads.iter().enumerate().find_map(|(at, thread)| {
             let run = thread.open().find(|run| run.job == job)?;
@@ -204,7 +204,7 @@ impl World {
             return;
         }
         let id = ThreadId::new();
-        self.did = format!("thread {id} was created");
+        self.last_step = format!("thread {id} was created");
         let new = NewThread {
             id,
             metadata: "{}",
@@ -236,7 +236,7 @@ impl World {
         let kind = *self.dice.pick(&Kind::ALL);
         let strategy = *self.dice.pick(&STRATEGIES);
         let id = self.threads[at].id;
-        self.did = format!(
+        self.last_step = format!(
             "a run of {} with strategy {strategy} was asked for on thread {id}",
             kind.graph()
         );
@@ -246,15 +246,15 @@ impl World {
         let recorded = self
             .server
             .store()
-            .write(async |tx| self.server.record(tx, Target::On(id), kind.graph(), &asked).await)
+            .write(async |tx| self.server.record(tx, Target::Existing(id), kind.graph(), &asked).await)
             .await;
         let in_the_way: Vec<RunId> = self.threads[at].open().map(|run| run.id).collect();
         if strategy == "reject" && !in_the_way.is_empty() {
             let refused = matches!(recorded, Err(store::Error::Rejected(_)));
-            assert!(refused, "{}: {recorded:?}", self.did);
+            assert!(refused, "{}: {recorded:?}", self.last_step);
             return;
         }
-        let run = recorded.unwrap_or_else(|error| panic!("{}: {error}", self.did));
+        let run = recorded.unwrap_or_else(|error| panic!("{}: {error}", self.last_step));
         self.threads[at].runs.push(Run {
             id: run.id,
             job: run.job_id,
@@ -274,14 +274,14 @@ impl World {
     async fn start_stateless(&mut self) {
         let kind = *self.dice.pick(&[Kind::Steps, Kind::Asks, Kind::Broken]);
         let id = ThreadId::new();
-        self.did = format!("a stateless run of {} was asked for on thread {id}", kind.graph());
+        self.last_step = format!("a stateless run of {} was asked for on thread {id}", kind.graph());
         let asked = json!({"stream_resumable": self.dice.one_in(2)});
         let recorded = self
             .server
             .store()
-            .write(async |tx| self.server.record(tx, Target::Own(id), kind.graph(), &asked).await)
+            .write(async |tx| self.server.record(tx, Target::New(id), kind.graph(), &asked).await)
             .await;
-        let run = recorded.unwrap_or_else(|error| panic!("{}: {error}", self.did));
+        let run = recorded.unwrap_or_else(|error| panic!("{}: {error}", self.last_step));
         let mut thread = Thread::new(id, true);
         thread.runs.push(Run {
             id: run.id,
@@ -295,32 +295,32 @@ impl World {
         self.threads.push(thread);
     }
 
-    /// Claims a run. One that ends by itself is performed to its end. Answers whether there was one.
+    /// Claims a run. A run that ends by itself is performed to its end. Returns whether there was one.
     async fn claim(&mut self) -> bool {
         let worker = WorkerId::new();
         let claimed = self.server.store().write(async |tx| {
-            let claimer = jobs::Claimer::new(run_agent::POOL, worker, 1);
+            let claimer = jobs::ClaimRequest::new(run_agent::POOL, worker, 1);
             let claimed = jobs::claim(tx, &claimer).await?;
             if !claimed.is_empty() {
                 return Ok(claimed);
             }
-            jobs::claim_alone(tx, &claimer).await
+            jobs::claim_suspects(tx, &claimer).await
         });
         let Some(job) = claimed.await.unwrap().pop() else {
             return false;
         };
         let job_id = job.id;
-        self.did = format!("job {job_id} was claimed");
+        self.last_step = format!("job {job_id} was claimed");
         let Some((at, id)) = self.find(job_id) else {
-            panic!("{}, and no open run is its", self.did);
+            panic!("{}, and no open run is its", self.last_step);
         };
         let first = self.threads[at].open().next().map(|run| run.id);
-        assert_eq!(first, Some(id), "{}, and another run comes before it", self.did);
-        assert!(!self.is_held(job_id), "{}, and another worker has it", self.did);
+        assert_eq!(first, Some(id), "{}, and another run comes before it", self.last_step);
+        assert!(!self.is_held(job_id), "{}, and another worker has it", self.last_step);
         let run = self.threads[at].run(id);
         run.claims += 1;
         let kind = run.kind;
-        self.did = format!("run {id} of {} was claimed", kind.graph());
+        self.last_step = format!("run {id} of {} was claimed", kind.graph());
         let (tell, told) = watch::channel(Signal::Run);
         let server = Rc::clone(&self.server);
         let task = tokio::task::spawn_local(async move {
@@ -334,15 +334,15 @@ impl World {
         // Its input, its start and its first node are saved.
         let deadline = Instant::now() + PATIENCE;
         while self.new_ids(at).await.len() < 3 {
-            assert!(!task.is_finished(), "{}, and it ended", self.did);
+            assert!(!task.is_finished(), "{}, and it ended", self.last_step);
             assert!(
                 Instant::now() < deadline,
                 "{}, and its first node was not saved",
-                self.did
+                self.last_step
             );
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
-        self.held.push(Held {
+        self.running_jobs.push(RunningJob {
             job: job_id,
             worker,
             tell,
@@ -351,14 +351,14 @@ impl World {
         true
     }
 
-    /// Waits until a worker is done with a run.
+    /// Waits until a worker has finished a run.
     async fn ended(&self, task: JoinHandle<()>) {
         let ended = tokio::time::timeout(PATIENCE, task).await;
-        let ended = ended.unwrap_or_else(|_| panic!("{}, and its worker does not end", self.did));
+        let ended = ended.unwrap_or_else(|_| panic!("{}, and its worker does not end", self.last_step));
         ended.expect("a worker does not panic");
     }
 
-    /// A run came to an end of its own.
+    /// A run ended by itself.
     async fn done(&mut self, at: usize, id: RunId) {
         if self.threads[at].temporary {
             self.threads.remove(at);
@@ -381,7 +381,7 @@ impl World {
             thread.shown = vec![after];
         }
         if kind == Kind::Steps {
-            assert_eq!(made, 4, "{}: its input and three supersteps", self.did);
+            assert_eq!(made, 4, "{}: its input and three supersteps", self.last_step);
         }
     }
 
@@ -393,7 +393,7 @@ impl World {
         found.into_iter().filter(|id| !known.contains(id)).collect()
     }
 
-    /// Takes the new checkpoints of a thread into the model. Answers how many there are.
+    /// Adds the new checkpoints of a thread to the model. Returns their number.
     async fn absorb(&mut self, at: usize, owner: Option<RunId>, log: reference::Log) -> usize {
         let ids = self.new_ids(at).await;
         let count = ids.len();
@@ -410,7 +410,7 @@ impl World {
         if thread.latest_log().is_empty() {
             return;
         }
-        self.did = format!("the state of thread {id} was updated");
+        self.last_step = format!("the state of thread {id} was updated");
         let values = json!({"log": ["by hand"]});
         let update = Update {
             values,
@@ -420,23 +420,23 @@ impl World {
         let supersteps = [vec![update]];
         let update = StateUpdate {
             thread: id,
-            at: At::latest(id.0),
+            at: StateRef::latest(id.0),
             supersteps: &supersteps,
             metadata: Map::new(),
-            events_kept: self.server.world.settings.events_kept,
+            events_kept: self.server.world.settings.event_retention,
         };
         let graph = self.server.world.graphs.get("steps").expect("a graph of this file");
         let updated = thread_state::update(self.server.store(), self.server.tenant, &graph, &update).await;
         if thread.is_open() {
             let refused = matches!(updated, Err(UpdateError::Store(store::Error::Rejected(_))));
-            assert!(refused, "{}: {updated:?}", self.did);
+            assert!(refused, "{}: {updated:?}", self.last_step);
             return;
         }
-        updated.unwrap_or_else(|error| panic!("{}: {error}", self.did));
+        updated.unwrap_or_else(|error| panic!("{}: {error}", self.last_step));
         let mut log = self.threads[at].log();
         log.push("by hand".to_owned());
         let made = self.absorb(at, None, log.clone()).await;
-        assert_eq!(made, 1, "{}", self.did);
+        assert_eq!(made, 1, "{}", self.last_step);
         let thread = &mut self.threads[at];
         thread.rest = vec![ThreadStatus::Interrupted];
         thread.shown = vec![log];
@@ -448,13 +448,13 @@ impl World {
             return;
         }
         let (from, to) = (self.threads[at].id, ThreadId::new());
-        self.did = format!("thread {from} was copied to {to}");
+        self.last_step = format!("thread {from} was copied to {to}");
         let (server, tenant) = (&self.server, self.server.tenant);
         let copied = server
             .store()
             .write(async |tx| thread_history::copy(tx, tenant, from, to).await)
             .await;
-        copied.unwrap_or_else(|error| panic!("{}: {error}", self.did));
+        copied.unwrap_or_else(|error| panic!("{}: {error}", self.last_step));
         let source = &self.threads[at];
         let mut copy = Thread::new(to, false);
         copy.rest.clone_from(&source.rest);
@@ -463,19 +463,19 @@ impl World {
         let there = self.server.checkpoints(from).await.len();
         self.threads.push(copy);
         let made = self.absorb(self.threads.len() - 1, None, log).await;
-        assert_eq!(made, there, "{}", self.did);
+        assert_eq!(made, there, "{}", self.last_step);
     }
 
     async fn cut(&mut self) {
         let Some(at) = self.some_thread() else { return };
         let id = self.threads[at].id;
-        self.did = format!("thread {id} was cut to its latest state");
+        self.last_step = format!("thread {id} was cut to its latest state");
         let (server, tenant) = (&self.server, self.server.tenant);
         let cut = server
             .store()
             .write(async |tx| thread_history::keep_latest(tx, tenant, id).await)
             .await;
-        cut.unwrap_or_else(|error| panic!("{}: {error}", self.did));
+        cut.unwrap_or_else(|error| panic!("{}: {error}", self.last_step));
         let thread = &mut self.threads[at];
         if thread.is_open() {
             return;

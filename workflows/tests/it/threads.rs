@@ -1,4 +1,4 @@
-//! Threads beside their runs: deleted, updated, copied and cut while runs begin, work and end. On both databases.
+//! Threads are deleted, updated, copied and pruned while runs start, work and end. On both databases.
 
 use std::time::{Duration, Instant};
 
@@ -9,16 +9,16 @@ use towpath_domain::agent::{CancelAction, RunStatus, ThreadStatus};
 use towpath_domain::{AssistantId, Clock, RunId, ThreadId};
 use towpath_durable::Signal;
 use towpath_queue::{Event, Events};
-use towpath_runtime::{At, CheckpointRef, Graph, HistoryQuery, Host as _, StateSnapshot, Update};
+use towpath_runtime::{CheckpointRef, Graph, HistoryQuery, Host as _, StateRef, StateSnapshot, Update};
 use towpath_store::query::Query;
 use towpath_store::{self as store, Dialect, items, run_events};
 use towpath_testing::Database;
-use towpath_workflows::agent::Authored;
+use towpath_workflows::agent::AuthorSettings;
 use towpath_workflows::run_agent::{self, Deletion, Target};
 use towpath_workflows::thread_history;
 use towpath_workflows::thread_state::{self, StateHost, StateUpdate, UpdateError};
 
-use crate::home::migrate;
+use crate::fixture::migrate;
 use crate::server::Server;
 
 const GRAPHS: &str = r#"{"graphs": {
@@ -81,12 +81,12 @@ async fn postgres() -> Option<Server> {
     Some(Server::with(Database::postgres(migrate).await?, clock(), GRAPHS).await)
 }
 
-/// Stands until a test moves it.
+/// Stands still until a test moves it.
 fn clock() -> Clock {
     Clock::stopped(Clock::system().now())
 }
 
-/// The longest that anything is waited for.
+/// Time limit of every wait.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Server {
@@ -94,9 +94,9 @@ impl Server {
         self.world.graphs.get(name).expect("a graph of this file")
     }
 
-    /// Records a run, performs it, and answers its id.
+    /// Records a run, performs it, and returns its id.
     async fn done(&self, thread: ThreadId, graph: &str, request: Value) -> RunId {
-        let (run, _events) = self.start(Target::On(thread), graph, request).await;
+        let (run, _events) = self.start(Target::Existing(thread), graph, request).await;
         self.perform().await;
         run.id
     }
@@ -116,29 +116,29 @@ impl Server {
         };
         let update = StateUpdate {
             thread,
-            at: At {
+            at: StateRef {
                 id,
-                ..At::latest(thread.0)
+                ..StateRef::latest(thread.0)
             },
             supersteps: &[vec![update]],
             metadata: Map::new(),
-            events_kept: self.world.settings.events_kept,
+            events_kept: self.world.settings.event_retention,
         };
         thread_state::update(self.store(), self.tenant, &self.graph("steps"), &update).await
     }
 
     async fn state(&self, thread: ThreadId, graph: &str) -> StateSnapshot {
         let host = StateHost::new(self.store(), thread);
-        let state = self.graph(graph).state(&At::latest(thread.0), false, &host).await;
+        let state = self.graph(graph).state(&StateRef::latest(thread.0), false, &host).await;
         state.unwrap().expect("the thread has a state")
     }
 
-    /// Changes of a thread are told apart by their time.
+    /// Changes of a thread are distinguished by their time.
     fn tick(&self) {
         self.store().clock().advance(Duration::from_millis(1));
     }
 
-    /// Performs a run; once it has streamed `text`, does something, and then the worker hears that the run was cancelled.
+    /// Performs a run; after it has streamed `text`, performs an action, and then signals that the run was cancelled.
     async fn at_work(&self, events: &mut Events, text: &str, meanwhile: impl AsyncFnOnce()) {
         let job = self.claim().await.expect("a run is ready");
         let (tell, told) = watch::channel(Signal::Run);
@@ -196,7 +196,7 @@ async fn a_run_that_is_over_is_not_deleted_under_one_at_work(server: Server) {
     let thread = ThreadId::new();
     let first = server.done(thread, "steps", json!({})).await;
     let (second, mut events) = server
-        .start(Target::On(thread), "slow", json!({"durability": "sync"}))
+        .start(Target::Existing(thread), "slow", json!({"durability": "sync"}))
         .await;
     server
         .at_work(&mut events, r#""slow":["one"]"#, async || {
@@ -230,7 +230,7 @@ async fn a_run_that_is_over_is_not_deleted_under_one_at_work(server: Server) {
 async fn a_run_that_is_over_is_deleted_before_one_that_waits(server: Server) {
     let thread = ThreadId::new();
     let first = server.done(thread, "steps", json!({})).await;
-    let (second, _events) = server.start(Target::On(thread), "steps", json!({})).await;
+    let (second, _events) = server.start(Target::Existing(thread), "steps", json!({})).await;
     assert_eq!(server.delete_run(thread, first).await.unwrap(), Deletion::Done);
     server.perform().await;
     assert_eq!(server.run(second.id).await.unwrap().status, RunStatus::Success);
@@ -247,7 +247,7 @@ async fn a_run_that_is_deleted_at_work_keeps_its_thread_busy(server: Server) {
     server.done(thread, "steps", json!({})).await;
     let before = server.checkpoints(thread).await;
     let (run, mut events) = server
-        .start(Target::On(thread), "slow", json!({"durability": "sync"}))
+        .start(Target::Existing(thread), "slow", json!({"durability": "sync"}))
         .await;
     server
         .at_work(&mut events, r#""slow":["one"]"#, async || {
@@ -268,10 +268,10 @@ async fn a_run_that_is_deleted_at_work_keeps_its_thread_busy(server: Server) {
     server.update(thread, None).await.unwrap();
     let missing = server.delete_run(thread, run.id).await;
     assert!(matches!(missing, Err(store::Error::NotFound)), "{missing:?}");
-    // One that waits goes at once, and its thread stands where it stood: the update left steps to be done.
+    // A waiting run is deleted at once, and its thread keeps its state: the update left steps to do.
     let stood = server.thread(thread).await.status;
     assert_eq!(stood, ThreadStatus::Interrupted);
-    let (run, _events) = server.start(Target::On(thread), "slow", json!({})).await;
+    let (run, _events) = server.start(Target::Existing(thread), "slow", json!({})).await;
     assert_eq!(server.thread(thread).await.status, ThreadStatus::Busy);
     assert_eq!(server.delete_run(thread, run.id).await.unwrap(), Deletion::Done);
     assert_eq!(server.thread(thread).await.status, stood);
@@ -295,7 +295,7 @@ async fn a_value_that_is_lost_is_no_empty_channel(server: Server) {
         error.contains("checkpoint_blobs.blob") && error.contains("log"),
         "{error}"
     );
-    // What older versions saved does not say which channels have a value.
+    // Data of older versions does not record which channels have a value.
     execute(match server.store().dialect() {
         Dialect::Sqlite => "UPDATE checkpoints SET checkpoint = json_remove(checkpoint, '$.channels_apart')",
         Dialect::Postgres => "UPDATE checkpoints SET checkpoint = checkpoint - 'channels_apart'",
@@ -351,37 +351,37 @@ async fn a_history_is_read_in_parts(server: Server) {
     for _ in 0..2 {
         server.done(thread, "steps", json!({})).await;
     }
-    let (graph, at) = (server.graph("steps"), At::latest(thread.0));
+    let (graph, at) = (server.graph("steps"), StateRef::latest(thread.0));
     let whole = StateHost::new(server.store(), thread);
     let whole = graph.history(&at, &HistoryQuery::default(), &whole).await.unwrap();
     assert_eq!(whole.len(), 8);
-    let roomy = StateHost::new(server.store(), thread).in_parts(1 << 30);
+    let roomy = StateHost::new(server.store(), thread).with_part_bytes(1 << 30);
     assert_eq!(
         graph.history(&at, &HistoryQuery::default(), &roomy).await.unwrap(),
         whole
     );
-    assert!(!roomy.cut_short());
+    assert!(!roomy.is_truncated());
     let mut query = HistoryQuery::default();
     let mut parts = Vec::new();
     loop {
-        let host = StateHost::new(server.store(), thread).in_parts(1);
+        let host = StateHost::new(server.store(), thread).with_part_bytes(1);
         let part = graph.history(&at, &query, &host).await.unwrap();
         assert_eq!(part.len(), 1, "one at least, and no more than fits");
         query.before = part[0].checkpoint.checkpoint_id.clone();
         parts.extend(part);
-        if !host.cut_short() {
+        if !host.is_truncated() {
             break;
         }
     }
     assert_eq!(parts, whole);
 }
 
-/// As the host of graphs in Python lists them.
+/// As the host of Python graphs lists them.
 async fn pages_of_a_list_share_a_part(server: Server) {
     let thread = ThreadId::new();
     server.done(thread, "steps", json!({})).await;
     let all = server.checkpoints(thread).await;
-    let host = StateHost::new(server.store(), thread).in_parts(1);
+    let host = StateHost::new(server.store(), thread).with_part_bytes(1);
     let page = async |before: Option<&String>| {
         let query = HistoryQuery {
             limit: Some(1),
@@ -393,7 +393,7 @@ async fn pages_of_a_list_share_a_part(server: Server) {
     };
     assert_eq!(page(None).await, all[..1]);
     assert!(page(Some(&all[0])).await.is_empty(), "the first page is a part already");
-    assert!(host.cut_short());
+    assert!(host.is_truncated());
     assert_eq!(page(None).await, all[..1], "a list that begins anew");
 }
 
@@ -411,18 +411,20 @@ async fn items_that_a_graph_reads_live_on(server: Server) {
             .read(async |tx| items::get(tx, server.tenant, &space, "k").await);
         read.await.unwrap().is_some()
     };
-    // Recorded now: what is due is compared with the database's clock, which nobody moves.
+    // Recorded now: due times use the database's clock, which stays unchanged.
     for _ in 0..4 {
-        server.start(Target::On(ThreadId::new()), "reads", json!({})).await;
+        server
+            .start(Target::Existing(ThreadId::new()), "reads", json!({}))
+            .await;
     }
     for _ in 0..3 {
         clock.advance(Duration::from_secs(9 * 60));
         server.perform().await;
         assert!(is_there().await, "each look gives it ten minutes more");
     }
-    server.world.settings.authored.replace(Authored {
+    server.world.settings.author_settings.replace(AuthorSettings {
         refresh_on_read: false,
-        ..Authored::default()
+        ..AuthorSettings::default()
     });
     clock.advance(Duration::from_secs(9 * 60));
     server.perform().await;
@@ -433,11 +435,11 @@ async fn items_that_a_graph_reads_live_on(server: Server) {
     );
 }
 
-/// Its state is read and updated by the graph that its metadata name.
+/// The graph in its metadata reads and updates its state.
 async fn metadata_of_a_run_names_no_other_graph_for_its_thread(server: Server) {
     let metadata = json!({"graph_id": "slow", "assistant_id": "another", "owner": "ada"});
     let asked = json!({"metadata": metadata, "on_completion": "keep"});
-    for target in [Target::On(ThreadId::new()), Target::Own(ThreadId::new())] {
+    for target in [Target::Existing(ThreadId::new()), Target::New(ThreadId::new())] {
         server.start(target, "steps", asked.clone()).await;
         server.perform().await;
         let row = server.thread(target.id()).await;
@@ -453,7 +455,7 @@ async fn metadata_of_a_run_names_no_other_graph_for_its_thread(server: Server) {
 }
 
 async fn an_update_is_told_of_as_long_as_events_are_kept(mut server: Server) {
-    server.world.settings.events_kept = Duration::from_secs(10);
+    server.world.settings.event_retention = Duration::from_secs(10);
     let thread = ThreadId::new();
     server.done(thread, "steps", json!({})).await;
     server.update(thread, None).await.unwrap();
@@ -467,7 +469,8 @@ async fn an_update_is_told_of_as_long_as_events_are_kept(mut server: Server) {
     assert_eq!(prune().await, 1, "11 of 10 seconds are over");
 }
 
-/// The thread goes between the look and the record of an update. On SQLite nothing comes between the two locks.
+/// The thread is deleted between the read and the record of an update. On SQLite nothing can happen between the two
+/// locks.
 #[tokio::test]
 async fn a_thread_that_is_deleted_under_an_update_stays_gone() {
     let Some(server) = postgres().await else { return };
@@ -490,7 +493,7 @@ async fn a_thread_that_is_deleted_under_an_update_stays_gone() {
     server.is_empty().await;
 }
 
-/// The checkpoint that an update is made of goes between the look and the record; the latest one stays.
+/// The updated checkpoint is deleted between the read and the record; the latest one stays.
 #[tokio::test]
 async fn an_update_is_not_made_of_a_checkpoint_that_is_deleted() {
     let Some(server) = postgres().await else { return };
@@ -515,7 +518,7 @@ async fn an_update_is_not_made_of_a_checkpoint_that_is_deleted() {
     assert_eq!(server.checkpoints(thread).await.len(), 4, "nothing was written");
 }
 
-/// A run is recorded while the thread is about to be cut, and begins at an old checkpoint.
+/// A run is recorded while the thread is about to be pruned, and starts from an old checkpoint.
 #[tokio::test]
 async fn a_thread_is_not_cut_under_a_run_that_is_recorded() {
     let Some(server) = postgres().await else { return };
@@ -525,7 +528,7 @@ async fn a_thread_is_not_cut_under_a_run_that_is_recorded() {
     let request = json!({"checkpoint_id": before[1], "input": null});
     let recorded = Notify::new();
     let record = server.store().write(async |tx| {
-        let run = server.record(tx, Target::On(thread), "steps", &request).await?;
+        let run = server.record(tx, Target::Existing(thread), "steps", &request).await?;
         recorded.notify_one();
         server.somebody_waits().await;
         Ok(run.id)

@@ -5,12 +5,12 @@ use towpath_domain::agent::{Object, RunRequest};
 use towpath_domain::{AssistantId, RunId, ThreadId};
 use towpath_store::assistants;
 use towpath_store::runs::Run;
-use towpath_workflows::agent::EVENTS_KEPT;
+use towpath_workflows::agent::EVENT_RETENTION;
 use towpath_workflows::run_agent::{self, NewRun, Target};
 
 use crate::server::Server;
 
-/// Records a run for the user of this name, who sees only threads of their own.
+/// Records a run for the user of this name, who only sees their own threads.
 async fn start(server: &Server, thread: ThreadId, owner: &str) -> towpath_store::Result<Run> {
     let request = json!({"assistant_id": "steps", "if_not_exists": "create", "metadata": {"owner": owner}});
     let request: RunRequest = serde_json::from_value(request).unwrap();
@@ -20,13 +20,13 @@ async fn start(server: &Server, thread: ThreadId, owner: &str) -> towpath_store:
         let assistant = assistants::get(tx, server.tenant, AssistantId::of_graph("steps")).await?;
         let new = NewRun {
             id: RunId::new(),
-            thread: Target::On(thread),
+            thread: Target::Existing(thread),
             assistant: &assistant,
             admitted,
             headers: Object::new(),
             user: None,
             cron: None,
-            events_kept: EVENTS_KEPT,
+            events_kept: EVENT_RETENTION,
             ttl: None,
         };
         run_agent::start_visible(tx, server.tenant, new, &visible).await
@@ -34,7 +34,7 @@ async fn start(server: &Server, thread: ThreadId, owner: &str) -> towpath_store:
     recorded.await
 }
 
-/// Whoever asks for a thread to be made may find one that was made since the request was judged.
+/// A request to create a thread may find one that was created since the request was authorized.
 #[tokio::test]
 async fn a_thread_of_another_user_is_a_missing_one_also_when_it_came_meanwhile() {
     let server = Server::new().await;

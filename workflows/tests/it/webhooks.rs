@@ -1,4 +1,4 @@
-//! Calls to addresses of users happen at least once, and every one of them carries the token of its job.
+//! Calls to users' addresses happen at least once, each with the token of its job.
 
 use std::collections::BTreeMap;
 use std::future::pending;
@@ -23,16 +23,16 @@ use crate::server::Server;
 
 const POOL: &str = "webhooks";
 
-/// Takes calls: the first one is never answered, the second refused, the others are taken.
+/// Receives calls: the first one gets no response, the second is refused, the others are accepted.
 struct Receiver {
     url: String,
     /// The token of each call.
     calls: mpsc::UnboundedReceiver<String>,
 }
 
-type Told = (mpsc::UnboundedSender<String>, Arc<AtomicUsize>);
+type CallRecorder = (mpsc::UnboundedSender<String>, Arc<AtomicUsize>);
 
-async fn take(State((told, count)): State<Told>, headers: HeaderMap) -> StatusCode {
+async fn take(State((told, count)): State<CallRecorder>, headers: HeaderMap) -> StatusCode {
     let token = headers["x-towpath-delivery"].to_str().unwrap();
     told.send(token.to_owned()).unwrap();
     match count.fetch_add(1, Ordering::SeqCst) {
@@ -64,9 +64,9 @@ impl Server {
             .unwrap();
         let job = self.claim_of(POOL).await.expect("the call is ready");
         let token = format!("{}/webhook", job.id);
-        // As a worker has it that is killed at once: the row is given back by whoever starts next.
+        // As in a worker that is killed at once: the next process returns the job.
         drop(job);
-        towpath_durable::ready_earlier_boots(self.store()).await.unwrap();
+        towpath_durable::release_earlier_boots(self.store()).await.unwrap();
         token
     }
 }
@@ -77,7 +77,7 @@ async fn every_attempt_of_a_call_carries_the_same_token() {
     let mut receiver = Receiver::start().await;
     let token = server.call(&receiver.url).await;
 
-    // Killed after the effect and before its record: the receiver has it, we do not know.
+    // Killed after the effect and before its record: the receiver has the call, the platform does not know.
     let job = server.claim_of(POOL).await.expect("the call is ready");
     let (_tell, told) = watch::channel(Signal::Run);
     let first = tokio::select! {
@@ -86,8 +86,8 @@ async fn every_attempt_of_a_call_carries_the_same_token() {
         }
         first = receiver.calls.recv() => first.unwrap(),
     };
-    towpath_durable::ready_earlier_boots(server.store()).await.unwrap();
-    // Refused, and tried again.
+    towpath_durable::release_earlier_boots(server.store()).await.unwrap();
+    // Refused, and retried.
     server.perform_of(POOL).await;
     server.hurry().await;
     server.perform_of(POOL).await;
@@ -103,7 +103,7 @@ async fn every_attempt_of_a_call_carries_the_same_token() {
     let done = "SELECT count(*) FROM job WHERE kind = 'send_webhook' AND state = 'succeeded'";
     assert_eq!(server.count(done).await, 1);
 
-    // Another call is another one, whatever it says.
+    // Another call has another token, even with the same content.
     let other = server.call(&receiver.url).await;
     server.perform_of(POOL).await;
     assert_eq!(receiver.calls.recv().await.unwrap(), other);
@@ -115,7 +115,7 @@ async fn hear(State(told): State<mpsc::UnboundedSender<Bytes>>, body: Bytes) -> 
     StatusCode::OK
 }
 
-/// What a run was given lies deeper in what is told of it, and there it is read again.
+/// A run's input is nested deeper in the body, and is parsed there again.
 #[tokio::test]
 async fn a_run_with_an_input_as_deep_as_may_be_is_told() {
     let server = Server::new().await;
@@ -124,10 +124,10 @@ async fn a_run_with_an_input_as_deep_as_may_be_is_told() {
     let (told, mut bodies) = mpsc::unbounded_channel();
     let router = Router::new().route("/told", post(hear)).with_state(told);
     tokio::spawn(async move { axum::serve(listener, router).await });
-    // With the two objects around it the arguments of the run are one level short of what can be read.
+    // With the two objects around it, the arguments of the run are one level below the maximum depth.
     let deep = (0..123).fold(json!([]), |inner, _| Value::Array(vec![inner]));
     let asked = json!({"input": {"log": deep}, "webhook": url});
-    let (run, _events) = server.start(Target::On(ThreadId::new()), "steps", asked).await;
+    let (run, _events) = server.start(Target::Existing(ThreadId::new()), "steps", asked).await;
     server.perform().await;
     assert_eq!(server.run(run.id).await.unwrap().status, RunStatus::Success);
     server.perform_of(POOL).await;

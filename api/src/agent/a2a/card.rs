@@ -1,4 +1,4 @@
-//! Cards: what an assistant says of itself, in the words of both versions at once.
+//! Agent cards, valid for both protocol versions.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::client::Client;
 use crate::routes::{Routes, routes};
 
 /// Media types of messages, unless the assistant's metadata name others.
-const MODES: [&str; 2] = ["application/json", "text/plain"];
+const DEFAULT_MEDIA_TYPES: [&str; 2] = ["application/json", "text/plain"];
 
 pub(super) fn routes() -> Routes<AgentApp> {
     Routes::default()
@@ -35,14 +35,14 @@ pub(super) fn routes() -> Routes<AgentApp> {
 #[derive(Debug, Default, Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct CardQuery {
-    /// The assistant, or the name of a graph. May be absent where the server has one graph.
+    /// The assistant, or the name of a graph. Optional if the server has one graph.
     assistant_id: Option<String>,
 }
 
 impl CardQuery {
     pub(crate) fn assistant(&self, app: &AgentApp) -> Result<AssistantId, AgentError> {
         if let Some(name) = self.assistant_id.as_deref().filter(|name| !name.is_empty()) {
-            return assistants::named(app, name);
+            return assistants::resolve_assistant(app, name);
         }
         let graphs = app.graphs.current();
         let mut names = graphs.ids();
@@ -55,7 +55,7 @@ impl CardQuery {
     }
 }
 
-/// The card of an assistant.
+/// Get the card of an assistant.
 #[utoipa::path(get, path = "/.well-known/agent-card.json", tag = "a2a", params(CardQuery),
     responses((status = 200, description = "The card", body = Object),
               (status = 404, description = "No such assistant"), AgentError))]
@@ -63,7 +63,7 @@ pub(crate) async fn of_server(context: RequestContext, Query(query): Query<CardQ
     respond(&context, query.assistant(&context.app)?).await
 }
 
-/// The card of an assistant, where clients before version 0.3 look for it.
+/// Get the card of an assistant, at the path that clients before version 0.3 use.
 #[utoipa::path(get, path = "/.well-known/agent.json", tag = "a2a", params(CardQuery),
     responses((status = 200, description = "The card", body = Object),
               (status = 404, description = "No such assistant"), AgentError))]
@@ -74,16 +74,16 @@ pub(crate) async fn of_server_before(
     respond(&context, query.assistant(&context.app)?).await
 }
 
-/// The card of this assistant.
+/// Get the card of this assistant.
 #[utoipa::path(get, path = "/a2a/{assistant_id}/.well-known/agent-card.json", tag = "a2a",
     params(("assistant_id" = String, Path, description = "The assistant, or the name of a graph")),
     responses((status = 200, description = "The card", body = Object),
               (status = 404, description = "No such assistant"), AgentError))]
 pub(crate) async fn of_assistant(context: RequestContext, Path(name): Path<String>) -> Result<Response, AgentError> {
-    respond(&context, assistants::named(&context.app, &name)?).await
+    respond(&context, assistants::resolve_assistant(&context.app, &name)?).await
 }
 
-/// The card of this assistant, where clients before version 0.3 look for it.
+/// Get the card of this assistant, at the path that clients before version 0.3 use.
 #[utoipa::path(get, path = "/a2a/{assistant_id}/.well-known/agent.json", tag = "a2a",
     params(("assistant_id" = String, Path, description = "The assistant, or the name of a graph")),
     responses((status = 200, description = "The card", body = Object),
@@ -92,12 +92,12 @@ pub(crate) async fn of_assistant_before(
     context: RequestContext,
     Path(name): Path<String>,
 ) -> Result<Response, AgentError> {
-    respond(&context, assistants::named(&context.app, &name)?).await
+    respond(&context, assistants::resolve_assistant(&context.app, &name)?).await
 }
 
 async fn respond(context: &RequestContext, id: AssistantId) -> Result<Response, AgentError> {
     let assistant: Arc<Assistant> = context.app.assistants.get(id).await?;
-    let card = card(context, &assistant);
+    let card = agent_card(context, &assistant);
     let mut response = Json(card).into_response();
     let fresh = HeaderValue::from_static("no-cache");
     response.headers_mut().insert(CACHE_CONTROL, fresh);
@@ -105,11 +105,14 @@ async fn respond(context: &RequestContext, id: AssistantId) -> Result<Response, 
 }
 
 /// A card. Each version ignores the fields of the other.
-pub(super) fn card(context: &RequestContext, assistant: &Assistant) -> Value {
+pub(super) fn agent_card(context: &RequestContext, assistant: &Assistant) -> Value {
     let app = &context.app;
-    let url = format!("{}/a2a/{}", base(context), assistant.id);
+    let url = format!("{}/a2a/{}", base_url(context), assistant.id);
     let metadata: Value = serde_json::from_str(&assistant.metadata).unwrap_or_default();
-    let (input, output) = (modes(&metadata, "input_modes"), modes(&metadata, "output_modes"));
+    let (input, output) = (
+        media_types(&metadata, "input_modes"),
+        media_types(&metadata, "output_modes"),
+    );
     let name = &assistant.name;
     let described = assistant.description.clone().filter(|text| !text.is_empty());
     let description = described.unwrap_or_else(|| format!("{name} assistant"));
@@ -157,8 +160,8 @@ pub(super) fn card(context: &RequestContext, assistant: &Assistant) -> Value {
     card
 }
 
-/// Media types that the assistant's metadata name, at `a2a`.
-fn modes(metadata: &Value, key: &str) -> Vec<String> {
+/// Media types from the assistant's metadata, under `a2a`.
+fn media_types(metadata: &Value, key: &str) -> Vec<String> {
     let named = metadata
         .get("a2a")
         .and_then(|a2a| a2a.get(key))
@@ -169,22 +172,26 @@ fn modes(metadata: &Value, key: &str) -> Vec<String> {
         .filter(|mode| !mode.is_empty())
         .collect();
     if named.is_empty() {
-        return MODES.map(str::to_owned).to_vec();
+        return DEFAULT_MEDIA_TYPES.map(str::to_owned).to_vec();
     }
     named
 }
 
-/// Where this server is reached, as the caller reaches it.
-fn base(context: &RequestContext) -> String {
+/// Address of this server as seen by the caller.
+fn base_url(context: &RequestContext) -> String {
     let RequestContext { app, client, headers } = context;
-    // The gateway signs what it hands on, and writes these headers itself.
-    let trusted = client.proxied || app.settings.gateway_key.is_some();
-    format!("{}{}", origin(headers, *client, trusted), sse::prefix(app, headers))
+    // The gateway sets these headers itself and signs the request.
+    let trusted = client.is_proxied || app.settings.gateway_key.is_some();
+    format!(
+        "{}{}",
+        request_origin(headers, *client, trusted),
+        sse::prefix(app, headers)
+    )
 }
 
-/// Scheme and host of a request. Those that a proxy forwards are anybody's to write: they count where `trusted`.
-fn origin(headers: &HeaderMap, client: Client, trusted: bool) -> String {
-    // Of a list the first element is the client's.
+/// Scheme and host of a request. Forwarded headers can be forged and are only used if `trusted`.
+fn request_origin(headers: &HeaderMap, client: Client, trusted: bool) -> String {
+    // The first entry of a list is the client's.
     let first = |name: &str| {
         let text = headers.get(name)?.to_str().ok()?;
         text.split(',').next().map(str::trim)
@@ -249,17 +256,21 @@ mod tests {
             for &(name, value) in told {
                 headers.insert(name, value.parse().unwrap());
             }
-            assert_eq!(origin(&headers, client, trusted), expected, "{trusted} {told:?}");
+            assert_eq!(
+                request_origin(&headers, client, trusted),
+                expected,
+                "{trusted} {told:?}"
+            );
         }
         let secure = Client { secure: true, ..client };
-        assert_eq!(origin(&HeaderMap::new(), secure, false), "https://localhost");
+        assert_eq!(request_origin(&HeaderMap::new(), secure, false), "https://localhost");
     }
 
     #[test]
     fn an_assistant_may_name_its_modes() {
         let metadata = json!({"a2a": {"input_modes": ["image/png", " "], "output_modes": []}});
-        assert_eq!(modes(&metadata, "input_modes"), ["image/png"]);
-        assert_eq!(modes(&metadata, "output_modes"), MODES);
-        assert_eq!(modes(&json!({}), "input_modes"), MODES);
+        assert_eq!(media_types(&metadata, "input_modes"), ["image/png"]);
+        assert_eq!(media_types(&metadata, "output_modes"), DEFAULT_MEDIA_TYPES);
+        assert_eq!(media_types(&json!({}), "input_modes"), DEFAULT_MEDIA_TYPES);
     }
 }

@@ -1,9 +1,9 @@
-//! Why a call fails: as the protocol says it, or, for what is about the request and not about the call, as HTTP does.
+//! Errors of a call: protocol errors, or HTTP errors about the request itself.
 
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use towpath_domain::Rejection;
-use towpath_domain::agent::a2a::{Code, Refusal};
+use towpath_domain::agent::a2a::{A2aError, ErrorCode};
 use towpath_store as store;
 
 use crate::agent::auth;
@@ -12,22 +12,22 @@ use crate::agent::errors::AgentError;
 /// Why a call fails.
 pub(super) enum Failure {
     /// An error of the protocol, answered with 200.
-    Rpc(Refusal),
-    /// A status: the caller may not, or the server cannot now.
+    Rpc(A2aError),
+    /// An HTTP status, for example forbidden or unavailable.
     Http(Box<Response>),
 }
 
 impl Failure {
-    /// Other words for a row that is not there: which one the caller knows best.
-    pub(super) fn of(error: AgentError, missing: impl FnOnce() -> Refusal) -> Self {
+    /// Replaces a missing row by the error that the caller chooses.
+    pub(super) fn or_not_found(error: AgentError, missing: impl FnOnce() -> A2aError) -> Self {
         match error.status() {
             StatusCode::NOT_FOUND => Self::Rpc(missing()),
             _ => error.into(),
         }
     }
 
-    /// The author's auth refused an operation on a thread; one that the caller does not see is not there.
-    pub(super) fn denied(refusal: auth::Refusal, missing: impl FnOnce() -> Refusal) -> Self {
+    /// The author's auth rejected an operation on a thread; a thread that the caller may not see counts as missing.
+    pub(super) fn from_auth_refusal(refusal: auth::Refusal, missing: impl FnOnce() -> A2aError) -> Self {
         match refusal.status() {
             StatusCode::NOT_FOUND => Self::Rpc(missing()),
             _ => Self::Http(refusal),
@@ -35,8 +35,8 @@ impl Failure {
     }
 }
 
-impl From<Refusal> for Failure {
-    fn from(refusal: Refusal) -> Self {
+impl From<A2aError> for Failure {
+    fn from(refusal: A2aError) -> Self {
         Self::Rpc(refusal)
     }
 }
@@ -56,11 +56,13 @@ impl From<store::Error> for Failure {
 impl From<AgentError> for Failure {
     fn from(error: AgentError) -> Self {
         let code = match error.status() {
-            StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY | StatusCode::NOT_FOUND => Code::InvalidParams,
-            StatusCode::CONFLICT => Code::UnsupportedOperation,
-            StatusCode::INTERNAL_SERVER_ERROR => Code::Internal,
+            StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY | StatusCode::NOT_FOUND => {
+                ErrorCode::InvalidParams
+            }
+            StatusCode::CONFLICT => ErrorCode::UnsupportedOperation,
+            StatusCode::INTERNAL_SERVER_ERROR => ErrorCode::Internal,
             _ => return Self::Http(Box::new(error.into_response())),
         };
-        Self::Rpc(Refusal::new(code, error.detail()))
+        Self::Rpc(A2aError::new(code, error.detail()))
     }
 }

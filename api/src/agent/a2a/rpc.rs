@@ -1,4 +1,4 @@
-//! Calls of JSON-RPC 2.0 and their answers.
+//! JSON-RPC 2.0 requests and responses.
 
 use std::convert::Infallible;
 
@@ -12,14 +12,14 @@ use http::{HeaderMap, HeaderValue};
 use serde_json::{Value, json};
 use tokio::time::Interval;
 use towpath_domain::agent::Object;
-use towpath_domain::agent::a2a::{Code, Dialect, Refusal};
+use towpath_domain::agent::a2a::{A2aError, Dialect, ErrorCode};
 
 use crate::agent::answer::{Json, without_nul};
 use crate::agent::app::AgentApp;
-use crate::agent::extract::read_body;
+use crate::agent::extract::parse_body;
 use crate::agent::sse;
 
-const VERSION: &str = "a2a-version";
+const VERSION_HEADER: &str = "a2a-version";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Method {
@@ -29,10 +29,10 @@ pub(super) enum Method {
     Get,
     Cancel,
     List,
-    PutPush,
-    GetPush,
-    ListPush,
-    DeletePush,
+    SetPushConfig,
+    GetPushConfig,
+    ListPushConfigs,
+    DeletePushConfig,
     Card,
 }
 
@@ -45,10 +45,10 @@ const METHODS: [(&str, Method, Dialect); 22] = [
     ("GetTask", Method::Get, V10),
     ("CancelTask", Method::Cancel, V10),
     ("ListTasks", Method::List, V10),
-    ("CreateTaskPushNotificationConfig", Method::PutPush, V10),
-    ("GetTaskPushNotificationConfig", Method::GetPush, V10),
-    ("ListTaskPushNotificationConfigs", Method::ListPush, V10),
-    ("DeleteTaskPushNotificationConfig", Method::DeletePush, V10),
+    ("CreateTaskPushNotificationConfig", Method::SetPushConfig, V10),
+    ("GetTaskPushNotificationConfig", Method::GetPushConfig, V10),
+    ("ListTaskPushNotificationConfigs", Method::ListPushConfigs, V10),
+    ("DeleteTaskPushNotificationConfig", Method::DeletePushConfig, V10),
     ("GetExtendedAgentCard", Method::Card, V10),
     ("message/send", Method::Send, V03),
     ("message/stream", Method::Stream, V03),
@@ -56,53 +56,53 @@ const METHODS: [(&str, Method, Dialect); 22] = [
     ("tasks/get", Method::Get, V03),
     ("tasks/cancel", Method::Cancel, V03),
     ("tasks/list", Method::List, V03),
-    ("tasks/pushNotificationConfig/set", Method::PutPush, V03),
-    ("tasks/pushNotificationConfig/get", Method::GetPush, V03),
-    ("tasks/pushNotificationConfig/list", Method::ListPush, V03),
-    ("tasks/pushNotificationConfig/delete", Method::DeletePush, V03),
+    ("tasks/pushNotificationConfig/set", Method::SetPushConfig, V03),
+    ("tasks/pushNotificationConfig/get", Method::GetPushConfig, V03),
+    ("tasks/pushNotificationConfig/list", Method::ListPushConfigs, V03),
+    ("tasks/pushNotificationConfig/delete", Method::DeletePushConfig, V03),
     ("agent/getAuthenticatedExtendedCard", Method::Card, V03),
 ];
 
 #[derive(Clone, Debug)]
 pub(super) struct Call {
-    /// Null where the caller gave none.
+    /// Null if the request has none.
     pub id: Value,
     pub method: Method,
-    /// The version of the answer.
+    /// Version of the response.
     pub dialect: Dialect,
     pub params: Object,
 }
 
-/// Why a body is no call.
+/// Why a body is not a valid request.
 pub(super) struct InvalidCall {
     id: Value,
     dialect: Dialect,
-    refusal: Refusal,
+    error: A2aError,
 }
 
 impl InvalidCall {
     pub(super) fn respond(&self) -> Response {
-        Json(envelope(&self.id, self.dialect, Err(&self.refusal))).into_response()
+        Json(rpc_envelope(&self.id, self.dialect, Err(&self.error))).into_response()
     }
 }
 
-pub(super) fn read(headers: &HeaderMap, body: Bytes) -> Result<Call, InvalidCall> {
+pub(super) fn parse_call(headers: &HeaderMap, body: Bytes) -> Result<Call, InvalidCall> {
     let refuse = |id: Value, code, message: &str| InvalidCall {
         id,
         dialect: V10,
-        refusal: Refusal::new(code, message),
+        error: A2aError::new(code, message),
     };
     if body.iter().all(u8::is_ascii_whitespace) {
         return Err(refuse(
             Value::Null,
-            Code::Parse,
+            ErrorCode::Parse,
             "the body is empty: expected a JSON-RPC request",
         ));
     }
-    let body: Value = read_body(body).map_err(|error| refuse(Value::Null, Code::Parse, error.detail()))?;
+    let body: Value = parse_body(body).map_err(|error| refuse(Value::Null, ErrorCode::Parse, error.detail()))?;
     let Value::Object(mut call) = body else {
         let text = "expected one JSON-RPC request as an object; batches are not supported";
-        return Err(refuse(Value::Null, Code::InvalidRequest, text));
+        return Err(refuse(Value::Null, ErrorCode::InvalidRequest, text));
     };
     let id = match call.remove("id") {
         None => Value::Null,
@@ -110,35 +110,41 @@ pub(super) fn read(headers: &HeaderMap, body: Bytes) -> Result<Call, InvalidCall
         Some(Value::Number(id)) if !id.is_f64() => Value::Number(id),
         Some(_) => {
             let text = "id: expected a string, an integer or null";
-            return Err(refuse(Value::Null, Code::InvalidRequest, text));
+            return Err(refuse(Value::Null, ErrorCode::InvalidRequest, text));
         }
     };
     if call.get("jsonrpc").and_then(Value::as_str) != Some("2.0") {
-        return Err(refuse(id, Code::InvalidRequest, "jsonrpc: expected \"2.0\""));
+        return Err(refuse(id, ErrorCode::InvalidRequest, "jsonrpc: expected \"2.0\""));
     }
     let Some(name) = call.get("method").and_then(Value::as_str) else {
-        return Err(refuse(id, Code::InvalidRequest, "method: expected a string"));
+        return Err(refuse(id, ErrorCode::InvalidRequest, "method: expected a string"));
     };
     let Some((_, method, dialect)) = METHODS.iter().find(|(known, ..)| *known == name) else {
         let text = format!("Method not found: {name:.100}");
-        return Err(refuse(id, Code::MethodNotFound, &text));
+        return Err(refuse(id, ErrorCode::MethodNotFound, &text));
     };
     let (method, dialect) = (*method, *dialect);
     let refuse = |id: Value, code, message: String| InvalidCall {
         id,
         dialect,
-        refusal: Refusal::new(code, message),
+        error: A2aError::new(code, message),
     };
-    if let Some(version) = headers.get(VERSION)
-        && !is_spoken(version)
+    if let Some(version) = headers.get(VERSION_HEADER)
+        && !is_supported_version(version)
     {
         let text = format!("A2A-Version {version:?} is not supported. Supported versions: 0.3, 1.0");
-        return Err(refuse(id, Code::VersionNotSupported, text));
+        return Err(refuse(id, ErrorCode::VersionNotSupported, text));
     }
     let params = match call.remove("params") {
         None | Some(Value::Null) => Object::new(),
         Some(Value::Object(params)) => params,
-        Some(_) => return Err(refuse(id, Code::InvalidParams, "params: expected an object".to_owned())),
+        Some(_) => {
+            return Err(refuse(
+                id,
+                ErrorCode::InvalidParams,
+                "params: expected an object".to_owned(),
+            ));
+        }
     };
     Ok(Call {
         id,
@@ -148,8 +154,8 @@ pub(super) fn read(headers: &HeaderMap, body: Bytes) -> Result<Call, InvalidCall
     })
 }
 
-/// Whether a version is one of ours. An empty one counts as 0.3.
-fn is_spoken(version: &HeaderValue) -> bool {
+/// Whether a version is supported. An empty version counts as 0.3.
+fn is_supported_version(version: &HeaderValue) -> bool {
     let version = version.to_str().unwrap_or("?").trim();
     let mut parts = version.split('.');
     version.is_empty()
@@ -160,28 +166,28 @@ fn is_spoken(version: &HeaderValue) -> bool {
 }
 
 impl Call {
-    pub(super) fn envelope(&self, result: Result<Value, &Refusal>) -> Value {
-        envelope(&self.id, self.dialect, result)
+    pub(super) fn envelope(&self, result: Result<Value, &A2aError>) -> Value {
+        rpc_envelope(&self.id, self.dialect, result)
     }
 
-    pub(super) fn answer(&self, result: Value) -> Response {
+    pub(super) fn success_response(&self, result: Value) -> Response {
         Json(self.envelope(Ok(result))).into_response()
     }
 
-    /// A refusal. One who waits for a stream gets it as the only event: some clients read nothing else.
-    pub(super) fn refuse(&self, refusal: &Refusal) -> Response {
+    /// An error response. For a streaming method it is the only event: some clients read nothing else.
+    pub(super) fn error_response(&self, refusal: &A2aError) -> Response {
         let answer = self.envelope(Err(refusal));
         match self.method {
-            Method::Stream | Method::Subscribe => sse::open(Body::from(event(&answer, None))),
+            Method::Stream | Method::Subscribe => sse::stream_response(Body::from(sse_event(&answer, None))),
             _ => Json(answer).into_response(),
         }
     }
 
-    /// An answer that takes its time: blanks, which parsers skip, keep its connection open.
-    pub(super) fn answer_later(
+    /// A response that is not ready yet: blanks, which parsers skip, keep the connection open.
+    pub(super) fn deferred_response(
         &self,
         app: &AgentApp,
-        work: impl Future<Output = Result<Value, Refusal>> + Send + 'static,
+        work: impl Future<Output = Result<Value, A2aError>> + Send + 'static,
     ) -> Response {
         let call = Self {
             params: Object::new(),
@@ -193,9 +199,9 @@ impl Call {
                 Err(refusal) => call.envelope(Err(&refusal)),
             }
         });
-        let beat = sse::heartbeat(app);
+        let beat = sse::heartbeat_ticker(app);
         let body = Body::from_stream(stream::unfold(Some((work, beat)), |state| async move {
-            let (bytes, state) = next_of(state?).await;
+            let (bytes, state) = next_chunk(state?).await;
             Some((Ok::<_, Infallible>(bytes), state))
         }));
         let mut response = body.into_response();
@@ -205,9 +211,9 @@ impl Call {
     }
 }
 
-type PendingAnswer = (BoxFuture<'static, Value>, Interval);
+type DeferredResult = (BoxFuture<'static, Value>, Interval);
 
-async fn next_of((mut work, mut beat): PendingAnswer) -> (Bytes, Option<PendingAnswer>) {
+async fn next_chunk((mut work, mut beat): DeferredResult) -> (Bytes, Option<DeferredResult>) {
     tokio::select! {
         biased;
         answer = &mut work => (without_nul(answer.to_string()), None),
@@ -215,15 +221,15 @@ async fn next_of((mut work, mut beat): PendingAnswer) -> (Bytes, Option<PendingA
     }
 }
 
-fn envelope(id: &Value, dialect: Dialect, result: Result<Value, &Refusal>) -> Value {
+fn rpc_envelope(id: &Value, dialect: Dialect, result: Result<Value, &A2aError>) -> Value {
     match result {
         Ok(result) => json!({"jsonrpc": "2.0", "id": id, "result": result}),
-        Err(refusal) => json!({"jsonrpc": "2.0", "id": id, "error": refusal.write(dialect)}),
+        Err(refusal) => json!({"jsonrpc": "2.0", "id": id, "error": refusal.to_json(dialect)}),
     }
 }
 
-/// An answer as an event of a stream. Some clients take further characters of Unicode for ends of lines.
-pub(super) fn event(answer: &Value, id: Option<towpath_domain::agent::EventId>) -> Bytes {
+/// A response as an event. Further Unicode line separators are escaped: some clients split at them.
+pub(super) fn sse_event(answer: &Value, id: Option<towpath_domain::agent::EventId>) -> Bytes {
     let mut text = answer.to_string();
     for (character, escaped) in [('\u{85}', "\\u0085"), ('\u{2028}', "\\u2028"), ('\u{2029}', "\\u2029")] {
         if text.contains(character) {
@@ -238,9 +244,9 @@ mod tests {
     use super::*;
 
     fn refused(body: &str) -> (i64, Value) {
-        let refused = read(&HeaderMap::new(), Bytes::from(body.to_owned())).map(drop);
+        let refused = parse_call(&HeaderMap::new(), Bytes::from(body.to_owned())).map(drop);
         let refused = refused.err().unwrap_or_else(|| panic!("{body} was read"));
-        (refused.refusal.code.number(), refused.id)
+        (refused.error.code.number(), refused.id)
     }
 
     #[tokio::test]
@@ -282,7 +288,7 @@ mod tests {
     async fn the_method_decides_the_version() {
         for (name, method, dialect) in METHODS {
             let body = json!({"jsonrpc": "2.0", "id": 1, "method": name}).to_string();
-            let call = read(&HeaderMap::new(), body.into()).unwrap_or_else(|_| panic!("{name}"));
+            let call = parse_call(&HeaderMap::new(), body.into()).unwrap_or_else(|_| panic!("{name}"));
             assert_eq!((call.method, call.dialect), (method, dialect));
         }
     }
@@ -298,18 +304,18 @@ mod tests {
             ("0.2", Some(-32009)),
         ] {
             let mut headers = HeaderMap::new();
-            headers.insert(VERSION, version.parse().unwrap());
+            headers.insert(VERSION_HEADER, version.parse().unwrap());
             let body = json!({"jsonrpc": "2.0", "id": 1, "method": "GetTask"}).to_string();
-            let refused = read(&headers, body.into())
+            let refused = parse_call(&headers, body.into())
                 .err()
-                .map(|refused| refused.refusal.code.number());
+                .map(|refused| refused.error.code.number());
             assert_eq!(refused, code, "{version}");
         }
     }
 
     #[test]
     fn no_character_of_an_event_ends_its_line() {
-        let event = event(&json!({"a": "x\u{2028}y\u{85}z\n"}), None);
+        let event = sse_event(&json!({"a": "x\u{2028}y\u{85}z\n"}), None);
         let text = String::from_utf8(event.to_vec()).unwrap();
         assert_eq!(text, "event: message\r\ndata: {\"a\":\"x\\u2028y\\u0085z\\n\"}\r\n\r\n");
     }

@@ -1,40 +1,40 @@
-//! Messages that begin a task or continue one.
+//! Messages that start or continue a task.
 
 use axum::response::Response;
 use http::HeaderMap;
 use serde_json::{Value, json};
-use towpath_domain::agent::a2a::{Code, Message, Refusal, Task, TaskId, TaskState, task_event};
+use towpath_domain::agent::a2a::{A2aError, ErrorCode, Message, Task, TaskId, TaskState, task_event};
 use towpath_domain::agent::{Object, RunRequest};
 use towpath_domain::{Rejection, RunId, ThreadId};
 use towpath_store as store;
 use towpath_store::a2a_push_configs::{self, NewPushConfig};
-use towpath_store::a2a_tasks::{Detail, TaskRow};
+use towpath_store::a2a_tasks::{TaskDetail, TaskRow};
 use towpath_store::assistants::Assistant;
 use towpath_workflows::a2a;
 
 use super::failure::Failure;
 use super::rpc::Call;
 use super::stream::{self, StreamStart};
-use super::tasks::{allow, detail, end_of, find, internal, read, shown};
+use super::tasks::{authorize, detail, find, internal_error, read, task_json, wait_ended};
 use super::{params, push};
 use crate::agent::app::AgentApp;
 use crate::agent::auth;
 use crate::agent::errors::AgentError;
 use crate::agent::extract::read_value;
 use crate::agent::live::Reader;
-use crate::agent::runs::Ready;
+use crate::agent::runs::PreparedRun;
 
-/// Fields of a run that the protocol relies on.
-const FIXED: [&str; 4] = ["assistant_id", "stream_mode", "stream_resumable", "if_not_exists"];
+/// Fields of a run that the protocol sets itself.
+const FIXED_FIELDS: [&str; 4] = ["assistant_id", "stream_mode", "stream_resumable", "if_not_exists"];
 
 /// The parameters of a call.
-struct SendRequest<'a> {
+struct SendMessage<'a> {
     message: Message,
     push: Option<NewPushConfig>,
-    /// At most so many messages of history are answered.
-    history: Option<usize>,
-    /// The answer does not wait for the run.
-    immediate: bool,
+    /// Maximum number of history messages in the response.
+    history_length: Option<usize>,
+    /// Respond without waiting for the run.
+    returns_immediately: bool,
     call: &'a Call,
 }
 
@@ -44,86 +44,96 @@ struct RecordedTask {
     reader: Reader,
 }
 
-/// Sends a message and answers the task, once its run is over.
+/// Sends a message and responds with the task after its run has ended.
 pub(super) async fn send(
     app: &AgentApp,
     headers: &HeaderMap,
     assistant: &Assistant,
     call: &Call,
 ) -> Result<Response, Failure> {
-    let request = SendRequest::read(app, call)?;
+    let request = SendMessage::parse(app, call)?;
     let RecordedTask { task, reader } = request.record(app, headers, assistant).await?;
-    let (dialect, history) = (call.dialect, request.history);
-    if request.immediate {
-        let said = (history != Some(0)).then(|| vec![request.message.write(dialect, task.id)]);
-        return Ok(call.answer(task_event(dialect, task.write(dialect, said))));
+    let (dialect, history) = (call.dialect, request.history_length);
+    if request.returns_immediately {
+        let said = (history != Some(0)).then(|| vec![request.message.to_json(dialect, task.id)]);
+        return Ok(call.success_response(task_event(dialect, task.to_json(dialect, said))));
     }
     let (app_of_answer, assistant) = (app.clone(), assistant.id);
-    Ok(call.answer_later(app, async move {
-        end_of(reader).await?;
+    Ok(call.deferred_response(app, async move {
+        wait_ended(reader).await?;
         let row = read(&app_of_answer, assistant, task.id, detail(history)).await?;
-        let task = shown(&row, dialect, history).map_err(internal)?;
+        let task = task_json(&row, dialect, history).map_err(internal_error)?;
         Ok(task_event(dialect, task))
     }))
 }
 
-/// Sends a message and streams what becomes of it.
+/// Sends a message and streams the task.
 pub(super) async fn stream(
     app: &AgentApp,
     headers: &HeaderMap,
     assistant: &Assistant,
     call: &Call,
 ) -> Result<Response, Failure> {
-    let request = SendRequest::read(app, call)?;
+    let request = SendMessage::parse(app, call)?;
     let RecordedTask { task, reader } = request.record(app, headers, assistant).await?;
-    let said = vec![request.message.write(call.dialect, task.id)];
-    let first = task.write(call.dialect, Some(said));
+    let said = vec![request.message.to_json(call.dialect, task.id)];
+    let first = task.to_json(call.dialect, Some(said));
     Ok(stream::respond(
         app,
         assistant.id,
         call,
-        StreamStart { task, first, reader },
+        StreamStart {
+            task,
+            first_event: first,
+            reader,
+        },
     ))
 }
 
-impl<'a> SendRequest<'a> {
-    fn read(app: &AgentApp, call: &'a Call) -> Result<Self, Failure> {
-        let message = Message::read(call.params.get("message"))?;
+impl<'a> SendMessage<'a> {
+    fn parse(app: &AgentApp, call: &'a Call) -> Result<Self, Failure> {
+        let message = Message::parse(call.params.get("message"))?;
         let nothing = Object::new();
-        let configuration = params::object(&call.params, "configuration")?.unwrap_or(&nothing);
-        // Each version has a name of its own for the same.
-        let immediate = params::flag(configuration, "returnImmediately")?.unwrap_or_default()
-            || params::flag(configuration, "blocking")? == Some(false);
+        let configuration = params::object_param(&call.params, "configuration")?.unwrap_or(&nothing);
+        // Each version has its own name for this field.
+        let immediate = params::bool_param(configuration, "returnImmediately")?.unwrap_or_default()
+            || params::bool_param(configuration, "blocking")? == Some(false);
         Ok(Self {
             message,
-            push: push::of_configuration(app, configuration, call.dialect)?,
-            history: params::count(configuration, "historyLength")?,
-            immediate,
+            push: push::from_configuration(app, configuration, call.dialect)?,
+            history_length: params::count_param(configuration, "historyLength")?,
+            returns_immediately: immediate,
             call,
         })
     }
 
-    /// Records the run, and with it the task or its next step.
+    /// Records the run, and the task or its next step.
     async fn record(
         &self,
         app: &AgentApp,
         headers: &HeaderMap,
         assistant: &Assistant,
     ) -> Result<RecordedTask, Failure> {
-        let before = self.continued(app, assistant).await?;
-        // A task that goes on meanwhile may want another kind of run: its question is answered, and not added to.
-        if let Some(recorded) = self.record_after(app, headers, assistant, before.as_ref()).await? {
+        let before = self.continued_task(app, assistant).await?;
+        // If the task changed meanwhile, the kind of run may differ: its question is answered instead of adding input.
+        if let Some(recorded) = self
+            .record_if_unchanged(app, headers, assistant, before.as_ref())
+            .await?
+        {
             return Ok(recorded);
         }
-        let before = self.continued(app, assistant).await?;
-        match self.record_after(app, headers, assistant, before.as_ref()).await? {
+        let before = self.continued_task(app, assistant).await?;
+        match self
+            .record_if_unchanged(app, headers, assistant, before.as_ref())
+            .await?
+        {
             Some(recorded) => Ok(recorded),
             None => Err(store::Error::Stale.into()),
         }
     }
 
-    /// Records the run of a task that stands as `before` says. Nothing where it stands elsewhere.
-    async fn record_after(
+    /// Records the run if the task is unchanged since `before`.
+    async fn record_if_unchanged(
         &self,
         app: &AgentApp,
         headers: &HeaderMap,
@@ -139,30 +149,30 @@ impl<'a> SendRequest<'a> {
             Some(row) => row.task_id(),
             None => TaskId { thread, run },
         };
-        let own = self.run(app, assistant, id, before)?;
-        let missing = || Refusal::params(format!("message.contextId: context {thread} not found"));
-        let allowed = auth::allow(app, ("threads", "create_run"), Some(thread), own.clone()).await;
-        let (mut judged, visible) = allowed.map_err(|refusal| Failure::denied(refusal, missing))?;
-        restore(&mut judged, own);
+        let own = self.run_request(app, assistant, id, before)?;
+        let missing = || A2aError::invalid_params(format!("message.contextId: context {thread} not found"));
+        let allowed = auth::authorize_operation(app, ("threads", "create_run"), Some(thread), own.clone()).await;
+        let (mut judged, visible) = allowed.map_err(|refusal| Failure::from_auth_refusal(refusal, missing))?;
+        restore_fixed_fields(&mut judged, own);
         let request: RunRequest = read_value(Value::Object(judged))?;
-        auth::seeing(visible, async {
-            let mut ready = Ready::of(app, headers, request, Some(thread)).await?;
+        auth::with_visibility(visible, async {
+            let mut ready = PreparedRun::prepare(app, headers, request, Some(thread)).await?;
             ready.id = run;
             let reader = ready.reader(app).await;
             let recorded = app
                 .store
                 .write(async |tx| {
                     if let Some(before) = before {
-                        a2a::go_on(tx, app.tenant, before, run).await?;
+                        a2a::continue_task(tx, app.tenant, before, run).await?;
                     }
                     let recorded = ready.record(app, tx).await?;
                     if before.is_none() {
                         a2a::begin(tx, app.tenant, assistant.id, id).await?;
                     }
                     if let Some(push) = &self.push {
-                        let named = push::named(push, id);
+                        let named = push::with_default_id(push, id);
                         if !a2a_push_configs::put(tx, app.tenant, id.run, &named).await? {
-                            return Err(Rejection::rule("configuration", push::TOO_MANY).into());
+                            return Err(Rejection::rule("configuration", push::TOO_MANY_CONFIGS).into());
                         }
                     }
                     Ok(recorded)
@@ -170,13 +180,13 @@ impl<'a> SendRequest<'a> {
                 .await;
             let recorded = match recorded {
                 Err(store::Error::Stale) if before.is_some() => return Ok::<_, Failure>(None),
-                recorded => recorded.map_err(|error| Failure::of(AgentError::from(error), missing))?,
+                recorded => recorded.map_err(|error| Failure::or_not_found(AgentError::from(error), missing))?,
             };
             let task = Task {
                 id,
                 run,
                 state: TaskState::Submitted,
-                at: recorded.updated_at,
+                updated_at: recorded.updated_at,
                 outcome: None,
             };
             Ok::<_, Failure>(Some(RecordedTask { task, reader }))
@@ -184,8 +194,8 @@ impl<'a> SendRequest<'a> {
         .await
     }
 
-    /// The run, as a request for one.
-    fn run(
+    /// The run request.
+    fn run_request(
         &self,
         app: &AgentApp,
         assistant: &Assistant,
@@ -202,45 +212,45 @@ impl<'a> SendRequest<'a> {
         ] {
             run.insert(key.to_owned(), value);
         }
-        if let Some(context) = params::object(&self.call.params, "context")? {
+        if let Some(context) = params::object_param(&self.call.params, "context")? {
             run.insert("context".to_owned(), json!(context));
         }
         if before.is_some_and(|row| row.state == TaskState::InputRequired) {
-            run.insert("command".to_owned(), json!({"resume": self.message.resume()?}));
+            run.insert("command".to_owned(), json!({"resume": self.message.resume_value()?}));
         } else {
             if self.message.needs_messages() {
-                takes_messages(app, assistant)?;
+                check_accepts_messages(app, assistant)?;
             }
             run.insert("input".to_owned(), Value::Object(self.message.input(id)?));
         }
         Ok(run)
     }
 
-    /// The task that the message names: it must not be over.
-    async fn continued(&self, app: &AgentApp, assistant: &Assistant) -> Result<Option<TaskRow>, Failure> {
+    /// The task that the message continues. It must not have ended.
+    async fn continued_task(&self, app: &AgentApp, assistant: &Assistant) -> Result<Option<TaskRow>, Failure> {
         let Some(text) = &self.message.task else {
             return Ok(None);
         };
         let Some(id) = TaskId::parse(text) else {
-            return Err(Refusal::no_task(text.chars().take(100).collect::<String>()).into());
+            return Err(A2aError::task_not_found(text.chars().take(100).collect::<String>()).into());
         };
         if self.message.context.is_some_and(|context| context != id.thread) {
             let text = format!("message.contextId: the task is of context {}", id.thread);
-            return Err(Refusal::params(text).into());
+            return Err(A2aError::invalid_params(text).into());
         }
-        allow(app, "read", id).await?;
-        let row = find(app, assistant.id, id, Detail::STATE).await?;
+        authorize(app, "read", id).await?;
+        let row = find(app, assistant.id, id, TaskDetail::STATE).await?;
         if row.state.is_final() {
-            let text = format!("Task {id} is over and takes no message. Begin another one in the same context");
-            return Err(Refusal::new(Code::UnsupportedOperation, text).into());
+            let text = format!("Task {id} has ended and accepts no message. Start a new task in the same context");
+            return Err(A2aError::new(ErrorCode::UnsupportedOperation, text).into());
         }
         Ok(Some(row))
     }
 }
 
-/// Puts back what makes a run one of a task: handlers of the graphs' author may replace it with metadata of their own.
-fn restore(judged: &mut Object, mut own: Object) {
-    for key in FIXED {
+/// Restores the fixed fields, which auth handlers of the graphs' author may have replaced.
+fn restore_fixed_fields(judged: &mut Object, mut own: Object) {
+    for key in FIXED_FIELDS {
         if let Some(value) = own.remove(key) {
             judged.insert(key.to_owned(), value);
         }
@@ -255,8 +265,8 @@ fn restore(judged: &mut Object, mut own: Object) {
     }
 }
 
-/// Text and files become messages: the graph must have a place for them. Where nobody knows what it takes, it is asked.
-fn takes_messages(app: &AgentApp, assistant: &Assistant) -> Result<(), Refusal> {
+/// Text and files become messages, so the graph's input must have messages. Graphs with unknown input are accepted.
+fn check_accepts_messages(app: &AgentApp, assistant: &Assistant) -> Result<(), A2aError> {
     let schemas = app.graphs.get(&assistant.graph_id).map(|graph| graph.schemas());
     let schema = schemas.and_then(|schemas| schemas.input_schema.or(schemas.state_schema));
     let Some(properties) = schema.as_ref().and_then(|schema| schema.get("properties")?.as_object()) else {
@@ -266,8 +276,8 @@ fn takes_messages(app: &AgentApp, assistant: &Assistant) -> Result<(), Refusal> 
         return Ok(());
     }
     let fields: Vec<&str> = properties.keys().map(String::as_str).collect();
-    Err(Refusal::params(format!(
-        "message.parts: graph '{}' takes no text and no files, since its input has no field messages. Send a part of data with \
+    Err(A2aError::invalid_params(format!(
+        "message.parts: graph '{}' accepts no text or files, since its input has no field messages. Send a data part with \
          its fields: {}",
         assistant.graph_id,
         fields.join(", ")
@@ -300,7 +310,7 @@ mod tests {
         ] {
             let mut judged = object(judged);
             judged.insert("input".to_owned(), json!({"log": ["changed"]}));
-            restore(&mut judged, object(own.clone()));
+            restore_fixed_fields(&mut judged, object(own.clone()));
             assert_eq!(
                 Value::Object(judged),
                 json!({"assistant_id": "a", "stream_mode": ["messages"], "stream_resumable": true,

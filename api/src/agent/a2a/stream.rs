@@ -1,8 +1,7 @@
-//! Streams of a task: the task, what the assistant says on its way, what it brought, where it stands at the end.
+//! Streams of a task: the task, messages of the assistant, artifacts and the final state.
 //!
-//! Events bear the ids of the run's log. A caller that comes back with `Last-Event-ID` misses nothing and sees nothing twice; one
-//! that comes back without it sees the run from its beginning, as far as that is kept. What is said is always whole and not the
-//! piece that is new, so seeing it again does no harm.
+//! Events have the ids of the run's log. A client that resumes with `Last-Event-ID` gets each event once; without it, the
+//! stream starts at the beginning of the stored log. Messages are sent whole, so repeated ones do no harm.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -15,70 +14,83 @@ use http::HeaderMap;
 use serde_json::Value;
 use towpath_domain::AssistantId;
 use towpath_domain::agent::a2a::{
-    Code, Part, Refusal, Task, TaskState, artifact_update, reply, status_update, task_event,
+    A2aError, ErrorCode, Part, Task, TaskState, artifact_update, reply_parts, status_update, task_event,
 };
-use towpath_domain::agent::{EventId, Frame, Since};
-use towpath_store::a2a_tasks::Detail;
+use towpath_domain::agent::{EventId, EventStart, Frame};
+use towpath_store::a2a_tasks::TaskDetail;
 use towpath_store::assistants::Assistant;
 
 use super::failure::Failure;
 use super::params;
-use super::rpc::{Call, event};
-use super::tasks::{allow, find, internal, read, shown};
+use super::rpc::{Call, sse_event};
+use super::tasks::{authorize, find, internal_error, read, task_json};
 use crate::agent::app::AgentApp;
-use crate::agent::live::{Item, Reader};
+use crate::agent::live::{Reader, StreamItem};
 use crate::agent::runs::since;
-use crate::agent::sse::{self, Due, Feed};
+use crate::agent::sse::{self, HeartbeatReader, ReaderEvent};
 
-/// What a stream begins with.
+/// Beginning of a stream.
 pub(super) struct StreamStart {
     pub task: Task,
-    /// The task as the first event shows it.
-    pub first: Value,
+    /// The task in the first event.
+    pub first_event: Value,
     pub reader: Reader,
 }
 
-/// Streams a task that somebody began before.
+/// Streams an existing task.
 pub(super) async fn subscribe(
     app: &AgentApp,
     headers: &HeaderMap,
     assistant: &Assistant,
     call: &Call,
 ) -> Result<Response, Failure> {
-    let id = params::task(&call.params, "id")?;
-    allow(app, "read", id).await?;
-    let row = find(app, assistant.id, id, Detail::ALL).await?;
+    let id = params::task_param(&call.params, "id")?;
+    authorize(app, "read", id).await?;
+    let row = find(app, assistant.id, id, TaskDetail::ALL).await?;
     let task = row.task()?;
     let since = match since(headers)? {
-        Since::Now => Since::Beginning,
-        // It missed the end, which is kept for a while.
+        EventStart::Now => EventStart::Beginning,
+        // The reader missed the end, which is stored for a while.
         since => since,
     };
-    if task.state.is_final() && since == Since::Beginning {
-        let text = format!("Task {id} is over: read it with GetTask");
-        return Err(Refusal::new(Code::UnsupportedOperation, text).into());
+    if task.state.is_final() && since == EventStart::Beginning {
+        let text = format!("Task {id} has ended: read it with GetTask");
+        return Err(A2aError::new(ErrorCode::UnsupportedOperation, text).into());
     }
     let reader = Reader::of_run(app, row.thread_id, row.run_id, true, since).await?;
-    let first = shown(&row, call.dialect, None)?;
-    Ok(respond(app, assistant.id, call, StreamStart { task, first, reader }))
+    let first = task_json(&row, call.dialect, None)?;
+    Ok(respond(
+        app,
+        assistant.id,
+        call,
+        StreamStart {
+            task,
+            first_event: first,
+            reader,
+        },
+    ))
 }
 
-/// The answer that streams.
+/// The streaming response.
 pub(super) fn respond(app: &AgentApp, assistant: AssistantId, call: &Call, start: StreamStart) -> Response {
-    let StreamStart { task, first, reader } = start;
+    let StreamStart {
+        task,
+        first_event: first,
+        reader,
+    } = start;
     let mut state = TaskStream {
         app: app.clone(),
         assistant,
         call: call.clone(),
         task,
-        feed: Feed::new(app, reader),
-        works: false,
-        said: Vec::new(),
-        ended: false,
-        gathered: VecDeque::new(),
+        events: HeartbeatReader::new(app, reader),
+        is_working: false,
+        last_reply: Vec::new(),
+        is_ended: false,
+        buffered: VecDeque::new(),
     };
     state.push(&task_event(call.dialect, first), None);
-    sse::open(Body::from_stream(stream::unfold(state, |mut state| async move {
+    sse::stream_response(Body::from_stream(stream::unfold(state, |mut state| async move {
         let bytes = state.next().await?;
         Some((Ok::<_, Infallible>(bytes), state))
     })))
@@ -89,79 +101,78 @@ struct TaskStream {
     assistant: AssistantId,
     call: Call,
     task: Task,
-    feed: Feed,
-    /// It was told that a worker performs the run.
-    works: bool,
-    /// What the assistant said last.
-    said: Vec<Part>,
-    ended: bool,
-    gathered: VecDeque<Bytes>,
+    events: HeartbeatReader,
+    /// Whether the client knows that the run has started.
+    is_working: bool,
+    /// The last message of the assistant.
+    last_reply: Vec<Part>,
+    is_ended: bool,
+    buffered: VecDeque<Bytes>,
 }
 
 impl TaskStream {
     async fn next(&mut self) -> Option<Bytes> {
         loop {
-            if let Some(bytes) = self.gathered.pop_front() {
+            if let Some(bytes) = self.buffered.pop_front() {
                 return Some(bytes);
             }
-            if self.ended {
+            if self.is_ended {
                 return None;
             }
-            let item = match self.feed.next().await {
-                Due::Item(item) => item,
-                Due::Heartbeat(beat) => return Some(beat),
-                Due::Drain => return None,
+            let item = match self.events.next().await {
+                ReaderEvent::Item(item) => item,
+                ReaderEvent::Heartbeat(beat) => return Some(beat),
+                ReaderEvent::Drain => return None,
             };
             match item {
-                Ok(Some(Item::Frame(text))) => self.take(&text),
-                // What was said on the way is lost; what comes of it is not.
-                Ok(Some(Item::Cut)) => {}
-                Ok(Some(Item::End(..)) | None) => self.end().await,
-                Err(error) => self.fail(&internal(error)),
+                Ok(Some(StreamItem::Frame(text))) => self.accept_event(&text),
+                // Lost messages are not repeated; artifacts and the final state are still sent.
+                Ok(Some(StreamItem::Cut)) => {}
+                Ok(Some(StreamItem::End(..)) | None) => self.push_end().await,
+                Err(error) => self.fail(&internal_error(error)),
             }
         }
     }
 
-    /// An event of the run.
-    fn take(&mut self, text: &str) {
+    fn accept_event(&mut self, text: &str) {
         let Some(frame) = Frame::decode(text) else { return };
         if frame.event == "metadata" {
-            // Another attempt says everything anew.
-            self.said.clear();
-            if !self.works {
-                self.works = true;
-                self.say(&[], frame.id);
+            // A new attempt sends its messages again.
+            self.last_reply.clear();
+            if !self.is_working {
+                self.is_working = true;
+                self.push_reply(&[], frame.id);
             }
         } else if frame.event.starts_with("messages/partial") || frame.event.starts_with("messages/complete") {
             let messages = serde_json::from_str::<Vec<Value>>(frame.data).unwrap_or_default();
-            let said = messages.iter().rev().map(reply).find(|parts| !parts.is_empty());
-            if let Some(said) = said.filter(|said| *said != self.said) {
-                self.say(&said, frame.id);
-                self.said = said;
+            let said = messages.iter().rev().map(reply_parts).find(|parts| !parts.is_empty());
+            if let Some(said) = said.filter(|said| *said != self.last_reply) {
+                self.push_reply(&said, frame.id);
+                self.last_reply = said;
             }
         }
     }
 
-    fn say(&mut self, parts: &[Part], id: EventId) {
+    fn push_reply(&mut self, parts: &[Part], id: EventId) {
         let now = self.app.clock.now();
         let update = status_update(self.call.dialect, &self.task, Some((parts, now)));
         self.push(&update, Some(id));
     }
 
-    /// The run is over: what it brought, and where the task stands.
-    async fn end(&mut self) {
-        self.ended = true;
-        let row = read(&self.app, self.assistant, self.task.id, Detail::ARTIFACT).await;
-        let task = row.and_then(|row| row.task().map_err(internal));
+    /// Sends artifacts and the final state after the run has ended.
+    async fn push_end(&mut self) {
+        self.is_ended = true;
+        let row = read(&self.app, self.assistant, self.task.id, TaskDetail::ARTIFACT).await;
+        let task = row.and_then(|row| row.task().map_err(internal_error));
         let task = match task {
-            // Another message continues the task already: this stream is of the run before.
+            // Another message already continues the task: this stream belongs to the earlier run.
             Ok(task) if task.run != self.task.run => return,
             Ok(task) => task,
             Err(refusal) => return self.fail(&refusal),
         };
         if matches!(task.state, TaskState::Submitted | TaskState::Working) {
-            let text = "the run is over, and its task does not show it yet: read it with GetTask";
-            return self.fail(&Refusal::new(Code::Internal, text));
+            let text = "the run has ended, but its task does not show it yet: read it with GetTask";
+            return self.fail(&A2aError::new(ErrorCode::Internal, text));
         }
         if let Some(update) = artifact_update(self.call.dialect, &task) {
             self.push(&update, None);
@@ -169,14 +180,14 @@ impl TaskStream {
         self.push(&status_update(self.call.dialect, &task, None), None);
     }
 
-    fn fail(&mut self, refusal: &Refusal) {
-        self.ended = true;
+    fn fail(&mut self, refusal: &A2aError) {
+        self.is_ended = true;
         let answer = self.call.envelope(Err(refusal));
-        self.gathered.push_back(event(&answer, None));
+        self.buffered.push_back(sse_event(&answer, None));
     }
 
     fn push(&mut self, result: &Value, id: Option<EventId>) {
         let answer = self.call.envelope(Ok(result.clone()));
-        self.gathered.push_back(event(&answer, id));
+        self.buffered.push_back(sse_event(&answer, id));
     }
 }

@@ -1,4 +1,4 @@
-//! What the auth of the graphs' author said about the request at hand: who calls, and which rows they may see.
+//! Result of custom auth for the current request: the caller, and the rows they may see.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -6,16 +6,14 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 use towpath_domain::ThreadId;
 use towpath_domain::agent::Object;
-use towpath_domain::agent::visibility::passes;
+use towpath_domain::agent::visibility::matches;
 use towpath_runtime::hosted::Caller;
 
-/// What was granted to a request.
 pub(super) struct Grant {
-    /// Who calls.
     pub caller: Arc<Caller>,
-    /// What the metadata of a row must pass, where the caller is to see it; empty where everything is seen.
+    /// Filter on the metadata of visible rows; empty if all are visible.
     pub visible: Object,
-    /// Threads that may be deleted with their assistant; `None` where the author does not judge that.
+    /// Threads that may be deleted with their assistant; `None` if the author has no handler for it.
     pub deletable: Option<HashSet<ThreadId>>,
 }
 
@@ -23,20 +21,19 @@ tokio::task_local! {
     pub(super) static GRANT: Grant;
 }
 
-/// What runs of this caller find in their `configurable`.
+/// Entries for the `configurable` of this caller's runs.
 pub(in crate::agent) fn configurable() -> Map<String, Value> {
     GRANT.try_with(|grant| grant.caller.configurable()).unwrap_or_default()
 }
 
-/// The caller, where the author's auth knows callers.
-pub(super) fn granted() -> Option<Arc<Caller>> {
+/// The caller, if custom auth is enabled.
+pub(super) fn authenticated_caller() -> Option<Arc<Caller>> {
     GRANT.try_with(|grant| grant.caller.clone()).ok()
 }
 
-/// Does a part of a request's work as far as its caller sees rows whose metadata pass this: one operation of several that a
-/// request may name in its body.
-pub(in crate::agent) async fn seeing<F: Future>(visible: Object, work: F) -> F::Output {
-    match granted() {
+/// Runs a part of a request with another filter: one of several operations that a request may name in its body.
+pub(in crate::agent) async fn with_visibility<F: Future>(visible: Object, work: F) -> F::Output {
+    match authenticated_caller() {
         Some(caller) => {
             let grant = Grant {
                 caller,
@@ -49,35 +46,34 @@ pub(in crate::agent) async fn seeing<F: Future>(visible: Object, work: F) -> F::
     }
 }
 
-/// Who it is.
+/// Identity of the caller.
 pub(in crate::agent) fn identity() -> Option<String> {
     GRANT.try_with(|grant| grant.caller.identity().to_owned()).ok()
 }
 
-/// What the metadata of a row must pass, where this caller is to see it. A row that was not there when the request was
-/// judged is judged by it where it is found.
+/// Filter on the metadata of visible rows. Rows that did not exist during authorization are checked where they are found.
 pub(in crate::agent) fn visible() -> Object {
     GRANT.try_with(|grant| grant.visible.clone()).unwrap_or_default()
 }
 
-/// Whether this caller sees a row with these metadata.
+/// Whether this caller may see a row with these metadata.
 pub(in crate::agent) fn sees(metadata: &str) -> bool {
     let visible = visible();
-    visible.is_empty() || serde_json::from_str::<Object>(metadata).is_ok_and(|metadata| passes(&visible, &metadata))
+    visible.is_empty() || serde_json::from_str::<Object>(metadata).is_ok_and(|metadata| matches(&visible, &metadata))
 }
 
-/// As [`sees`], of an assistant: those that come with the graphs are everybody's to read.
+/// As [`sees`], for an assistant: everybody may read the default assistants.
 pub(in crate::agent) fn sees_assistant(metadata: &str) -> bool {
     sees(metadata) || comes_with_graph(metadata)
 }
 
-/// Whether an assistant was made for its graph by the server.
+/// Whether the server created an assistant as the default of its graph.
 pub(super) fn comes_with_graph(metadata: &str) -> bool {
     let metadata: Value = serde_json::from_str(metadata).unwrap_or_default();
     metadata.get("created_by").is_some_and(|by| by == "system")
 }
 
-/// Of these threads, which are to be deleted with their assistant, those that this caller may delete.
+/// Filters threads that are deleted with their assistant.
 pub(in crate::agent) fn deletable(mut threads: Vec<ThreadId>) -> Vec<ThreadId> {
     let _ = GRANT.try_with(|grant| {
         if let Some(deletable) = &grant.deletable {
@@ -87,7 +83,7 @@ pub(in crate::agent) fn deletable(mut threads: Vec<ThreadId>) -> Vec<ThreadId> {
     threads
 }
 
-/// All that is known of the caller, as JSON: for what runs later in the caller's name.
+/// The caller as JSON, for work that runs later on the caller's behalf.
 pub(in crate::agent) fn record() -> Option<String> {
     GRANT
         .try_with(|grant| Value::Object(grant.caller.0.clone()).to_string())

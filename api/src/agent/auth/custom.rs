@@ -1,4 +1,4 @@
-//! Requests as the auth of the graphs' author judges them: who calls, whether they may, which rows they may see.
+//! Custom auth of the graphs' author: who calls, whether they may, which rows they may see.
 
 use std::sync::Arc;
 
@@ -7,22 +7,22 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, StatusCode};
-use towpath_domain::ThreadId;
 use towpath_domain::agent::Object;
+use towpath_domain::{AssistantId, ThreadId};
 use towpath_runtime::Graphs;
-use towpath_runtime::hosted::{self, AuthHandlers, Caller, Denied, Pool};
+use towpath_runtime::hosted::{self, AuthDenied, AuthHandlers, Caller, Pool};
 
-use super::caller::{GRANT, Grant, granted};
-use super::judged::Judge;
-use super::remembered;
-use super::route::{self, About, Input};
+use super::authorizer::Authorizer;
+use super::caller::{GRANT, Grant, authenticated_caller};
+use super::caller_cache;
+use super::route::{self, RequestInput, ResourceAction};
 use crate::agent::app::AgentApp;
 use crate::agent::errors::AgentError;
 
-/// Parameters of a path, decoded as its handler decodes them.
+/// Path parameters, decoded like in the handler.
 type Params = Vec<(String, String)>;
 
-/// Lets a request for a route of ours pass, or answers in its place.
+/// Authorizes a request, or responds with the rejection.
 pub(super) async fn guard(app: AgentApp, request: Request, next: Next) -> Response {
     match judge(&app, request).await {
         Ok((grant, request)) => GRANT.scope(grant, next.run(request)).await,
@@ -30,11 +30,11 @@ pub(super) async fn guard(app: AgentApp, request: Request, next: Next) -> Respon
     }
 }
 
-/// Lets a request for a route of the author's own pass when it says who calls. What it is about only the route knows.
-pub(super) async fn recognize(app: AgentApp, request: Request, next: Next) -> Response {
+/// Authenticates a request for a custom route. Authorization is up to the route.
+pub(super) async fn authenticate_custom_route(app: AgentApp, request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();
     let graphs = app.graphs.current();
-    let caller = match decider(&graphs) {
+    let caller = match auth_handlers(&graphs) {
         Ok((pool, _)) => authenticate(&app, pool, head(&parts, &[])).await,
         Err(refusal) => Err(refusal),
     };
@@ -51,16 +51,16 @@ pub(super) async fn recognize(app: AgentApp, request: Request, next: Next) -> Re
     }
 }
 
-/// Boxed: a response is large, and seldom.
+/// Boxed, since a response is large.
 pub(in crate::agent) type Refusal = Box<Response>;
 
 pub(super) fn refuse(error: AgentError) -> Refusal {
     Box::new(error.into_response())
 }
 
-pub(super) fn denied(error: Denied) -> Refusal {
+pub(super) fn denied(error: AuthDenied) -> Refusal {
     match error {
-        Denied::Refused {
+        AuthDenied::Refused {
             status,
             message,
             headers,
@@ -74,7 +74,7 @@ pub(super) fn denied(error: Denied) -> Refusal {
             }
             Box::new(response)
         }
-        Denied::Failed(why) => {
+        AuthDenied::Failed(why) => {
             tracing::error!(error = why, "the graphs' auth failed");
             refuse(AgentError::new(
                 StatusCode::INTERNAL_SERVER_ERROR,
@@ -84,9 +84,9 @@ pub(super) fn denied(error: Denied) -> Refusal {
     }
 }
 
-/// The code that decides. Without it nobody gets in.
-fn decider(graphs: &Graphs) -> Result<(&Pool, &AuthHandlers), Refusal> {
-    let pool = graphs.hosts();
+/// The auth handlers. Without them every request is rejected.
+fn auth_handlers(graphs: &Graphs) -> Result<(&Pool, &AuthHandlers), Refusal> {
+    let pool = graphs.host_pool();
     let found = pool.and_then(|pool| Some((&**pool, pool.ready().auth.as_ref()?)));
     found.ok_or_else(|| {
         refuse(AgentError::unavailable(
@@ -98,14 +98,14 @@ fn decider(graphs: &Graphs) -> Result<(&Pool, &AuthHandlers), Refusal> {
 
 async fn judge(app: &AgentApp, request: Request) -> Result<(Grant, Request), Refusal> {
     let graphs = app.graphs.current();
-    let (pool, auth) = decider(&graphs)?;
+    let (pool, auth) = auth_handlers(&graphs)?;
     let (mut parts, body) = request.into_parts();
     let params = params(&mut parts).await?;
     let caller = authenticate(app, pool, head(&parts, &params)).await?;
     let about = about(app, &parts)?;
-    let judge = Judge::new(app, pool, auth, &caller, about);
+    let judge = Authorizer::new(app, pool, auth, &caller, about);
     let request = Request::from_parts(parts, body);
-    let (request, visible, deletable) = judge.request(request, &params).await?;
+    let (request, visible, deletable) = judge.authorize(request, &params).await?;
     let grant = Grant {
         caller,
         visible,
@@ -114,38 +114,55 @@ async fn judge(app: &AgentApp, request: Request) -> Result<(Grant, Request), Ref
     Ok((grant, request))
 }
 
-/// Judges an operation that a request names in its body: the line of its route cannot tell it. Answers its value as the author's
-/// handlers leave it, and what rows must pass. Without such handlers everything passes as it is.
-pub(in crate::agent) async fn allow(
+/// Authorizes an operation named in the body of a request. Returns its value as changed by the handlers and the filter for
+/// rows. Without handlers the value is unchanged.
+pub(in crate::agent) async fn authorize_operation(
     app: &AgentApp,
     (resource, action): (&'static str, &'static str),
     thread: Option<ThreadId>,
     value: Object,
 ) -> Result<(Object, Object), Refusal> {
-    let Some(caller) = granted() else {
+    let Some(caller) = authenticated_caller() else {
         return Ok((value, Object::new()));
     };
     let graphs = app.graphs.current();
-    let (pool, handlers) = decider(&graphs)?;
-    let about = About {
+    let (pool, handlers) = auth_handlers(&graphs)?;
+    let about = ResourceAction {
         resource,
         action,
-        input: Input::Object,
+        input: RequestInput::Object,
     };
-    let judge = Judge::new(app, pool, handlers, &caller, about);
-    judge.operation(thread, value).await
+    let judge = Authorizer::new(app, pool, handlers, &caller, about);
+    judge.authorize_operation(thread, value).await
 }
 
-/// What the request is about: its route's line. A route that has none is a defect of ours, and opens nothing.
-fn about(app: &AgentApp, parts: &Parts) -> Result<About, Refusal> {
+/// Authorizes reading an assistant that a request names in its body.
+pub(in crate::agent) async fn authorize_assistant_read(app: &AgentApp, assistant: AssistantId) -> Result<(), Refusal> {
+    let Some(caller) = authenticated_caller() else {
+        return Ok(());
+    };
+    let graphs = app.graphs.current();
+    let (pool, handlers) = auth_handlers(&graphs)?;
+    let about = ResourceAction {
+        resource: "assistants",
+        action: "read",
+        input: RequestInput::Nothing,
+    };
+    Authorizer::new(app, pool, handlers, &caller, about)
+        .authorize_assistant(assistant)
+        .await
+}
+
+/// The operation of the route. A route without an entry is a defect and is rejected.
+fn about(app: &AgentApp, parts: &Parts) -> Result<ResourceAction, Refusal> {
     let matched = parts.extensions.get::<MatchedPath>().map_or("", MatchedPath::as_str);
     let prefix = app.settings.mount_prefix.trim_end_matches('/');
     let template = matched.strip_prefix(prefix);
-    let about = template.and_then(|template| route::about(&parts.method, template));
+    let about = template.and_then(|template| route::resource_action(&parts.method, template));
     about.ok_or_else(|| {
         tracing::error!(
             http.route = matched,
-            "nothing says what this route is about: the graphs' auth cannot judge it"
+            "the route has no auth entry, so the graphs' auth cannot authorize it"
         );
         refuse(AgentError::new(
             StatusCode::INTERNAL_SERVER_ERROR,
@@ -154,7 +171,7 @@ fn about(app: &AgentApp, parts: &Parts) -> Result<About, Refusal> {
     })
 }
 
-/// The parameters of the path, as the handlers read them.
+/// Path parameters as the handlers read them.
 async fn params(parts: &mut Parts) -> Result<Params, Refusal> {
     let all = RawPathParams::from_request_parts(parts, &()).await;
     let all = all.map_err(|_| refuse(AgentError::not_found()))?;
@@ -164,7 +181,7 @@ async fn params(parts: &mut Parts) -> Result<Params, Refusal> {
         .collect())
 }
 
-/// What the author's handler may ask of a request.
+/// The parts of a request that auth handlers can read.
 fn head(parts: &Parts, params: &[(String, String)]) -> hosted::Request {
     let headers = parts.headers.iter();
     let text = |value: &HeaderValue| value.to_str().ok().map(str::to_owned);
@@ -180,14 +197,14 @@ fn head(parts: &Parts, params: &[(String, String)]) -> hosted::Request {
 
 async fn authenticate(app: &AgentApp, pool: &Pool, asked: hosted::Request) -> Result<Arc<Caller>, Refusal> {
     let cache = app.settings.auth_cache.as_ref();
-    let key = cache.map(|cache| remembered::key(cache, &asked));
+    let key = cache.map(|cache| caller_cache::key(cache, &asked));
     let now = app.clock.now();
-    if let Some(caller) = key.as_ref().and_then(|key| app.remembered.find(key, now)) {
+    if let Some(caller) = key.as_ref().and_then(|key| app.caller_cache.find(key, now)) {
         return Ok(caller);
     }
     let caller = Arc::new(pool.authenticate(asked).await.map_err(denied)?);
     if let (Some(key), Some(cache)) = (key, cache) {
-        app.remembered.keep(key, caller.clone(), cache, now);
+        app.caller_cache.insert(key, caller.clone(), cache, now);
     }
     Ok(caller)
 }

@@ -1,48 +1,47 @@
-//! What each route is about, in the words of auth handlers: a line for each, by its template. Templates and not paths are
-//! looked up, so that a path cannot be written in a way that makes it another route here than at the router. A route
-//! without a line is refused, and a test holds the lines to the routers.
+//! The auth operation of each route, by route template. Templates are used instead of paths, so that a path cannot be
+//! written to match another route here than in the router. Routes without an entry are rejected; a test compares the
+//! entries with the routers.
 
 use http::Method;
 
-/// What a request does, and to what.
+/// Resource and action of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct About {
+pub(super) struct ResourceAction {
     /// `assistants`, `threads`, `crons`, `store`.
     pub resource: &'static str,
     /// `create`, `read`, `update`, `delete`, `search`, `create_run`, `put`, `get`, `list_namespaces`.
     pub action: &'static str,
-    /// What its handler reads beside the path.
-    pub input: Input,
+    /// Input of the handler in addition to the path.
+    pub input: RequestInput,
 }
 
-/// What a handler reads beside the path and its options.
+/// Input of a handler in addition to the path and options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Input {
-    /// Nothing. A body that was sent all the same is not passed on.
+pub(super) enum RequestInput {
+    /// None. A body is not passed on.
     Nothing,
-    /// An object as the body.
+    /// A JSON object as body.
     Object,
-    /// A list of objects as the body.
+    /// A list of JSON objects as body.
     Objects,
-    /// A command of the streaming protocol as the body: what it does decides what is judged.
+    /// A command of the streaming protocol as body: the command decides the operation.
     Command,
-    /// An object as the body, whose field of this name auth handlers know as `namespace`.
-    Below(&'static str),
-    /// A namespace and a key in the query.
+    /// A JSON object as body; auth handlers know this field as `namespace`.
+    UnderNamespace(&'static str),
+    /// Namespace and key in the query.
     Item,
     /// An assistant in the query.
     Assistant,
-    /// A call whose method says what is done: the handler has each judged by itself. The line is about the assistant that is
-    /// called.
+    /// A call whose method decides the operation: the handler authorizes it. The entry is for the called assistant.
     Rpc,
 }
 
-use Input::{Assistant, Below, Command, Item, Nothing, Object, Objects, Rpc};
+use RequestInput::{Assistant, Command, Item, Nothing, Object, Objects, Rpc, UnderNamespace};
 
-struct Line {
+struct RouteEntry {
     method: &'static str,
     path: &'static str,
-    about: About,
+    about: ResourceAction,
 }
 
 const fn line(
@@ -50,17 +49,17 @@ const fn line(
     path: &'static str,
     resource: &'static str,
     action: &'static str,
-    input: Input,
-) -> Line {
-    let about = About {
+    input: RequestInput,
+) -> RouteEntry {
+    let about = ResourceAction {
         resource,
         action,
         input,
     };
-    Line { method, path, about }
+    RouteEntry { method, path, about }
 }
 
-const LINES: &[Line] = &[
+const LINES: &[RouteEntry] = &[
     line("POST", "/assistants", "assistants", "create", Object),
     line("POST", "/assistants/search", "assistants", "search", Object),
     line("POST", "/assistants/count", "assistants", "search", Object),
@@ -220,6 +219,8 @@ const LINES: &[Line] = &[
     line("GET", "/runs/crons/{cron_id}", "crons", "read", Nothing),
     line("PATCH", "/runs/crons/{cron_id}", "crons", "update", Object),
     line("DELETE", "/runs/crons/{cron_id}", "crons", "delete", Nothing),
+    line("POST", "/mcp", "assistants", "search", Rpc),
+    line("DELETE", "/mcp", "assistants", "search", Nothing),
     line("PUT", "/store/items", "store", "put", Object),
     line("GET", "/store/items", "store", "get", Item),
     line("DELETE", "/store/items", "store", "delete", Object),
@@ -228,14 +229,20 @@ const LINES: &[Line] = &[
         "/store/items/search",
         "store",
         "search",
-        Below("namespace_prefix"),
+        UnderNamespace("namespace_prefix"),
     ),
-    line("POST", "/store/namespaces", "store", "list_namespaces", Below("prefix")),
+    line(
+        "POST",
+        "/store/namespaces",
+        "store",
+        "list_namespaces",
+        UnderNamespace("prefix"),
+    ),
 ];
 
-/// What a request of this template is about; nothing for routes that are not known.
-pub(super) fn about(method: &Method, template: &str) -> Option<About> {
-    // A handler of GET answers HEAD, too.
+/// Operation of a route template; `None` for unknown routes.
+pub(super) fn resource_action(method: &Method, template: &str) -> Option<ResourceAction> {
+    // GET handlers also answer HEAD.
     let method = if *method == Method::HEAD { &Method::GET } else { method };
     let mut lines = LINES.iter();
     let line = lines.find(|line| line.path == template && line.method == method.as_str())?;
@@ -247,13 +254,13 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::agent::{put_together, system};
+    use crate::agent::{assemble_routes, system};
     use crate::docs;
     use crate::routes::Purpose;
 
     #[test]
     fn every_route_has_a_line_and_every_line_a_route() {
-        let (_, _, document) = put_together(Purpose::Describe);
+        let (_, _, document) = assemble_routes(Purpose::Describe);
         let (_, open) = system::routes().build(Purpose::Describe).split_for_parts();
         let mut left: BTreeSet<_> = LINES.iter().map(|line| (line.method, line.path)).collect();
         for (path, item) in &document.paths.paths {
@@ -261,9 +268,9 @@ mod tests {
                 continue;
             }
             for (method, operation) in docs::operations(item) {
-                let about = about(&method.parse().unwrap(), path);
+                let about = resource_action(&method.parse().unwrap(), path);
                 let about = about.unwrap_or_else(|| panic!("{method} {path} has no line: who may call it?"));
-                let reads = matches!(about.input, Object | Objects | Command | Below(_) | Rpc);
+                let reads = matches!(about.input, Object | Objects | Command | UnderNamespace(_) | Rpc);
                 assert_eq!(operation.request_body.is_some(), reads, "{method} {path}: its body");
                 left.retain(|line| *line != (method, path.as_str()));
             }
@@ -273,10 +280,10 @@ mod tests {
 
     #[test]
     fn templates_are_looked_up_and_not_paths() {
-        assert_eq!(about(&Method::GET, "/threads/1"), None);
-        assert_eq!(about(&Method::GET, "/info"), None);
+        assert_eq!(resource_action(&Method::GET, "/threads/1"), None);
+        assert_eq!(resource_action(&Method::GET, "/info"), None);
         assert_eq!(
-            about(&Method::HEAD, "/threads/{thread_id}").map(|about| about.action),
+            resource_action(&Method::HEAD, "/threads/{thread_id}").map(|about| about.action),
             Some("read")
         );
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use towpath_domain::agent::{EventId, Frame, frame};
 use towpath_domain::{RunId, ThreadId};
-use towpath_store::run_events::{Batch, Found};
+use towpath_store::run_events::{Batch, FramePosition};
 use towpath_store::{self as store, run_events};
 
 use crate::agent::app::AgentApp;
@@ -15,30 +15,30 @@ use crate::agent::app::AgentApp;
 const PAGE_BYTES: i64 = 1 << 20;
 
 /// Reads a log in the order in which it was committed.
-pub(super) struct Log {
+pub(super) struct LogReader {
     /// Everything up to here was read.
     position: i64,
     /// What was read and not taken yet.
     page: VecDeque<Batch>,
     /// Bytes of its first batch that were taken.
-    taken: usize,
+    consumed: usize,
     /// Whether there may be more behind it.
     more: bool,
 }
 
-impl Log {
+impl LogReader {
     /// Begins behind a position.
     pub(super) fn after(position: i64) -> Self {
         Self {
             position,
             page: VecDeque::new(),
-            taken: 0,
+            consumed: 0,
             more: false,
         }
     }
 
     /// Has it read on to its end.
-    pub(super) fn look(&mut self) {
+    pub(super) fn mark_unread(&mut self) {
         self.more = true;
     }
 
@@ -51,13 +51,13 @@ impl Log {
     pub(super) fn next(&mut self) -> Option<(i64, Arc<str>)> {
         loop {
             let batch = self.page.front()?;
-            if let Some((frame, rest)) = frame::first(&batch.frames[self.taken..]) {
+            if let Some((frame, rest)) = frame::first_frame(&batch.frames[self.consumed..]) {
                 let next = (batch.log_position, Arc::from(frame));
-                self.taken = batch.frames.len() - rest.len();
+                self.consumed = batch.frames.len() - rest.len();
                 return Some(next);
             }
             self.page.pop_front();
-            self.taken = 0;
+            self.consumed = 0;
         }
     }
 
@@ -79,20 +79,20 @@ impl Log {
 
 /// What a reader that came back has seen before.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Resumption {
+pub(super) struct ResumePoint {
     /// The last event it had.
     id: EventId,
     /// Where that is in the log, once that is known.
-    found: Option<Found>,
+    found: Option<FramePosition>,
     /// How far the log went when the reader came back.
     end: i64,
     /// It reads one run, and not a thread.
     of_run: bool,
 }
 
-impl Resumption {
+impl ResumePoint {
     /// Everything up to this event.
-    pub(super) const fn new(id: EventId, found: Option<Found>, end: i64, of_run: bool) -> Self {
+    pub(super) const fn new(id: EventId, found: Option<FramePosition>, end: i64, of_run: bool) -> Self {
         Self { id, found, end, of_run }
     }
 
@@ -102,7 +102,7 @@ impl Resumption {
             // Others than the run of the last event: what was logged before it and is older.
             Some(found) => position < found.log_position && frame.run != found.run && frame.id <= self.id,
             None if frame.id == self.id => {
-                self.found = Some(Found {
+                self.found = Some(FramePosition {
                     log_position: position,
                     run: frame.run,
                     attempt: frame.attempt,
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn frames_come_one_by_one_over_the_ends_of_batches() {
-        let mut log = Log::after(0);
+        let mut log = LogReader::after(0);
         assert!(log.next().is_none());
         log.page
             .extend([batch(3, &["a", "bc"]), batch(4, &[]), batch(9, &["d"])]);
@@ -164,13 +164,13 @@ mod tests {
     #[test]
     fn what_is_logged_behind_the_last_event_is_new_whatever_its_id() {
         let (one, two) = (RunId::new(), RunId::new());
-        let found = Found {
+        let found = FramePosition {
             log_position: 5,
             run: Some(two),
             attempt: 0,
             number: 0,
         };
-        let mut seen = Resumption::new(EventId { ms: 1045, seq: 0 }, Some(found), 5, false);
+        let mut seen = ResumePoint::new(EventId { ms: 1045, seq: 0 }, Some(found), 5, false);
         assert!(seen.covers(4, &frame(one, 3, 1030)));
         assert!(
             !seen.covers(6, &frame(one, 4, 1031)),
@@ -185,7 +185,7 @@ mod tests {
     #[test]
     fn an_event_that_is_not_logged_yet_is_found_when_it_is() {
         let run = RunId::new();
-        let mut seen = Resumption::new(EventId { ms: 20, seq: 0 }, None, 7, true);
+        let mut seen = ResumePoint::new(EventId { ms: 20, seq: 0 }, None, 7, true);
         assert!(seen.covers(8, &frame(run, 1, 10)) && seen.covers(8, &frame(run, 2, 20)));
         assert!(!seen.covers(8, &frame(run, 3, 21)) && !seen.covers(8, &frame(run, 0, 5)));
     }

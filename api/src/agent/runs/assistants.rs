@@ -9,13 +9,13 @@ use towpath_store::assistants::{self, Assistant};
 use towpath_store::{self as store, Store};
 
 /// Reads assistants of one workspace. Requests that come while others are being answered share the next statement.
-pub(crate) struct Assistants {
+pub(crate) struct AssistantLoader {
     store: Store,
     tenant: TenantId,
-    together: Batch<AssistantId, Option<Arc<Assistant>>>,
+    batch: Batch<AssistantId, Option<Arc<Assistant>>>,
 }
 
-impl Assistants {
+impl AssistantLoader {
     /// Those of `tenant`, on the calling runtime.
     pub(crate) fn new(store: Store, tenant: TenantId) -> Self {
         let together = Batch::new({
@@ -38,7 +38,7 @@ impl Assistants {
         Self {
             store,
             tenant,
-            together,
+            batch: together,
         }
     }
 
@@ -47,13 +47,13 @@ impl Assistants {
     /// # Errors
     /// [`store::Error::NotFound`].
     pub(crate) async fn get(&self, id: AssistantId) -> store::Result<Arc<Assistant>> {
-        if let Some(_alone) = self.together.alone() {
+        if let Some(_alone) = self.batch.try_exclusive() {
             let found = self
                 .store
                 .read(async |tx| assistants::get(tx, self.tenant, id).await)
                 .await;
             return found.map(Arc::new);
         }
-        self.together.call(id).await?.ok_or(store::Error::NotFound)
+        self.batch.call(id).await?.ok_or(store::Error::NotFound)
     }
 }

@@ -4,7 +4,7 @@ use axum::extract::State;
 use http::HeaderMap;
 use towpath_domain::agent::RunRequest;
 
-use super::begin::Ready;
+use super::begin::PreparedRun;
 use super::model::{Run, RunCreate};
 use crate::agent::answer::Json;
 use crate::agent::app::AgentApp;
@@ -30,7 +30,7 @@ pub(in crate::agent) fn check_count(runs: usize) -> Result<(), AgentError> {
 
 /// Start several runs, each on a thread of its own: all of them, or none.
 #[utoipa::path(post, path = "/runs/batch", tag = "runs", request_body = Vec<RunCreate>,
-    responses((status = 200, description = "They are recorded", body = Vec<Run>),
+    responses((status = 200, description = "The runs are recorded", body = Vec<Run>),
               (status = 404, description = "No such assistant"), AgentError))]
 pub(crate) async fn create(
     State(app): State<AgentApp>,
@@ -40,7 +40,7 @@ pub(crate) async fn create(
     check_count(requests.len())?;
     let mut ready = Vec::with_capacity(requests.len());
     for request in requests {
-        ready.push(Ready::of(&app, &headers, request, None).await?);
+        ready.push(PreparedRun::prepare(&app, &headers, request, None).await?);
     }
     let made = app
         .store

@@ -12,7 +12,7 @@ use towpath_store::assistants::Assistant;
 use towpath_store::runs::Run;
 use towpath_store::threads::{self, Thread};
 use towpath_store::{Tx, lanes};
-use towpath_workflows::run_agent::{self, NewRun, Stateless, Target};
+use towpath_workflows::run_agent::{self, NewRun, StatelessRun, Target};
 use tracing::Instrument as _;
 
 use crate::agent::app::{AgentApp, Settings};
@@ -23,7 +23,7 @@ use crate::agent::live::Reader;
 use super::stop::CancelOnDrop;
 
 /// A run that only has to be recorded.
-pub(in crate::agent) struct Ready {
+pub(in crate::agent) struct PreparedRun {
     pub id: RunId,
     pub target: Target,
     pub resumable: bool,
@@ -36,9 +36,9 @@ pub(in crate::agent) struct Ready {
     visible: Object,
 }
 
-impl Ready {
+impl PreparedRun {
     /// Judges a request and finds its assistant; without a thread it is a stateless one.
-    pub async fn of(
+    pub async fn prepare(
         app: &AgentApp,
         headers: &HeaderMap,
         request: RunRequest,
@@ -48,7 +48,7 @@ impl Ready {
         let from_context = request.context.as_ref().is_some_and(|context| !context.is_empty());
         let mut admitted = request.admit(thread.is_none())?;
         let webhook = admitted.kwargs.webhook.as_deref();
-        if let Some(refused) = webhook.and_then(|address| app.settings.webhooks.refuse(address)) {
+        if let Some(refused) = webhook.and_then(|address| app.settings.webhooks.check_address(address)) {
             return Err(AgentError::invalid(refused));
         }
         let assistant = app
@@ -66,12 +66,12 @@ impl Ready {
         admitted.kwargs.resumable |= app.settings.always_resumable;
         Ok(Self {
             id: RunId::new(),
-            target: thread.map_or_else(|| Target::Own(ThreadId::new()), Target::On),
+            target: thread.map_or_else(|| Target::New(ThreadId::new()), Target::Existing),
             resumable: admitted.kwargs.resumable,
             cancel_on_disconnect: admitted.cancel_on_disconnect,
             assistant,
             admitted,
-            headers: told(headers, &app.settings),
+            headers: configurable_from_headers(headers, &app.settings),
             user: auth::identity(),
             visible: auth::visible(),
         })
@@ -89,7 +89,7 @@ impl Ready {
 
     /// Subscribes to it, so that nothing it streams is missed.
     pub async fn reader(&self, app: &AgentApp) -> Reader {
-        Reader::before(app, self.target.id(), self.id, self.resumable).await
+        Reader::subscribe_new(app, self.target.id(), self.id, self.resumable).await
     }
 
     /// Records it, in the caller's transaction.
@@ -103,7 +103,7 @@ impl Ready {
     pub async fn start(mut self, app: &AgentApp) -> Result<Run, AgentError> {
         let assistant = self.assistant.clone();
         let visible = std::mem::take(&mut self.visible);
-        let new = match Stateless::of(app.tenant, self.into_new(app, &assistant), app.clock.now())? {
+        let new = match StatelessRun::prepare(app.tenant, self.into_new(app, &assistant), app.clock.now())? {
             Err(new) => new,
             Ok(stateless) => return Ok(app.recorder.record(stateless).await?),
         };
@@ -115,7 +115,7 @@ impl Ready {
 
     /// Records it on a thread that is there, if `judge` lets the thread pass. It is judged under the lock of the thread's lane:
     /// no run of the thread is recorded, or ends, between that and the record.
-    pub async fn start_where<E>(
+    pub async fn start_if<E>(
         self,
         app: &AgentApp,
         thread: ThreadId,
@@ -137,7 +137,7 @@ impl Ready {
 
     /// Records it for somebody who reads it from now on. Whoever wanted it cancelled on leaving may leave before it is
     /// recorded, too: it is recorded all the same then, and cancelled.
-    pub async fn start_read(self, app: &AgentApp) -> Result<(Run, Option<CancelOnDrop>), AgentError> {
+    pub async fn start_with_reader(self, app: &AgentApp) -> Result<(Run, Option<CancelOnDrop>), AgentError> {
         if !self.cancel_on_disconnect {
             return Ok((self.start(app).await?, None));
         }
@@ -163,7 +163,7 @@ impl Ready {
             headers: self.headers,
             user: self.user,
             cron: None,
-            events_kept: app.settings.events_kept,
+            events_kept: app.settings.event_retention,
             ttl: app.settings.thread_ttl,
         }
     }
@@ -174,7 +174,7 @@ fn resolve(app: &AgentApp, text: &str) -> Result<AssistantId, AgentError> {
     if let Ok(id) = text.parse() {
         return Ok(id);
     }
-    if app.graphs.has(text) {
+    if app.graphs.contains(text) {
         return Ok(AssistantId::of_graph(text));
     }
     let graphs = app.graphs.current();
@@ -204,11 +204,11 @@ fn narrow(admitted: &mut AdmittedRun, keys: &[String], mirrored: bool) {
 const KEYS: [&str; 3] = ["x-api-key", "x-tenant-id", "x-service-key"];
 
 /// What a request's headers tell its run, as entries of `configurable`.
-fn told(headers: &HeaderMap, settings: &Settings) -> Object {
+fn configurable_from_headers(headers: &HeaderMap, settings: &Settings) -> Object {
     let mut told = Object::new();
     let text = |name: &HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
     for name in headers.keys() {
-        let any = |patterns: &[String]| patterns.iter().any(|pattern| fits(pattern, name.as_str()));
+        let any = |patterns: &[String]| patterns.iter().any(|pattern| matches_pattern(pattern, name.as_str()));
         let usual = name.as_str().starts_with("x-") || matches!(name.as_str(), "user-agent" | "langsmith-trace");
         let wanted = (usual || any(&settings.headers_in))
             && !any(&settings.headers_out)
@@ -220,7 +220,7 @@ fn told(headers: &HeaderMap, settings: &Settings) -> Object {
         }
     }
     if let Some(baggage) = headers.get("baggage").and_then(|value| value.to_str().ok()) {
-        told.extend(carried(baggage));
+        told.extend(baggage_entries(baggage));
     }
     let request = headers.get("x-request-id").and_then(|value| value.to_str().ok());
     let request = request.map_or_else(|| RequestId::new().to_string(), str::to_owned);
@@ -230,20 +230,22 @@ fn told(headers: &HeaderMap, settings: &Settings) -> Object {
 }
 
 /// Whether a name fits a pattern, in which `*` stands for any part.
-fn fits(pattern: &str, name: &str) -> bool {
+fn matches_pattern(pattern: &str, name: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == name,
         Some((start, rest)) => {
             let Some(tail) = name.strip_prefix(start) else {
                 return false;
             };
-            rest.is_empty() || tail.char_indices().any(|(at, _)| fits(rest, &tail[at..])) || fits(rest, "")
+            rest.is_empty()
+                || tail.char_indices().any(|(at, _)| matches_pattern(rest, &tail[at..]))
+                || matches_pattern(rest, "")
         }
     }
 }
 
 /// The entries of a `baggage` header that tracing clients send.
-fn carried(baggage: &str) -> Object {
+fn baggage_entries(baggage: &str) -> Object {
     let mut carried = Object::new();
     for entry in baggage.split(',') {
         let Some((name, value)) = entry.trim().split_once('=') else {
@@ -298,7 +300,7 @@ mod tests {
             ("a*c*e", "abcd", false),
             ("*", "anything", true),
         ] {
-            assert_eq!(fits(pattern, name), expected, "{pattern} {name}");
+            assert_eq!(matches_pattern(pattern, name), expected, "{pattern} {name}");
         }
     }
 
@@ -323,12 +325,15 @@ mod tests {
         let expected = json!({"x-user": "ada", "user-agent": "sdk/1", "x-request-id": "r-1",
                               "langgraph_request_id": "r-1", "langsmith-metadata": {"a": 1},
                               "langsmith-tags": ["x", "y"]});
-        assert_eq!(Value::Object(told(&headers, &Settings::default())), expected);
+        assert_eq!(
+            Value::Object(configurable_from_headers(&headers, &Settings::default())),
+            expected
+        );
         // Not even where the author lets every header through.
         let every = Settings {
             headers_in: vec!["langgraph_*".to_owned()],
             ..Settings::default()
         };
-        assert_eq!(Value::Object(told(&headers, &every)), expected);
+        assert_eq!(Value::Object(configurable_from_headers(&headers, &every)), expected);
     }
 }

@@ -137,11 +137,11 @@ pub(super) struct RunCreate {
 /// A name under which something is judged.
 #[derive(utoipa::ToSchema)]
 #[schema(min_length = 1, max_length = 200)]
-#[expect(dead_code, reason = "described only")]
+#[expect(dead_code, reason = "only part of the API description")]
 pub(super) struct FeedbackKey(String);
 
 #[derive(utoipa::ToSchema)]
-#[expect(dead_code, reason = "described only")]
+#[expect(dead_code, reason = "only part of the API description")]
 pub(super) struct TracerRequest {
     /// The tracing project.
     project_name: Option<String>,
@@ -150,7 +150,7 @@ pub(super) struct TracerRequest {
 }
 
 #[derive(utoipa::ToSchema)]
-#[expect(dead_code, reason = "described only")]
+#[expect(dead_code, reason = "only part of the API description")]
 pub(super) struct RunCommand {
     /// An object, or a list of `[key, value]` pairs.
     update: Option<CommandUpdate>,
@@ -162,7 +162,7 @@ pub(super) struct RunCommand {
 
 #[derive(utoipa::ToSchema, Serialize)]
 #[serde(untagged)]
-#[expect(dead_code, reason = "described only")]
+#[expect(dead_code, reason = "only part of the API description")]
 pub(super) enum CommandUpdate {
     Object(Map<String, Value>),
     Pairs(Vec<(String, Value)>),
@@ -170,7 +170,7 @@ pub(super) enum CommandUpdate {
 
 #[derive(utoipa::ToSchema, Serialize)]
 #[serde(untagged)]
-#[expect(dead_code, reason = "described only")]
+#[expect(dead_code, reason = "only part of the API description")]
 pub(super) enum Goto {
     Node(String),
     Send(Send),
@@ -179,7 +179,7 @@ pub(super) enum Goto {
 
 #[derive(utoipa::ToSchema, Serialize)]
 #[serde(untagged)]
-#[expect(dead_code, reason = "described only")]
+#[expect(dead_code, reason = "only part of the API description")]
 pub(super) enum GotoOne {
     Node(String),
     Send(Send),
@@ -192,7 +192,7 @@ pub(super) struct Send {
 }
 
 #[derive(utoipa::ToSchema)]
-#[expect(dead_code, reason = "described only")]
+#[expect(dead_code, reason = "only part of the API description")]
 pub(super) struct RunConfig {
     tags: Option<Vec<String>>,
     recursion_limit: Option<i64>,
@@ -201,7 +201,7 @@ pub(super) struct RunConfig {
 }
 
 #[derive(utoipa::ToSchema)]
-#[expect(dead_code, reason = "described only")]
+#[expect(dead_code, reason = "only part of the API description")]
 pub(super) struct CheckpointChoice {
     thread_id: Option<String>,
     checkpoint_ns: Option<String>,
@@ -211,7 +211,7 @@ pub(super) struct CheckpointChoice {
 
 #[derive(utoipa::ToSchema, Serialize)]
 #[serde(untagged)]
-#[expect(dead_code, reason = "described only")]
+#[expect(dead_code, reason = "only part of the API description")]
 pub(super) enum NodeChoice {
     One(String),
     Some(Vec<String>),
@@ -219,7 +219,7 @@ pub(super) enum NodeChoice {
 
 #[derive(utoipa::ToSchema, Serialize)]
 #[serde(untagged)]
-#[expect(dead_code, reason = "described only")]
+#[expect(dead_code, reason = "only part of the API description")]
 pub(super) enum Modes {
     #[schema(value_type = Mode)]
     One(StreamMode),
@@ -231,7 +231,7 @@ macro_rules! choices {
     ($($name:ident { $($choice:ident),* $(,)? })*) => {$(
         #[derive(utoipa::ToSchema, Serialize)]
         #[serde(rename_all = "kebab-case")]
-        #[expect(dead_code, reason = "described only")]
+        #[expect(dead_code, reason = "only part of the API description")]
         pub(super) enum $name { $($choice),* }
     )*};
 }

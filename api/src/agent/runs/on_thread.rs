@@ -8,22 +8,22 @@ use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 use serde_json::Value;
 use towpath_domain::agent::request::modes;
-use towpath_domain::agent::{OneOrMany, RunRequest, RunStatus, Since, StreamMode};
+use towpath_domain::agent::{EventStart, OneOrMany, RunRequest, RunStatus, StreamMode};
 use towpath_domain::{RunId, ThreadId};
 use towpath_store::runs::{self as rows, Page as RunPage};
 use towpath_store::threads;
 use towpath_workflows::run_agent::{self, Deletion};
 use utoipa::openapi::schema::{Array, ArrayBuilder, ObjectBuilder, Type};
 
-use super::begin::Ready;
+use super::begin::PreparedRun;
 use super::model::{FIELDS, Run, RunCreate};
 use super::stop::CancelOnDrop;
 use crate::agent::answer::{Json, Page, Select};
 use crate::agent::app::AgentApp;
 use crate::agent::errors::AgentError;
 use crate::agent::extract::{Body, Path, Query};
-use crate::agent::live::{Item, Reader};
-use crate::agent::sse::{Kind, Show, locations, prefix};
+use crate::agent::live::{Reader, StreamItem};
+use crate::agent::sse::{StreamKind, StreamOptions, locations, prefix};
 use crate::agent::{sse, wait};
 use crate::routes::{Routes, routes};
 
@@ -41,53 +41,53 @@ pub(super) fn routes() -> Routes<AgentApp> {
         .routes(routes!(stream))
 }
 
-/// Start a run and answer at once.
+/// Start a run in the background.
 #[utoipa::path(post, path = "/threads/{thread_id}/runs", tag = "runs", request_body = RunCreate,
     params(("thread_id" = Uuid, Path, description = "The thread")),
-    responses((status = 200, description = "It is recorded", body = Run),
+    responses((status = 200, description = "The run is recorded", body = Run),
               (status = 404, description = "No such thread or assistant"),
-              (status = 409, description = "The thread is busy, and the run wants none of that"), AgentError))]
+              (status = 409, description = "The thread is busy and the run requests `reject`"), AgentError))]
 pub(crate) async fn create(
     State(app): State<AgentApp>,
     headers: HeaderMap,
     Path(thread): Path<ThreadId>,
     Body(request): Body<RunRequest>,
 ) -> Result<Response, AgentError> {
-    let ready = Ready::of(&app, &headers, request, Some(thread)).await?;
+    let ready = PreparedRun::prepare(&app, &headers, request, Some(thread)).await?;
     let run = ready.start(&app).await?;
     let headers = locations(&prefix(&app, &headers), Some(thread), run.id, None);
     Ok((headers, Json(Run::try_from(run)?)).into_response())
 }
 
-/// Start a run and stream what it does.
+/// Start a run and stream its events.
 #[utoipa::path(post, path = "/threads/{thread_id}/runs/stream", tag = "runs", request_body = RunCreate,
     params(("thread_id" = Uuid, Path, description = "The thread")),
     responses((status = 200, description = "Events", content_type = "text/event-stream", body = sse::Event),
               (status = 404, description = "No such thread or assistant"),
-              (status = 409, description = "The thread is busy, and the run wants none of that"), AgentError))]
+              (status = 409, description = "The thread is busy and the run requests `reject`"), AgentError))]
 pub(crate) async fn create_streaming(
     State(app): State<AgentApp>,
     headers: HeaderMap,
     Path(thread): Path<ThreadId>,
     Body(request): Body<RunRequest>,
 ) -> Result<Response, AgentError> {
-    let ready = Ready::of(&app, &headers, request, Some(thread)).await?;
+    let ready = PreparedRun::prepare(&app, &headers, request, Some(thread)).await?;
     begin_stream(&app, &headers, ready, Some(thread)).await
 }
 
-/// Start a run and answer the state it leaves.
+/// Start a run and wait for its final state.
 #[utoipa::path(post, path = "/threads/{thread_id}/runs/wait", tag = "runs", request_body = RunCreate,
     params(("thread_id" = Uuid, Path, description = "The thread")),
-    responses((status = 200, description = "The state, or `__error__`", body = Object),
+    responses((status = 200, description = "The final state, or `__error__`", body = Object),
               (status = 404, description = "No such thread or assistant"),
-              (status = 409, description = "The thread is busy, and the run wants none of that"), AgentError))]
+              (status = 409, description = "The thread is busy and the run requests `reject`"), AgentError))]
 pub(crate) async fn create_waiting(
     State(app): State<AgentApp>,
     headers: HeaderMap,
     Path(thread): Path<ThreadId>,
     Body(request): Body<RunRequest>,
 ) -> Result<Response, AgentError> {
-    let ready = Ready::of(&app, &headers, request, Some(thread)).await?;
+    let ready = PreparedRun::prepare(&app, &headers, request, Some(thread)).await?;
     begin_wait(&app, &headers, ready).await
 }
 
@@ -95,26 +95,30 @@ pub(crate) async fn create_waiting(
 pub(super) async fn begin_stream(
     app: &AgentApp,
     headers: &HeaderMap,
-    ready: Ready,
+    ready: PreparedRun,
     shown: Option<ThreadId>,
 ) -> Result<Response, AgentError> {
     let reader = ready.reader(app).await;
     let resumable = ready.resumable;
-    let (run, guard) = ready.start_read(app).await?;
-    let show = Show {
+    let (run, guard) = ready.start_with_reader(app).await?;
+    let show = StreamOptions {
         modes: None,
         ids: resumable,
-        kind: Kind::Run,
+        kind: StreamKind::Run,
     };
     let headers = locations(&prefix(app, headers), shown, run.id, Some("stream"));
     Ok(sse::respond(app, reader, show, headers, guard))
 }
 
 /// Subscribes, records, waits.
-pub(super) async fn begin_wait(app: &AgentApp, headers: &HeaderMap, ready: Ready) -> Result<Response, AgentError> {
+pub(super) async fn begin_wait(
+    app: &AgentApp,
+    headers: &HeaderMap,
+    ready: PreparedRun,
+) -> Result<Response, AgentError> {
     let reader = ready.reader(app).await;
     let thread = ready.target.id();
-    let (run, guard) = ready.start_read(app).await?;
+    let (run, guard) = ready.start_with_reader(app).await?;
     let headers = locations(&prefix(app, headers), Some(thread), run.id, Some("join"));
     Ok(wait::respond(app, (thread, run.id), reader, headers, guard))
 }
@@ -122,9 +126,9 @@ pub(super) async fn begin_wait(app: &AgentApp, headers: &HeaderMap, ready: Ready
 /// Runs of a thread, newest first.
 #[utoipa::path(get, path = "/threads/{thread_id}/runs", tag = "runs",
     params(("thread_id" = Uuid, Path, description = "The thread"),
-           ("limit" = Option<i64>, Query, minimum = 1, maximum = 1000, description = "1 to 1000, 10 unless said"),
-           ("offset" = Option<i64>, Query, minimum = 0, description = "After so many"),
-           ("status" = Option<super::alone::RunStanding>, Query, description = "Only those that stand there"),
+           ("limit" = Option<i64>, Query, minimum = 1, maximum = 1000, description = "1 to 1000; default 10"),
+           ("offset" = Option<i64>, Query, minimum = 0, description = "Results to skip"),
+           ("status" = Option<super::without_thread::RunStatusFilter>, Query, description = "Only those that stand there"),
            ("select" = Option<Vec<String>>, Query, description = "Only these fields")),
     responses((status = 200, description = "Runs", body = Vec<Run>),
               (status = 404, description = "No such thread"), AgentError))]
@@ -138,7 +142,7 @@ pub(crate) async fn list(
         match name.as_str() {
             "limit" => limit = Some(number("limit", &value)?),
             "offset" => offset = Some(number("offset", &value)?),
-            "status" => status = Some(standing(&value)?),
+            "status" => status = Some(parse_status(&value)?),
             "select" => select.extend(one_or_list(&value)),
             _ => {}
         }
@@ -170,7 +174,7 @@ fn number(field: &str, text: &str) -> Result<i64, AgentError> {
         .map_err(|_| AgentError::invalid(format!("{field}: expected an integer")))
 }
 
-fn standing(text: &str) -> Result<RunStatus, AgentError> {
+fn parse_status(text: &str) -> Result<RunStatus, AgentError> {
     let all = [
         RunStatus::Pending,
         RunStatus::Running,
@@ -201,7 +205,7 @@ pub(super) async fn run_of(app: &AgentApp, thread: Option<ThreadId>, run: RunId)
     }
 }
 
-/// One run.
+/// Get one run.
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}", tag = "runs",
     params(("thread_id" = Uuid, Path, description = "The thread"), ("run_id" = Uuid, Path, description = "The run")),
     responses((status = 200, description = "The run", body = Run),
@@ -216,7 +220,7 @@ pub(crate) async fn get(
 /// Delete a run with the checkpoints it made. One that goes on is stopped first.
 #[utoipa::path(delete, path = "/threads/{thread_id}/runs/{run_id}", tag = "runs",
     params(("thread_id" = Uuid, Path, description = "The thread"), ("run_id" = Uuid, Path, description = "The run")),
-    responses((status = 204, description = "It is gone"),
+    responses((status = 204, description = "Deleted"),
               (status = 404, description = "No such run"),
               (status = 409, description = "Another run of the thread is at work, which may hold its checkpoints"),
               AgentError))]
@@ -228,7 +232,7 @@ pub(crate) async fn delete(
     // Before it is told: the end may come at once.
     let reader = match found.status.is_final() {
         true => None,
-        false => Some(Reader::of_run(&app, thread, run, false, Since::Now).await?),
+        false => Some(Reader::of_run(&app, thread, run, false, EventStart::Now).await?),
     };
     let deletion = app
         .store
@@ -247,7 +251,7 @@ pub(crate) async fn delete(
 /// Reads a run to its end.
 async fn end_of(mut reader: Reader) -> Result<(), AgentError> {
     while let Some(item) = reader.next().await? {
-        if matches!(item, Item::End(..)) {
+        if matches!(item, StreamItem::End(..)) {
             break;
         }
     }
@@ -257,7 +261,7 @@ async fn end_of(mut reader: Reader) -> Result<(), AgentError> {
 /// How a run is joined.
 #[derive(Debug, Default, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct Joining {
+pub(crate) struct JoinRun {
     /// Whether to stop the run when the caller goes away.
     #[param(value_type = Option<String>)]
     cancel_on_disconnect: bool,
@@ -276,7 +280,7 @@ fn joined_modes() -> Array {
 /// The query as it came: clients of Python repeat a field, those of JavaScript write a list as JSON.
 pub(crate) type Pairs = Vec<(String, String)>;
 
-impl Joining {
+impl JoinRun {
     pub fn of(query: Pairs) -> Result<Self, AgentError> {
         let mut how = Self::default();
         let mut said = false;
@@ -302,11 +306,11 @@ fn yes(text: &str) -> bool {
     matches!(text.to_ascii_lowercase().as_str(), "true" | "1" | "yes")
 }
 
-/// Wait for a run and answer the state it leaves.
+/// Wait for a run and return its final state.
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/join", tag = "runs",
     params(("thread_id" = Uuid, Path, description = "The thread"), ("run_id" = Uuid, Path, description = "The run"),
-           Joining),
-    responses((status = 200, description = "The state, or `__error__`", body = Object),
+           JoinRun),
+    responses((status = 200, description = "The final state, or `__error__`", body = Object),
               (status = 404, description = "No such run"), AgentError))]
 pub(crate) async fn join(
     State(app): State<AgentApp>,
@@ -315,7 +319,7 @@ pub(crate) async fn join(
     Query(query): Query<Pairs>,
 ) -> Result<Response, AgentError> {
     let found = run_of(&app, Some(thread), run).await?;
-    join_run(&app, &headers, &found, Joining::of(query)?).await
+    join_run(&app, &headers, &found, JoinRun::of(query)?).await
 }
 
 /// Waits for a run that is recorded.
@@ -323,18 +327,18 @@ pub(super) async fn join_run(
     app: &AgentApp,
     headers: &HeaderMap,
     run: &rows::Run,
-    how: Joining,
+    how: JoinRun,
 ) -> Result<Response, AgentError> {
-    let reader = Reader::of_run(app, run.thread_id, run.id, resumable(run), Since::Now).await?;
+    let reader = Reader::of_run(app, run.thread_id, run.id, resumable(run), EventStart::Now).await?;
     let headers = locations(&prefix(app, headers), Some(run.thread_id), run.id, Some("join"));
     let guard = CancelOnDrop::new(app, run.id, how.cancel_on_disconnect);
     Ok(wait::respond(app, (run.thread_id, run.id), reader, headers, guard))
 }
 
-/// Stream what a run does from now on, or from where the reader was.
+/// Stream the events of a run, from now on or after `Last-Event-ID`.
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/stream", tag = "runs",
     params(("thread_id" = Uuid, Path, description = "The thread"), ("run_id" = Uuid, Path, description = "The run"),
-           Joining, ("Last-Event-ID" = Option<String>, Header, pattern = r"^(-|-1|[0-9]{1,15}(-([0-9]{1,15}|\*))?)$", description = "The last event seen; -1 for all")),
+           JoinRun, ("Last-Event-ID" = Option<String>, Header, pattern = r"^(-|-1|[0-9]{1,15}(-([0-9]{1,15}|\*))?)$", description = "Id of the last received event; -1 for all")),
     responses((status = 200, description = "Events", content_type = "text/event-stream", body = sse::Event),
               (status = 404, description = "No such run"), AgentError))]
 pub(crate) async fn stream(
@@ -344,7 +348,7 @@ pub(crate) async fn stream(
     Query(query): Query<Pairs>,
 ) -> Result<Response, AgentError> {
     let found = run_of(&app, Some(thread), run).await?;
-    stream_run(&app, &headers, &found, Joining::of(query)?, Some(thread)).await
+    stream_run(&app, &headers, &found, JoinRun::of(query)?, Some(thread)).await
 }
 
 /// Streams a run that is recorded.
@@ -352,16 +356,16 @@ pub(super) async fn stream_run(
     app: &AgentApp,
     headers: &HeaderMap,
     run: &rows::Run,
-    how: Joining,
+    how: JoinRun,
     shown: Option<ThreadId>,
 ) -> Result<Response, AgentError> {
     let since = since(headers)?;
     let resumable = resumable(run);
     let reader = Reader::of_run(app, run.thread_id, run.id, resumable, since).await?;
-    let show = Show {
+    let show = StreamOptions {
         modes: how.stream_mode,
         ids: resumable,
-        kind: Kind::Run,
+        kind: StreamKind::Run,
     };
     let headers = locations(&prefix(app, headers), shown, run.id, Some("stream"));
     let guard = CancelOnDrop::new(app, run.id, how.cancel_on_disconnect);
@@ -369,21 +373,21 @@ pub(super) async fn stream_run(
 }
 
 /// From where a reader wants events.
-pub(crate) fn since(headers: &HeaderMap) -> Result<Since, AgentError> {
+pub(crate) fn since(headers: &HeaderMap) -> Result<EventStart, AgentError> {
     let Some(id) = headers.get("last-event-id") else {
-        return Ok(Since::Now);
+        return Ok(EventStart::Now);
     };
     id.to_str()
         .ok()
-        .and_then(Since::parse)
+        .and_then(EventStart::parse)
         .ok_or_else(|| AgentError::invalid("Last-Event-ID: expected <ms>-<seq>, or -1 for all events"))
 }
 
 fn resumable(run: &rows::Run) -> bool {
     #[derive(Deserialize)]
-    struct Kept {
+    struct StoredKwargs {
         #[serde(default)]
         resumable: bool,
     }
-    serde_json::from_str::<Kept>(&run.kwargs).is_ok_and(|kept| kept.resumable)
+    serde_json::from_str::<StoredKwargs>(&run.kwargs).is_ok_and(|kept| kept.resumable)
 }

@@ -4,9 +4,9 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
-use towpath_domain::agent::{CancelAction, RunStatus, Since};
+use towpath_domain::agent::{CancelAction, EventStart, RunStatus};
 use towpath_domain::{RunId, ThreadId};
-use towpath_store::runs::{self, Open};
+use towpath_store::runs::{self, OpenRun};
 use towpath_workflows::run_agent;
 
 use super::on_thread::run_of;
@@ -21,7 +21,7 @@ use crate::routes::{Routes, routes};
 pub(super) fn routes() -> Routes<AgentApp> {
     Routes::default()
         .routes(routes!(cancel))
-        .routes(routes!(cancel_alone))
+        .routes(routes!(cancel_without_thread))
         .routes(routes!(cancel_many))
 }
 
@@ -52,7 +52,7 @@ impl Drop for CancelOnDrop {
             return;
         };
         runtime.spawn(async move {
-            match stop(&app, run, CancelAction::Interrupt).await {
+            match cancel_run(&app, run, CancelAction::Interrupt).await {
                 Ok(true) => tracing::info!(run.id = %run, "cancelled, its reader went away"),
                 Ok(false) => {}
                 Err(error) => tracing::warn!(run.id = %run, error = %error, "cannot cancel a run whose reader left"),
@@ -62,7 +62,7 @@ impl Drop for CancelOnDrop {
 }
 
 /// Cancels a run; answers whether it was not over yet.
-pub(in crate::agent) async fn stop(app: &AgentApp, id: RunId, action: CancelAction) -> Result<bool, AgentError> {
+pub(in crate::agent) async fn cancel_run(app: &AgentApp, id: RunId, action: CancelAction) -> Result<bool, AgentError> {
     Ok(app
         .store
         .write(async |tx| {
@@ -73,7 +73,7 @@ pub(in crate::agent) async fn stop(app: &AgentApp, id: RunId, action: CancelActi
             if run.status.is_final() {
                 return Ok(false);
             }
-            let open = Open {
+            let open = OpenRun {
                 id,
                 thread_id: run.thread_id,
                 job_id: run.job_id,
@@ -87,7 +87,7 @@ pub(in crate::agent) async fn stop(app: &AgentApp, id: RunId, action: CancelActi
 /// How a run is stopped.
 #[derive(Debug, Default, Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct How {
+pub(crate) struct CancelRunQuery {
     /// Whether to wait until it has stopped.
     #[serde(default)]
     #[param(value_type = Option<String>)]
@@ -96,40 +96,40 @@ pub(crate) struct How {
     action: Option<String>,
 }
 
-impl How {
+impl CancelRunQuery {
     fn action(&self) -> CancelAction {
         CancelAction::parse(self.action.as_deref().unwrap_or_default())
     }
 }
 
-/// Stop a run.
+/// Cancel a run.
 #[utoipa::path(post, path = "/threads/{thread_id}/runs/{run_id}/cancel", tag = "runs",
     params(("thread_id" = Uuid, Path, description = "The thread"), ("run_id" = Uuid, Path, description = "The run"),
-           How),
-    responses((status = 202, description = "It is told to stop"),
-              (status = 200, description = "It has stopped; the state it left", body = Object),
-              (status = 404, description = "No such run, or it is over"), AgentError))]
+           CancelRunQuery),
+    responses((status = 202, description = "Cancellation requested"),
+              (status = 200, description = "Stopped; the final state", body = Object),
+              (status = 404, description = "No such run, or it has already ended"), AgentError))]
 pub(crate) async fn cancel(
     State(app): State<AgentApp>,
     headers: HeaderMap,
     Path((thread, run)): Path<(ThreadId, RunId)>,
-    Query(how): Query<How>,
+    Query(how): Query<CancelRunQuery>,
 ) -> Result<Response, AgentError> {
     run_of(&app, Some(thread), run).await?;
     cancel_one(&app, &headers, thread, run, &how).await
 }
 
-/// Stop a run.
+/// Cancel a run.
 #[utoipa::path(post, path = "/runs/{run_id}/cancel", tag = "runs",
-    params(("run_id" = Uuid, Path, description = "The run"), How),
-    responses((status = 202, description = "It is told to stop"),
-              (status = 200, description = "It has stopped; the state it left", body = Object),
-              (status = 404, description = "No such run, or it is over"), AgentError))]
-pub(crate) async fn cancel_alone(
+    params(("run_id" = Uuid, Path, description = "The run"), CancelRunQuery),
+    responses((status = 202, description = "Cancellation requested"),
+              (status = 200, description = "Stopped; the final state", body = Object),
+              (status = 404, description = "No such run, or it has already ended"), AgentError))]
+pub(crate) async fn cancel_without_thread(
     State(app): State<AgentApp>,
     headers: HeaderMap,
     Path(run): Path<RunId>,
-    Query(how): Query<How>,
+    Query(how): Query<CancelRunQuery>,
 ) -> Result<Response, AgentError> {
     let found = run_of(&app, None, run).await?;
     cancel_one(&app, &headers, found.thread_id, run, &how).await
@@ -140,15 +140,15 @@ async fn cancel_one(
     headers: &HeaderMap,
     thread: ThreadId,
     run: RunId,
-    how: &How,
+    how: &CancelRunQuery,
 ) -> Result<Response, AgentError> {
     let waited = how.wait == Flag(true);
     // Before it is told: the end may come at once.
     let reader = match waited {
-        true => Some(Reader::of_run(app, thread, run, false, Since::Now).await?),
+        true => Some(Reader::of_run(app, thread, run, false, EventStart::Now).await?),
         false => None,
     };
-    if !stop(app, run, how.action()).await? {
+    if !cancel_run(app, run, how.action()).await? {
         return Err(nothing());
     }
     let Some(reader) = reader else {
@@ -162,7 +162,7 @@ async fn cancel_one(
 #[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
 pub(crate) struct RunsCancel {
     /// pending, running or all.
-    status: Option<Standing>,
+    status: Option<CancelStatus>,
     #[schema(value_type = Option<Uuid>)]
     thread_id: Option<ThreadId>,
     #[schema(value_type = Option<Vec<Uuid>>)]
@@ -172,7 +172,7 @@ pub(crate) struct RunsCancel {
 /// Where runs stand that are to be stopped.
 #[derive(Clone, Copy, Debug, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Standing {
+pub(crate) enum CancelStatus {
     Pending,
     Running,
     All,
@@ -181,18 +181,18 @@ pub(crate) enum Standing {
 /// How runs are stopped.
 #[derive(Debug, Default, Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct HowMany {
+pub(crate) struct CancelRunsQuery {
     /// `interrupt` keeps what they did, `rollback` takes it back.
     action: Option<String>,
 }
 
-/// Stop several runs.
-#[utoipa::path(post, path = "/runs/cancel", tag = "runs", request_body = RunsCancel, params(HowMany),
-    responses((status = 204, description = "They are told to stop"),
+/// Cancel several runs.
+#[utoipa::path(post, path = "/runs/cancel", tag = "runs", request_body = RunsCancel, params(CancelRunsQuery),
+    responses((status = 204, description = "Cancellation requested"),
               (status = 404, description = "None of them can be stopped"), AgentError))]
 pub(crate) async fn cancel_many(
     State(app): State<AgentApp>,
-    Query(how): Query<HowMany>,
+    Query(how): Query<CancelRunsQuery>,
     Body(which): Body<RunsCancel>,
 ) -> Result<StatusCode, AgentError> {
     let action = CancelAction::parse(how.action.as_deref().unwrap_or_default());
@@ -200,13 +200,13 @@ pub(crate) async fn cancel_many(
     let open = match (which.status, which.thread_id, which.run_ids) {
         (Some(standing), None, None) => {
             let status = match standing {
-                Standing::Pending => Some(RunStatus::Pending),
-                Standing::Running => Some(RunStatus::Running),
-                Standing::All => None,
+                CancelStatus::Pending => Some(RunStatus::Pending),
+                CancelStatus::Running => Some(RunStatus::Running),
+                CancelStatus::All => None,
             };
             app.store
                 .write(async |tx| {
-                    let open = runs::open_standing(tx, tenant, status).await?;
+                    let open = runs::open_with_status(tx, tenant, status).await?;
                     run_agent::cancel(tx, tenant, &open, action).await?;
                     Ok(open)
                 })

@@ -8,7 +8,7 @@ use futures::StreamExt as _;
 use futures::{future, stream};
 use http::header::CONTENT_TYPE;
 use towpath_domain::ThreadId;
-use towpath_runtime::{At, Graph, GraphError, HistoryQuery, StateSnapshot};
+use towpath_runtime::{Graph, GraphError, HistoryQuery, StateRef, StateSnapshot};
 use towpath_store::Store;
 use towpath_workflows::thread_state::StateHost;
 
@@ -18,25 +18,25 @@ use crate::agent::app::AgentApp;
 use crate::agent::errors::AgentError;
 
 /// Bytes of stored values in a part. Read, they take several times that.
-const PART: u64 = 4 << 20;
+const PART_BYTES: u64 = 4 << 20;
 
 /// What is left to answer.
 pub(super) struct History {
     store: Store,
     graph: Graph,
-    at: At,
+    at: StateRef,
     query: HistoryQuery,
-    over: bool,
+    finished: bool,
 }
 
 impl History {
-    pub(super) fn new(app: &AgentApp, graph: Graph, at: At, query: HistoryQuery) -> Self {
+    pub(super) fn new(app: &AgentApp, graph: Graph, at: StateRef, query: HistoryQuery) -> Self {
         Self {
             store: app.store.clone(),
             graph,
             at,
             query,
-            over: false,
+            finished: false,
         }
     }
 
@@ -44,7 +44,7 @@ impl History {
     /// off, since its head is sent by then.
     pub(super) async fn respond(mut self) -> Result<Response, AgentError> {
         let first = self.next().await.map_err(|error| graph_error(&error))?;
-        if self.over {
+        if self.finished {
             return Ok(Json(first).into_response());
         }
         let first = without_nul(listed("[", &first)?);
@@ -57,7 +57,7 @@ impl History {
                 graph_error(&error)
             })?;
             let mut part = listed(",", &states)?;
-            let over = history.over;
+            let over = history.finished;
             part.push_str(if over { "]" } else { "" });
             Ok::<_, AgentError>(Some((without_nul(part), (!over).then_some(history))))
         });
@@ -66,11 +66,11 @@ impl History {
     }
 
     async fn next(&mut self) -> Result<Vec<StateSnapshot>, GraphError> {
-        let host = StateHost::new(&self.store, ThreadId(self.at.thread_id)).in_parts(PART);
+        let host = StateHost::new(&self.store, ThreadId(self.at.thread_id)).with_part_bytes(PART_BYTES);
         let states = self.graph.history(&self.at, &self.query, &host).await?;
         let last = states.last().and_then(|state| state.checkpoint.checkpoint_id.clone());
         let left = self.query.limit.map(|limit| limit.saturating_sub(states.len()));
-        self.over = !host.cut_short() || last.is_none() || left == Some(0);
+        self.finished = !host.is_truncated() || last.is_none() || left == Some(0);
         self.query.limit = left;
         self.query.before = last;
         Ok(states)

@@ -5,7 +5,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use towpath_domain::ThreadId;
 use towpath_domain::agent::{ThreadStatus, TtlStrategy};
-use towpath_store::threads::{self as rows, Found};
+use towpath_store::threads::{self as rows, ThreadRow};
 
 use crate::agent::answer::{Time, raw};
 use crate::agent::errors::AgentError;
@@ -68,7 +68,7 @@ pub(crate) const FIELDS: [&str; 10] = [
 
 impl Thread {
     pub(super) fn of(row: rows::Thread) -> Result<Self, AgentError> {
-        Self::found(&Found {
+        Self::found(&ThreadRow {
             id: row.id,
             status: row.status,
             metadata: row.metadata,
@@ -82,7 +82,7 @@ impl Thread {
         })
     }
 
-    pub(super) fn found(row: &Found) -> Result<Self, AgentError> {
+    pub(super) fn found(row: &ThreadRow) -> Result<Self, AgentError> {
         Ok(Self {
             thread_id: row.id,
             created_at: Time(row.created_at),
@@ -176,7 +176,7 @@ fn steps(path: &str) -> Option<Vec<Step>> {
 }
 
 /// What the paths lead to; null where there is nothing.
-pub(super) fn extracted(row: &Found, paths: &Extract) -> Result<Value, AgentError> {
+pub(super) fn extracted(row: &ThreadRow, paths: &Extract) -> Result<Value, AgentError> {
     let parse = |text: &str| serde_json::from_str::<Value>(text).map_err(|error| AgentError::internal(&error));
     let mut root = Map::new();
     for (name, text) in [

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use towpath_domain::ThreadId;
 use towpath_domain::agent::merge::drop_reserved_metadata;
-use towpath_runtime::{At, Command, Graph, GraphError, HistoryQuery, StateSnapshot, Update};
+use towpath_runtime::{Command, Graph, GraphError, HistoryQuery, StateRef, StateSnapshot, Update};
 use towpath_store::query::check_filter;
 use towpath_workflows::thread_state::{self, StateHost, StateUpdate, UpdateError};
 use uuid::Uuid;
@@ -41,7 +41,7 @@ pub(super) fn graph(app: &AgentApp, name: Option<&str>) -> Result<Graph, AgentEr
 }
 
 /// A refusal of the graph, or of the database.
-pub(super) fn refused(error: UpdateError) -> AgentError {
+pub(super) fn update_error(error: UpdateError) -> AgentError {
     match error {
         UpdateError::Graph(error) => graph_error(&error),
         UpdateError::Store(error) => error.into(),
@@ -63,7 +63,7 @@ pub(super) fn graph_error(error: &GraphError) -> AgentError {
 /// Whether subgraphs are opened.
 #[derive(Debug, Default, Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct Opened {
+pub(crate) struct GetState {
     /// Whether states of subgraphs are part of their tasks.
     #[serde(default)]
     #[param(value_type = Option<String>)]
@@ -72,31 +72,31 @@ pub(crate) struct Opened {
 
 /// The state of a thread.
 #[utoipa::path(get, path = "/threads/{thread_id}/state", tag = "threads",
-    params(("thread_id" = Uuid, Path, description = "The thread"), Opened),
+    params(("thread_id" = Uuid, Path, description = "The thread"), GetState),
     responses((status = 200, description = "The state", body = Object),
               (status = 404, description = "No such thread"), AgentError))]
 pub(crate) async fn get(
     State(app): State<AgentApp>,
     Path(thread): Path<ThreadId>,
-    Query(opened): Query<Opened>,
+    Query(opened): Query<GetState>,
 ) -> Result<Json<Value>, AgentError> {
-    read(&app, At::latest(thread.0), thread, opened.subgraphs.0).await
+    read(&app, StateRef::latest(thread.0), thread, opened.subgraphs.0).await
 }
 
 /// The state of a thread at a checkpoint.
 #[utoipa::path(get, path = "/threads/{thread_id}/state/{checkpoint_id}", tag = "threads",
     params(("thread_id" = Uuid, Path, description = "The thread"),
-           ("checkpoint_id" = Uuid, Path, description = "The checkpoint"), Opened),
+           ("checkpoint_id" = Uuid, Path, description = "The checkpoint"), GetState),
     responses((status = 200, description = "The state", body = Object),
               (status = 404, description = "No such thread or checkpoint"), AgentError))]
 pub(crate) async fn get_at(
     State(app): State<AgentApp>,
     Path((thread, checkpoint)): Path<(ThreadId, Uuid)>,
-    Query(opened): Query<Opened>,
+    Query(opened): Query<GetState>,
 ) -> Result<Json<Value>, AgentError> {
-    let at = At {
+    let at = StateRef {
         id: Some(checkpoint.to_string()),
-        ..At::latest(thread.0)
+        ..StateRef::latest(thread.0)
     };
     read(&app, at, thread, opened.subgraphs.0).await
 }
@@ -113,11 +113,11 @@ pub(crate) struct CheckpointName {
 }
 
 impl CheckpointName {
-    fn at(self, thread: ThreadId) -> At {
+    fn at(self, thread: ThreadId) -> StateRef {
         let ns = self.checkpoint_ns.unwrap_or_default();
         let mapped = self.checkpoint_map.as_ref().and_then(|map| map.get(&ns));
         let mapped = mapped.and_then(Value::as_str).map(str::to_owned);
-        At {
+        StateRef {
             thread_id: thread.0,
             ns,
             id: self.checkpoint_id.filter(|id| !id.is_empty()).or(mapped),
@@ -154,7 +154,7 @@ pub(crate) async fn get_checkpoint(
 
 pub(in crate::agent) async fn read(
     app: &AgentApp,
-    at: At,
+    at: StateRef,
     thread: ThreadId,
     subgraphs: bool,
 ) -> Result<Json<Value>, AgentError> {
@@ -255,11 +255,11 @@ pub(crate) async fn update(
         at,
         supersteps: &supersteps,
         metadata,
-        events_kept: app.settings.events_kept,
+        events_kept: app.settings.event_retention,
     };
     let made = thread_state::update(&app.store, app.tenant, &graph, &update)
         .await
-        .map_err(|error| refused(error).or_missing(AgentError::no_thread(thread)))?;
+        .map_err(|error| update_error(error).or_missing(AgentError::no_thread(thread)))?;
     let place = json!({
         "thread_id": thread, "checkpoint_ns": made.checkpoint_ns, "checkpoint_id": made.checkpoint_id,
     });
@@ -271,8 +271,8 @@ pub(crate) async fn update(
 /// How much history.
 #[derive(Debug, Default, Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct Past {
-    /// 10 unless said.
+pub(crate) struct GetHistory {
+    /// Default 10.
     #[param(minimum = 1)]
     limit: Option<i64>,
     /// Only what came before this checkpoint.
@@ -281,13 +281,13 @@ pub(crate) struct Past {
 
 /// States of a thread, newest first.
 #[utoipa::path(get, path = "/threads/{thread_id}/history", tag = "threads",
-    params(("thread_id" = Uuid, Path, description = "The thread"), Past),
+    params(("thread_id" = Uuid, Path, description = "The thread"), GetHistory),
     responses((status = 200, description = "States", body = Vec<Object>),
               (status = 404, description = "No such thread"), AgentError))]
 pub(crate) async fn history(
     State(app): State<AgentApp>,
     Path(thread): Path<ThreadId>,
-    Query(past): Query<Past>,
+    Query(past): Query<GetHistory>,
 ) -> Result<Response, AgentError> {
     let limit = past.limit.unwrap_or(10);
     if limit < 1 {
@@ -298,19 +298,19 @@ pub(crate) async fn history(
         before: past.before.filter(|before| !before.is_empty()),
         filter: Map::new(),
     };
-    look_back(&app, thread, At::latest(thread.0), query).await
+    history_response(&app, thread, StateRef::latest(thread.0), query).await
 }
 
 /// Which states.
 #[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
 pub(crate) struct HistorySearch {
-    /// 1 to 1000, 1 unless said.
+    /// 1 to 1000; default 1.
     #[schema(minimum = 1, maximum = 1000)]
     #[serde(default, deserialize_with = "whole")]
     limit: Option<i64>,
     /// A checkpoint, or its id.
     before: Option<Before>,
-    /// Contained in the checkpoint's.
+    /// Must be contained in the metadata of the checkpoint.
     metadata: Option<Map<String, Value>>,
     /// Whose: a subgraph's, by its namespace.
     #[serde(default, deserialize_with = "optional_object")]
@@ -364,10 +364,15 @@ pub(crate) async fn search_history(
         before: search.before.and_then(Before::id),
         filter,
     };
-    look_back(&app, thread, at, query).await
+    history_response(&app, thread, at, query).await
 }
 
-async fn look_back(app: &AgentApp, thread: ThreadId, at: At, query: HistoryQuery) -> Result<Response, AgentError> {
+async fn history_response(
+    app: &AgentApp,
+    thread: ThreadId,
+    at: StateRef,
+    query: HistoryQuery,
+) -> Result<Response, AgentError> {
     let row = find(app, thread).await?;
     let Some(name) = thread_state::graph_of(&row) else {
         return Ok(Json(Vec::<StateSnapshot>::new()).into_response());

@@ -11,7 +11,7 @@ use crate::agent::errors::AgentError;
 use crate::agent::extract::{Path, Query};
 use crate::agent::live::Reader;
 use crate::agent::runs::since;
-use crate::agent::sse::{self, Kind, Show, ThreadModes};
+use crate::agent::sse::{self, StreamKind, StreamOptions, ThreadModes};
 use crate::routes::{Routes, routes};
 
 pub(super) fn routes() -> Routes<AgentApp> {
@@ -22,7 +22,7 @@ pub(super) fn routes() -> Routes<AgentApp> {
 #[utoipa::path(get, path = "/threads/{thread_id}/stream", tag = "threads",
     params(("thread_id" = Uuid, Path, description = "The thread"),
            ("stream_modes" = Option<String>, Query, pattern = "^((run_modes|lifecycle|state_update)(,(run_modes|lifecycle|state_update))*)?$", description = "run_modes, lifecycle, state_update; several by commas"),
-           ("Last-Event-ID" = Option<String>, Header, pattern = r"^(-|-1|[0-9]{1,15}(-([0-9]{1,15}|\*))?)$", description = "The last event seen; - for all that is kept")),
+           ("Last-Event-ID" = Option<String>, Header, pattern = r"^(-|-1|[0-9]{1,15}(-([0-9]{1,15}|\*))?)$", description = "Id of the last received event; - for all stored events")),
     responses((status = 200, description = "Events", content_type = "text/event-stream", body = sse::Event),
               (status = 404, description = "No such thread"), AgentError))]
 pub(crate) async fn stream(
@@ -39,10 +39,10 @@ pub(crate) async fn stream(
     let since = since(&headers)?;
     find(&app, thread).await?;
     let reader = Reader::of_thread(&app, thread, since).await?;
-    let show = Show {
+    let show = StreamOptions {
         modes: None,
         ids: true,
-        kind: Kind::Thread(modes),
+        kind: StreamKind::Thread(modes),
     };
     Ok(sse::respond(&app, reader, show, HeaderMap::new(), None))
 }

@@ -5,57 +5,57 @@ use serde_json::value::RawValue;
 use towpath_domain::{QuarantineId, TenantId, Timestamp};
 use towpath_store::quarantine::{self as stored, Kind};
 use towpath_traces::body::Encoding;
-use towpath_traces::wal::{Damage, Frame};
+use towpath_traces::wal::{DamagedFrame, Frame};
 use towpath_workflows::quarantine;
 
 use crate::app::App;
 use crate::errors::ApiError;
 
-/// Frames that are shown of one entry.
+/// Maximum number of frames shown.
 const FRAMES: usize = 1000;
 
-/// Accepted trace data that could not be folded: a request, or what a workspace sent in several at one time.
+/// Accepted trace data that could not be flushed: one request, or several requests of a workspace at one time.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 #[schema(as = QuarantineEntry)]
 pub(crate) struct Entry {
     #[schema(value_type = Uuid)]
     id: QuarantineId,
-    /// Its workspace.
+    /// Workspace.
     #[schema(value_type = Uuid)]
     tenant_id: TenantId,
     #[schema(inline, value_type = KindName)]
     kind: &'static str,
-    /// Why it could not be folded.
+    /// Why it could not be flushed.
     reason: String,
-    /// The object that holds its frames.
+    /// The object with its frames.
     path: String,
-    /// The first byte of its frames there.
+    /// First byte of its frames in the object.
     #[schema(minimum = 0)]
     byte_offset: i64,
     /// Length of its frames in bytes.
     #[schema(minimum = 0)]
     bytes: i64,
-    /// Size of its bodies once unpacked; 0 where that is not known.
+    /// Decompressed size of its bodies; 0 if unknown.
     #[schema(minimum = 0)]
     decoded_bytes: i64,
-    /// Operations, feedback and attachments that are missing without it.
+    /// Number of operations, feedback and attachments.
     #[schema(minimum = 0)]
     items: i64,
-    /// What the names of projects in it meant when it was accepted.
+    /// Project ids of the names in it, at the time of acceptance.
     #[schema(value_type = Object)]
     names: Box<RawValue>,
-    /// The projects that it may touch; null is any of the workspace.
+    /// Projects that it may affect; null for any in the workspace.
     #[schema(value_type = Option<Vec<Uuid>>)]
     projects: Option<Box<RawValue>>,
-    /// The first start of a trace run that it may touch; null where that is not known.
+    /// First start time of affected trace runs; null if unknown.
     #[schema(value_type = Option<String>, format = DateTime)]
     first_start: Option<Timestamp>,
-    /// The last start of a trace run that it may touch; null where that is not known.
+    /// Last start time of affected trace runs; null if unknown.
     #[schema(value_type = Option<String>, format = DateTime)]
     last_start: Option<Timestamp>,
     #[schema(value_type = String, format = DateTime)]
     accepted_at: Timestamp,
-    /// When it came into quarantine.
+    /// When it entered quarantine.
     #[schema(value_type = String, format = DateTime)]
     created_at: Timestamp,
 }
@@ -65,11 +65,11 @@ pub(crate) struct Entry {
 #[schema(rename_all = "snake_case")]
 #[expect(dead_code, reason = "stands for `Kind`, which knows nothing of the API")]
 enum KindName {
-    /// Its bytes are not those that were accepted.
+    /// The bytes are damaged.
     Damaged,
-    /// It is as it was accepted, and cannot be merged or stored.
+    /// The data is undamaged but cannot be merged or stored.
     Rejected,
-    /// Its object is not in the object store.
+    /// The object is missing.
     Missing,
 }
 
@@ -100,23 +100,23 @@ impl TryFrom<stored::Entry> for Entry {
     }
 }
 
-/// A piece of a list of entries.
+/// A page of entries.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 #[schema(as = QuarantineEntries)]
 pub(crate) struct Entries {
-    /// By workspace, the latest first.
+    /// By workspace, latest first.
     pub(crate) items: Vec<Entry>,
-    /// Where the list goes on; null at its end.
+    /// Cursor of the next page; null on the last page.
     pub(crate) next_cursor: Option<String>,
 }
 
-/// An entry with what the heads of its frames say.
+/// An entry with the headers of its frames.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 #[schema(as = QuarantineEntryDetail)]
 pub(crate) struct EntryDetail {
     #[serde(flatten)]
     entry: Entry,
-    /// Whether the object is there: `present`, `absent`, or `unknown` while the object store does not answer.
+    /// Whether the object exists: `present`, `absent`, or `unknown` while the object store is unavailable.
     #[schema(inline, value_type = ObjectState)]
     object: &'static str,
     /// Its frames, the first 1,000.
@@ -124,8 +124,6 @@ pub(crate) struct EntryDetail {
 }
 
 impl EntryDetail {
-    /// # Errors
-    /// The row cannot be read.
     pub(crate) fn new(entry: stored::Entry, contents: Contents) -> Result<Self, ApiError> {
         Ok(Self {
             entry: entry.try_into()?,
@@ -145,14 +143,14 @@ enum ObjectState {
     Unknown,
 }
 
-/// What is known of a body beside its bytes. Of a damaged frame that is only the damage.
+/// The header of a frame. A damaged frame only has `damage`.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 #[schema(as = QuarantineFrame)]
 pub(crate) struct FrameHead {
-    /// Its place in the entry, counted from 0.
+    /// Index in the entry.
     #[schema(minimum = 0)]
     pub(crate) number: usize,
-    /// The route it came by.
+    /// Route of the request.
     pub(crate) route: Option<String>,
     /// `Content-Type` of the request.
     pub(crate) content_type: Option<String>,
@@ -162,18 +160,18 @@ pub(crate) struct FrameHead {
     /// Operations, feedback and attachments in it.
     #[schema(minimum = 0)]
     pub(crate) items: Option<u32>,
-    /// When it came.
+    /// Time of receipt.
     #[schema(value_type = Option<String>, format = DateTime)]
     pub(crate) received_at: Option<Timestamp>,
     /// Size of the body as sent.
     #[schema(minimum = 0)]
     pub(crate) body_bytes: Option<usize>,
-    /// What is wrong with it.
+    /// Kind of damage.
     pub(crate) damage: Option<String>,
 }
 
 impl FrameHead {
-    fn of(number: usize, frame: Result<Frame, Damage>) -> Self {
+    fn of(number: usize, frame: Result<Frame, DamagedFrame>) -> Self {
         match frame {
             Ok(Frame { head, body }) => Self {
                 number,
@@ -199,14 +197,14 @@ impl FrameHead {
     }
 }
 
-/// What lies in the object store of an entry.
+/// State of an entry's object.
 pub(crate) struct Contents {
     /// `present`, `absent` or `unknown`.
     pub(crate) object: &'static str,
     pub(crate) frames: Vec<FrameHead>,
 }
 
-/// Reads the heads of an entry's frames. An object store that is away hides only them.
+/// Reads the headers of an entry's frames. If the object store is unavailable, only they are missing.
 pub(crate) async fn contents(app: &App, entry: &stored::Entry) -> Contents {
     let (object, frames) = match quarantine::frames(&app.objects, entry).await {
         Ok(Some(frames)) => ("present", frames),
@@ -215,7 +213,7 @@ pub(crate) async fn contents(app: &App, entry: &stored::Entry) -> Contents {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
                 quarantine.id = %entry.id,
-                "a quarantined object cannot be read"
+                "cannot read a quarantined object"
             );
             ("unknown", Vec::new())
         }
@@ -227,7 +225,7 @@ pub(crate) async fn contents(app: &App, entry: &stored::Entry) -> Contents {
     }
 }
 
-/// What a workspace has in quarantine.
+/// Quarantined data of a workspace.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 #[schema(as = QuarantineUsage)]
 pub(crate) struct Usage {
@@ -254,7 +252,7 @@ impl From<stored::Usage> for Usage {
     }
 }
 
-/// What workspaces have in quarantine.
+/// Quarantined data by workspace.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 #[schema(as = QuarantineUsages)]
 pub(crate) struct Usages {

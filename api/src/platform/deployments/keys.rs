@@ -1,4 +1,4 @@
-//! Keys that call one deployment and do nothing else.
+//! Keys that may only call one deployment.
 
 use std::time::Duration;
 
@@ -13,43 +13,43 @@ use towpath_store::{self as store, deployments};
 
 use super::missing;
 use crate::app::App;
-use crate::auth::{Granted, Tenant};
+use crate::auth::{GrantedScopes, Tenant};
 use crate::errors::ApiError;
 use crate::extract::{Json, Path, whole};
-use crate::internal::keys::{self, LONGEST_LIFE_DAYS, MadeKey};
+use crate::internal::keys::{self, KeyWithSecret, LONGEST_LIFE_DAYS};
 use crate::scopes;
 
-/// A key to be made.
+/// A key to create.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = DeploymentKeyRequest)]
-pub(crate) struct Request {
-    /// What people call it; the deployment's name unless given.
+pub(crate) struct NewDeploymentKey {
+    /// Display name; by default the deployment's name.
     #[serde(default)]
     #[schema(
         max_length = 255,
         pattern = r"^[\p{L}\p{N} _.'-]*[\p{L}\p{N}_.'-][\p{L}\p{N} _.'-]*$"
     )]
     name: Option<String>,
-    /// After so many days it ends by itself, 1 to 3650; never unless given.
+    /// Days until the key expires, 1 to 3650; by default it never expires.
     #[serde(default, deserialize_with = "whole")]
     #[schema(minimum = 1, maximum = 3650)]
     expires_in_days: Option<i64>,
 }
 
-/// Make a key that calls this deployment and does nothing else. The key that asks has to be able to call it. The secret is
-/// in the answer, and nowhere else from then on.
+/// Create a key that may only call this deployment. The caller's key must be able to call it. The secret is returned
+/// only in this response.
 #[utoipa::path(post, path = "/v2/deployments/{deployment_id}/keys", tag = "deployments",
-    params(("deployment_id" = Uuid, Path, description = "The deployment")), request_body = Request,
-    responses((status = 201, description = "The key with its secret", body = MadeKey),
+    params(("deployment_id" = Uuid, Path, description = "The deployment")), request_body = NewDeploymentKey,
+    responses((status = 201, description = "The key with its secret", body = KeyWithSecret),
               (status = 404, description = "No such deployment in this workspace"), ApiError))]
 pub(crate) async fn create_key(
     State(app): State<App>,
     tenant: Tenant,
-    Granted(granted): Granted,
+    GrantedScopes(granted): GrantedScopes,
     Path(id): Path<DeploymentId>,
-    Json(request): Json<Request>,
-) -> Result<(StatusCode, [(HeaderName, &'static str); 1], Json<MadeKey>), ApiError> {
+    Json(request): Json<NewDeploymentKey>,
+) -> Result<(StatusCode, [(HeaderName, &'static str); 1], Json<KeyWithSecret>), ApiError> {
     let scope = Scope::AgentsInvokeOf(id);
     let name = request.name.as_deref().map(keys::name).transpose()?;
     let days = keys::within("expires_in_days", request.expires_in_days, (1, LONGEST_LIFE_DAYS))?;
@@ -76,7 +76,7 @@ pub(crate) async fn create_key(
         Ok((key, secret, opened.workspaces))
     });
     let (key, secret, workspaces) = made.await?;
-    tracing::info!(key.id = %key.id, deployment.id = %id, by.key = %tenant.key, "a key for one deployment was made");
-    let made = MadeKey::of(key, &secret, workspaces);
+    tracing::info!(key.id = %key.id, deployment.id = %id, by.key = %tenant.key, "created a key for one deployment");
+    let made = KeyWithSecret::of(key, &secret, workspaces);
     Ok((StatusCode::CREATED, [(CACHE_CONTROL, "no-store")], Json(made)))
 }

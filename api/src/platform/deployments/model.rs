@@ -1,4 +1,4 @@
-//! What deployments look like on the wire.
+//! Request and response bodies of deployments.
 
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
@@ -35,40 +35,40 @@ pub struct Deployment {
     source: Source,
     #[schema(value_type = SourceConfigAnswer)]
     source_config: SourceConfig,
-    /// Of the latest revision.
+    /// Configuration of the latest revision.
     source_revision_config: RevisionConfigAnswer,
-    /// Of the latest revision. Values are never shown.
+    /// Secrets of the latest revision. Values are never returned.
     secrets: Vec<MaskedSecret>,
     #[schema(value_type = names::DeploymentState)]
     status: DeploymentStatus,
     #[schema(value_type = Option<Uuid>)]
     latest_revision_id: Option<RevisionId>,
-    /// The revision that has the traffic.
+    /// The revision that serves requests.
     #[schema(value_type = Option<Uuid>)]
     active_revision_id: Option<RevisionId>,
     image_version: Option<String>,
-    /// The tracing project of the deployment's name.
+    /// The tracing project with the deployment's name.
     #[schema(value_type = Uuid)]
     tracing_project_id: ProjectId,
     #[schema(value_type = String, format = DateTime)]
     created_at: Timestamp,
     #[schema(value_type = String, format = DateTime)]
     updated_at: Timestamp,
-    /// How what is deployed is doing; null until a revision was deployed, and in answers to changes.
+    /// State of the agent server; null until a revision was deployed, and in responses to changes.
     placement: Option<DeploymentPlacement>,
 }
 
-/// How what is deployed is doing.
+/// State of the agent server.
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct DeploymentPlacement {
-    /// `serving`; `switching`: it is replaced or started again, and requests wait; `down`: it does not start, and is tried
-    /// again.
+    /// `serving`; `switching`: it is being replaced or restarted and requests wait; `down`: it does not start;
+    /// retrying.
     state: &'static str,
-    /// Why it does not serve.
+    /// Why it is not serving.
     error: Option<String>,
-    /// How often it was started again after it had ended by itself, since its revision was deployed.
+    /// Restarts after unexpected exits since its revision was deployed.
     restarts: i64,
-    /// When any of this last changed.
+    /// Time of the last change of this state.
     #[schema(value_type = String, format = DateTime)]
     updated_at: Timestamp,
 }
@@ -87,10 +87,10 @@ impl From<Placement> for DeploymentPlacement {
 impl Deployment {
     pub(crate) fn of(app: &App, row: DeploymentRow, latest: &RevisionRow) -> Result<Self, ApiError> {
         let mut config = row.config()?;
-        // What is in effect, where nothing was asked for.
+        // The defaults are shown if nothing was set.
         if row.source != Source::Github {
             let spec = config.resource_spec.take().unwrap_or_default();
-            config.resource_spec = Some(spec.filled(config.deployment_type));
+            config.resource_spec = Some(spec.with_defaults(config.deployment_type));
         }
         if config.custom_url.is_none() {
             config.custom_url = Some(app.settings.deployment_url(row.id));
@@ -115,8 +115,8 @@ impl Deployment {
         })
     }
 
-    /// With how it is doing.
-    pub(crate) fn placed(self, placement: Option<Placement>) -> Self {
+    /// Adds the state of the agent server.
+    pub(crate) fn with_placement(self, placement: Option<Placement>) -> Self {
         Self {
             placement: placement.map(DeploymentPlacement::from),
             ..self
@@ -128,11 +128,11 @@ impl Deployment {
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct DeploymentList {
     pub(crate) resources: Vec<Deployment>,
-    /// Where the next page begins.
+    /// Offset of the next page.
     pub(crate) offset: i64,
 }
 
-/// What belongs to a deployment whatever revision it runs.
+/// Configuration that does not depend on the revision.
 #[derive(utoipa::ToSchema)]
 #[expect(dead_code, reason = "names the shape in the API description")]
 pub(crate) struct SourceConfigAnswer {
@@ -141,9 +141,9 @@ pub(crate) struct SourceConfigAnswer {
     #[schema(value_type = Option<names::DeploymentTypeName>)]
     deployment_type: Option<()>,
     build_on_push: Option<bool>,
-    /// The address of the deployment: the gateway's, unless one was set.
+    /// Address of the deployment; by default the gateway's.
     custom_url: Option<String>,
-    /// With the defaults filled in; null for `github`.
+    /// Includes default values; null for `github`.
     #[schema(value_type = Option<ResourceSpecSchema>)]
     resource_spec: Option<()>,
     listener_id: Option<Uuid>,
@@ -151,13 +151,13 @@ pub(crate) struct SourceConfigAnswer {
     listener_config: Option<()>,
     install_command: Option<String>,
     build_command: Option<String>,
-    /// What the deployment's own key may do beside sending traces; absent where it may nothing else.
+    /// Further scopes of the deployment's own key, in addition to sending traces; absent if it has none.
     key_scopes: Option<Vec<String>>,
-    /// Whether its code judges its callers, who then need no key; absent where they need one.
+    /// True if its code authenticates callers, who then need no key; absent otherwise.
     own_auth: Option<bool>,
 }
 
-/// Where a listener puts a deployment.
+/// Where a listener runs a deployment.
 #[derive(utoipa::ToSchema)]
 #[schema(as = ListenerConfig)]
 #[expect(dead_code, reason = "names the shape in the API description")]
@@ -174,77 +174,76 @@ pub struct MaskedSecret {
     value: &'static str,
 }
 
-/// A secret: an environment variable of the deployment. Kept sealed and never shown.
+/// A secret: an environment variable of the deployment. Stored encrypted and never returned.
 #[derive(Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = DeploymentSecret)]
 pub struct NewSecret {
-    /// The name of an environment variable, not one of those the platform sets itself.
+    /// Name of an environment variable that the platform does not set itself.
     #[schema(min_length = 1, max_length = 255, pattern = "^[A-Za-z_][A-Za-z0-9_]*$")]
     name: String,
-    /// In a change, `********` keeps the value that is stored.
+    /// In a change, `********` keeps the stored value.
     #[schema(value_type = String, write_only)]
     value: Secret,
 }
 
-/// What belongs to a deployment, as it is sent. Which fields may be set depends on the source.
+/// Configuration of a deployment. The allowed fields depend on the source.
 #[derive(Default, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = SourceConfig)]
 pub struct NewSourceConfig {
-    /// `github`: the integration that may read the repository. Cannot be changed.
+    /// `github`: the integration that can read the repository. Cannot be changed.
     #[serde(default)]
     #[schema(value_type = Option<Uuid>)]
     integration_id: Option<IntegrationId>,
     /// `github`: the repository. Cannot be changed.
     #[serde(default)]
     repo_url: Option<String>,
-    /// Default sizes. Not of `external_docker`. Cannot be changed.
+    /// Selects default sizes. Not for `external_docker`. Cannot be changed.
     #[serde(default)]
     #[schema(value_type = Option<names::DeploymentTypeName>)]
     deployment_type: Option<DeploymentType>,
-    /// `github`: whether a push to `repo_ref`, a branch, makes a revision.
+    /// `github`: a push to `repo_ref`, a branch, creates a revision.
     #[serde(default)]
     #[schema(value_type = Option<bool>)]
     build_on_push: Patch<bool>,
-    /// `external_docker`: the address of the deployment, if it is not the gateway's. Read-only for the others.
+    /// `external_docker`: address of the deployment, if it is not the gateway's. Read-only for other sources.
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     custom_url: Patch<String>,
-    /// Not of `github`. In a change it replaces the one that is there, and makes a revision.
+    /// Not for `github`. In a change it replaces the current one and creates a revision.
     #[serde(default, deserialize_with = "optional_object")]
     #[schema(value_type = Option<ResourceSpecSchema>)]
     resource_spec: Option<ResourceSpec>,
-    /// `external_docker`: who runs it; the built-in listener unless said. Cannot be changed.
+    /// `external_docker`: the listener that runs it; by default the built-in one. Cannot be changed.
     #[serde(default)]
     #[schema(value_type = Option<Uuid>)]
     listener_id: Option<ListenerId>,
     #[serde(default, deserialize_with = "optional_object")]
     #[schema(value_type = Option<ListenerConfigSchema>)]
     listener_config: Option<ListenerConfig>,
-    /// JavaScript projects: run at the root of the repository. One command of plain words; no shell reads it.
+    /// JavaScript projects: runs at the root of the repository. One command without shell syntax.
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     install_command: Patch<String>,
-    /// JavaScript projects: run in the folder of the graph configuration file.
+    /// JavaScript projects: runs in the folder of the graph configuration file.
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     build_command: Patch<String>,
-    /// What the deployment's own key may do in this workspace beside sending traces: `traces:read`, `sandboxes`,
-    /// `agents:invoke`, `agents:invoke:<deployment id>`. Only scopes of the key that asks can be given. In a change it
-    /// makes a revision.
+    /// Further scopes of the deployment's own key in this workspace: `traces:read`, `sandboxes`, `agents:invoke`,
+    /// `agents:invoke:<deployment id>`. Only scopes of the caller's key are allowed. A change creates a revision.
     #[serde(default)]
     #[schema(value_type = Option<Vec<String>>)]
     key_scopes: Patch<Vec<Scope>>,
-    /// Whether the graphs' own auth judges callers, who then need no key of the platform; by the deployment's id only.
-    /// Refused unless the operator allows it.
+    /// The graphs' own auth authenticates callers, who then need no platform key; only for calls by deployment id.
+    /// Rejected unless the operator allows it.
     #[serde(default)]
     #[schema(value_type = Option<bool>)]
     own_auth: Patch<bool>,
 }
 
 impl NewSourceConfig {
-    /// Refuses to take a deployment's key away from the gateway, where the operator does not allow that.
+    /// Rejects `own_auth` unless the operator allows it.
     pub(crate) fn check_auth(&self, app: &App) -> Result<(), ApiError> {
         if self.own_auth == Patch::Value(true) && !app.settings.gateway_own_auth {
             let text = "source_config.own_auth: this server asks for its own keys at every deployment; its operator may allow \
@@ -254,12 +253,12 @@ impl NewSourceConfig {
         Ok(())
     }
 
-    /// Refuses to give a deployment's key what the caller's own key may not do.
+    /// Rejects scopes that the caller's own key does not have.
     pub(crate) fn check_scopes(&self, granted: &Scopes) -> Result<(), ApiError> {
         let Patch::Value(wanted) = &self.key_scopes else {
             return Ok(());
         };
-        // The key of each deployment has this one.
+        // Every deployment key has this scope.
         let mut added = wanted.iter().filter(|scope| **scope != Scope::TracesWrite);
         added.try_for_each(|scope| scopes::require(granted, *scope))
     }
@@ -310,8 +309,8 @@ impl From<NewSourceConfig> for ConfigChange {
     }
 }
 
-/// What is sent of a deployment: with what is read-only in it, which those send back who send what they were answered.
-macro_rules! sent {
+/// Fields of a deployment request. Read-only fields are accepted, since clients send back what they received.
+macro_rules! deployment_request {
     ($(#[$about:meta])* pub struct $name:ident { $($fields:tt)* }) => {
         $(#[$about])*
         pub struct $name {
@@ -350,13 +349,13 @@ macro_rules! sent {
     };
 }
 
-sent! {
-    /// A deployment to be made.
+deployment_request! {
+    /// A deployment to create.
     #[derive(Deserialize, utoipa::ToSchema)]
     #[serde(deny_unknown_fields)]
     #[schema(as = NewDeployment)]
-    pub struct New {
-        /// Unique in the workspace. A tracing project of this name is made, or used. Cannot be changed.
+    pub struct CreateDeployment {
+        /// Unique in the workspace. A tracing project with this name is created or reused. Cannot be changed.
         #[serde(default)]
         #[schema(required, value_type = String, min_length = 1, max_length = 255)]
         pub(crate) name: Option<String>,
@@ -378,35 +377,35 @@ sent! {
         #[serde(default)]
         #[schema(value_type = Option<Vec<Object>>)]
         pub(crate) secret_references: Option<Vec<Value>>,
-        /// What the client has packed, as `name:version`. Kept, and not looked at.
+        /// Packages of the client as `name:version`. Stored without checks.
         #[serde(default)]
         pub(crate) tracked_packages: Option<Vec<String>>,
     }
 }
 
-sent! {
-    /// A change of a deployment.
+deployment_request! {
+    /// Changes of a deployment.
     #[derive(Default, Deserialize, utoipa::ToSchema)]
     #[serde(deny_unknown_fields)]
     #[schema(as = DeploymentChange)]
-    pub struct Change {
-        /// Cannot be changed; the same name is no change.
+    pub struct UpdateDeployment {
+        /// Cannot be changed; sending the current name is allowed.
         #[serde(default)]
         pub(crate) name: Option<String>,
-        /// Cannot be changed; the same source is no change.
+        /// Cannot be changed; sending the current source is allowed.
         #[serde(default)]
         #[schema(value_type = Option<names::DeploymentSource>)]
         pub(crate) source: Option<Source>,
         #[serde(default, deserialize_with = "optional_object")]
         pub(crate) source_config: Option<NewSourceConfig>,
-        /// What is not null makes a revision.
+        /// Any non-null field creates a revision.
         #[serde(default, deserialize_with = "optional_object")]
         pub(crate) source_revision_config: Option<NewRevisionConfig>,
-        /// Replaces the list, and makes a revision.
+        /// Replaces all secrets and creates a revision.
         #[serde(default, deserialize_with = "optional_objects")]
         #[schema(max_items = 1000)]
         pub(crate) secrets: Option<Vec<NewSecret>>,
-        /// Where this one revision comes from, of `internal_docker` and `internal_source`.
+        /// Source of this revision only, for `internal_docker` and `internal_source`.
         #[serde(default)]
         #[schema(value_type = Option<names::DeploymentSource>)]
         pub(crate) revision_source: Option<Source>,
@@ -414,7 +413,7 @@ sent! {
         #[serde(default)]
         #[schema(value_type = Option<Vec<Object>>)]
         pub(crate) secret_references: Option<Vec<Value>>,
-        /// What the client has packed, as `name:version`. Kept, and not looked at.
+        /// Packages of the client as `name:version`. Stored without checks.
         #[serde(default)]
         pub(crate) tracked_packages: Option<Vec<String>>,
     }

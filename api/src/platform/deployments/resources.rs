@@ -1,4 +1,4 @@
-//! The resource specification in the API description: its fields and ranges are the domain's.
+//! The resource specification in the API description. Fields and ranges come from the domain crate.
 
 use std::borrow::Cow;
 
@@ -7,7 +7,6 @@ use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{AdditionalProperties, ArrayBuilder, Object, ObjectBuilder, Schema, SchemaType, Type};
 use utoipa::{PartialSchema, ToSchema};
 
-/// What a deployment asks for.
 pub struct ResourceSpecSchema;
 
 impl ToSchema for ResourceSpecSchema {
@@ -101,7 +100,7 @@ fn volume_mount() -> Object {
 impl PartialSchema for ResourceSpecSchema {
     fn schema() -> RefOr<Schema> {
         let mut object = closed(ObjectBuilder::new().schema_type(Type::Object)).description(Some(
-            "What a deployment asks for. CPU in CPUs, memory in MB, storage in GiB. Limits default to twice the request, \
+            "Resources of a deployment. CPU in CPUs, memory in MB, storage in GiB. Limits default to twice the request, \
              and those of the queue to those of the API.",
         ));
         for name in ResourceSpec::CPUS {

@@ -1,8 +1,10 @@
-//! Links by which somebody without a key gives feedback: made and listed here, used in [`super::given`].
+//! Feedback links, which need no key. They are created and listed here and used in [`super::submission`].
 
 use axum::extract::{Request, State};
 use serde::{Deserialize, Serialize};
-use towpath_domain::feedback::{FeedbackCategory, FeedbackConfig, FeedbackKind, MOST_KEYS, Span, check_key, expires};
+use towpath_domain::feedback::{
+    FeedbackCategory, FeedbackConfig, FeedbackKind, Lifetime, MOST_KEYS, check_key, expires,
+};
 use towpath_domain::{Rejection, Timestamp, TraceRunId};
 use towpath_store::feedback_tokens::{self, FeedbackToken};
 use uuid::Uuid;
@@ -15,32 +17,31 @@ use crate::extract::{
 };
 use crate::platform::exports::MAX_OFFSET;
 
-/// A link to be made.
+/// A link to create.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[schema(as = NewFeedbackToken)]
-pub struct NewToken {
-    /// The trace run to be judged. It need not be there yet.
+pub struct CreateFeedbackToken {
+    /// The trace run. It need not exist yet.
     run_id: Uuid,
-    /// Under which name.
+    /// Key of the feedback.
     #[schema(min_length = 1, max_length = 200, pattern = r"^[^\x00]*$")]
     feedback_key: String,
-    /// How long it lasts; 3 hours where neither this nor `expires_at` is said.
+    /// Lifetime; 3 hours if neither this nor `expires_at` is set.
     #[serde(default, deserialize_with = "optional_object")]
     expires_in: Option<ExpiresIn>,
-    /// When it ends, in place of `expires_in`: in the future, at most 3650 days from now.
+    /// Expiry time, instead of `expires_in`: in the future, at most 3650 days from now.
     #[serde(default)]
     #[schema(value_type = Option<String>, format = DateTime)]
     expires_at: Option<Timestamp>,
-    /// How the scores are meant; one that does not fit is refused.
+    /// How scores are interpreted; a score that does not match is rejected.
     #[serde(default, deserialize_with = "optional_object")]
     feedback_config: Option<ScoreConfig>,
-    /// The id of the feedback that is given: what is given later replaces it. Without one, each use gives another
-    /// feedback.
+    /// Id of the feedback: a later submission replaces the earlier one. Without it, each submission creates feedback.
     #[serde(default)]
     id: Option<Uuid>,
 }
 
-/// How long a link lasts: at most 3650 days, to which more is cut.
+/// Lifetime of a link, capped at 3650 days.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 pub struct ExpiresIn {
     #[serde(default, deserialize_with = "whole")]
@@ -54,41 +55,41 @@ pub struct ExpiresIn {
     minutes: Option<i64>,
 }
 
-/// How the scores of a key are meant.
+/// How the scores of a key are interpreted.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[schema(as = FeedbackConfig)]
 struct ScoreConfig {
     #[serde(rename = "type")]
     #[schema(value_type = ScoreKind)]
     kind: FeedbackKind,
-    /// The least score of continuous ones. The two bounds may come in either order.
+    /// Minimum of continuous scores. The two bounds may be sent in either order.
     #[serde(default)]
     min: Option<f64>,
-    /// The highest.
+    /// Maximum of continuous scores.
     #[serde(default)]
     max: Option<f64>,
-    /// The scores there are, of categorical ones.
+    /// Categories of categorical scores.
     #[serde(default, deserialize_with = "optional_objects")]
     categories: Option<Vec<ScoreCategory>>,
 }
 
-/// Sorts of scores.
+/// Kinds of scores.
 #[derive(Serialize, utoipa::ToSchema)]
 #[serde(rename_all = "lowercase")]
 #[schema(as = FeedbackType)]
-#[expect(dead_code, reason = "described only")]
+#[expect(dead_code, reason = "only part of the API description")]
 enum ScoreKind {
     Continuous,
     Categorical,
     Freeform,
 }
 
-/// One of some scores.
+/// A category.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[schema(as = FeedbackCategory)]
 struct ScoreCategory {
     value: f64,
-    /// What people call it.
+    /// Display name.
     #[serde(default)]
     label: Option<String>,
 }
@@ -110,20 +111,20 @@ impl From<ScoreConfig> for FeedbackConfig {
     }
 }
 
-/// A link.
+/// A feedback link.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 #[schema(as = FeedbackToken)]
-pub struct Token {
-    /// The token itself, the last part of the address.
+pub struct FeedbackLink {
+    /// The token: the last segment of the address.
     id: Uuid,
-    /// GET or POST this to give feedback; needs no key.
+    /// Send GET or POST to this address to submit feedback; needs no key.
     url: String,
     #[schema(value_type = String, format = DateTime)]
     expires_at: Timestamp,
     feedback_key: String,
 }
 
-impl Token {
+impl FeedbackLink {
     fn new(app: &App, token: Uuid, key: String, expires_at: Timestamp) -> Self {
         Self {
             id: token,
@@ -139,23 +140,23 @@ impl Token {
     }
 }
 
-/// Make links by which somebody without a key gives feedback on a trace run, each under one name: one, or a list of at
-/// most 100. In a list all are made or none.
-#[utoipa::path(post, path = "/feedback/tokens", tag = "feedback", request_body = OneOrMany<NewToken>,
-    responses((status = 200, description = "The link, or a list of them in the order asked for", body = OneOrMany<Token>),
+/// Create links for submitting feedback on a trace run without a key: one link, or a list of at most 100. A list is
+/// created as a whole or not at all.
+#[utoipa::path(post, path = "/feedback/tokens", tag = "feedback", request_body = OneOrMany<CreateFeedbackToken>,
+    responses((status = 200, description = "The link, or a list in the order of the request", body = OneOrMany<FeedbackLink>),
               (status = 413, description = "Too large"), ApiError))]
 pub async fn create_token(
     State(app): State<App>,
     tenant: Tenant,
     request: Request,
-) -> Result<Json<OneOrMany<Token>>, ApiError> {
+) -> Result<Json<OneOrMany<FeedbackLink>>, ApiError> {
     let body = unsaid_json(request, JSON_BODY_BYTES).await?;
     let (wanted, alone) = match parse_value(&body)? {
         OneOrMany::One(one) => (vec![one], true),
         OneOrMany::Many(many) => (many, false),
     };
     if wanted.len() > MOST_KEYS {
-        return Err(ApiError::bad_request(format!("at most {MOST_KEYS} links at once")));
+        return Err(ApiError::bad_request(format!("expected at most {MOST_KEYS} links")));
     }
     let now = app.clock.now();
     let mut admitted = Vec::with_capacity(wanted.len());
@@ -176,8 +177,8 @@ pub async fn create_token(
         Ok(made)
     });
     let made = made.await?.into_iter().zip(admitted);
-    let mut links: Vec<Token> = made
-        .map(|(token, new)| Token::new(&app, token, new.key, new.expires_at))
+    let mut links: Vec<FeedbackLink> = made
+        .map(|(token, new)| FeedbackLink::new(&app, token, new.key, new.expires_at))
         .collect();
     Ok(Json(match links.pop() {
         Some(link) if alone => OneOrMany::One(link),
@@ -188,9 +189,9 @@ pub async fn create_token(
     }))
 }
 
-fn admit(new: NewToken, now: Timestamp) -> Result<feedback_tokens::NewToken, Rejection> {
+fn admit(new: CreateFeedbackToken, now: Timestamp) -> Result<feedback_tokens::NewToken, Rejection> {
     check_key("feedback_key", &new.feedback_key)?;
-    let span = new.expires_in.map(|span| Span {
+    let span = new.expires_in.map(|span| Lifetime {
         days: span.days.unwrap_or_default(),
         hours: span.hours.unwrap_or_default(),
         minutes: span.minutes.unwrap_or_default(),
@@ -207,13 +208,17 @@ fn admit(new: NewToken, now: Timestamp) -> Result<feedback_tokens::NewToken, Rej
     })
 }
 
-/// Links to a trace run that have not ended, in the order in which they were made.
+/// List the unexpired links of a trace run in order of creation.
 #[utoipa::path(get, path = "/feedback/tokens", tag = "feedback",
     params(("run_id" = Uuid, Query, description = "The trace run"),
-           ("limit" = Option<i64>, Query, minimum = 1, maximum = 100, description = "At most so many; 100 is the default"),
-           ("offset" = Option<i64>, Query, minimum = 0, maximum = 1_000_000_000, description = "Skip so many")),
-    responses((status = 200, description = "Links", body = Vec<Token>), ApiError))]
-pub async fn list_tokens(State(app): State<App>, tenant: Tenant, sent: Pairs) -> Result<Json<Vec<Token>>, ApiError> {
+           ("limit" = Option<i64>, Query, minimum = 1, maximum = 100, description = "Maximum results; default 100"),
+           ("offset" = Option<i64>, Query, minimum = 0, maximum = 1_000_000_000, description = "Results to skip")),
+    responses((status = 200, description = "Links", body = Vec<FeedbackLink>), ApiError))]
+pub async fn list_tokens(
+    State(app): State<App>,
+    tenant: Tenant,
+    sent: Pairs,
+) -> Result<Json<Vec<FeedbackLink>>, ApiError> {
     sent.only(&["run_id", "limit", "offset"])?;
     let limit = sent.number("limit", 1..=100)?.unwrap_or(100);
     let offset = sent.number("offset", 0..=MAX_OFFSET)?.unwrap_or(0);
@@ -226,6 +231,6 @@ pub async fn list_tokens(State(app): State<App>, tenant: Tenant, sent: Pairs) ->
         .store
         .read(async |tx| feedback_tokens::of_run(tx, tenant.id, TraceRunId(run), now, limit, offset).await)
         .await?;
-    let links: Result<Vec<Token>, ApiError> = found.into_iter().map(|row| Token::of(&app, row)).collect();
+    let links: Result<Vec<FeedbackLink>, ApiError> = found.into_iter().map(|row| FeedbackLink::of(&app, row)).collect();
     links.map(Json)
 }

@@ -1,4 +1,4 @@
-//! What revisions look like on the wire.
+//! Request and response bodies of revisions.
 
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
@@ -23,7 +23,7 @@ pub struct Revision {
     #[schema(value_type = names::DeploymentSource)]
     source: Source,
     source_revision_config: RevisionConfigAnswer,
-    /// The revision whose artifact and secrets it deploys again.
+    /// The revision whose artifact and secrets it redeploys.
     #[schema(value_type = Option<Uuid>)]
     redeploy_of: Option<RevisionId>,
     /// Why it failed, with the last lines of its log, or why it was skipped.
@@ -59,21 +59,21 @@ impl TryFrom<RevisionRow> for Revision {
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct RevisionList {
     pub(crate) resources: Vec<Revision>,
-    /// Where the next page begins.
+    /// Offset of the next page.
     pub(crate) offset: i64,
 }
 
-/// What a revision is made from.
+/// Source of a revision.
 #[derive(Serialize, utoipa::ToSchema)]
 #[schema(as = SourceRevisionConfigAnswer)]
 pub struct RevisionConfigAnswer {
     repo_ref: Option<String>,
     graph_config_path: Option<String>,
-    /// The same, under the name that `langgraph deploy` uses.
+    /// Same as `graph_config_path`, under the name that `langgraph deploy` uses.
     langgraph_config_path: Option<String>,
     image_uri: Option<String>,
     source_tarball_path: Option<String>,
-    /// The commit `repo_ref` was found to be.
+    /// Commit of `repo_ref`.
     repo_commit_sha: Option<String>,
 }
 
@@ -90,7 +90,7 @@ impl From<RevisionConfig> for RevisionConfigAnswer {
     }
 }
 
-/// What a revision is made from, as it is sent. Which fields may be set depends on the source.
+/// Source of a revision. The allowed fields depend on the source of the deployment.
 #[derive(Default, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = SourceRevisionConfig)]
@@ -101,13 +101,13 @@ pub struct NewRevisionConfig {
     /// `github` and `internal_source`: the graph configuration file, from the root.
     #[serde(default)]
     graph_config_path: Option<String>,
-    /// The same under another name; send one of the two.
+    /// Alias of `graph_config_path`; send one of the two.
     #[serde(default)]
     langgraph_config_path: Option<String>,
     /// `external_docker` and `internal_docker`: the image.
     #[serde(default)]
     image_uri: Option<String>,
-    /// `internal_source`: the `object_path` that `upload-url` answered.
+    /// `internal_source`: the `object_path` from `upload-url`.
     #[serde(default)]
     source_tarball_path: Option<String>,
     // Read-only.
@@ -124,7 +124,7 @@ impl NewRevisionConfig {
         {
             return Err(Rejection::rule(
                 "source_revision_config.graph_config_path",
-                "source_revision_config.graph_config_path and langgraph_config_path are one field and must agree",
+                "source_revision_config.graph_config_path and langgraph_config_path are aliases and must agree",
             ));
         }
         Ok(RevisionConfig {
@@ -137,18 +137,18 @@ impl NewRevisionConfig {
     }
 }
 
-/// A revision to be made beside a change.
+/// A revision to create.
 #[derive(Default, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = NewRevision)]
 pub struct NewRevision {
     #[serde(default, deserialize_with = "optional_object")]
     pub(crate) source_revision_config: Option<NewRevisionConfig>,
-    /// Replaces the list.
+    /// Replaces all secrets.
     #[serde(default, deserialize_with = "optional_objects")]
     #[schema(max_items = 1000)]
     pub(crate) secrets: Option<Vec<NewSecret>>,
-    /// Where this one revision comes from, of `internal_docker` and `internal_source`.
+    /// Source of this revision only, for `internal_docker` and `internal_source`.
     #[serde(default)]
     #[schema(value_type = Option<names::DeploymentSource>)]
     pub(crate) revision_source: Option<Source>,

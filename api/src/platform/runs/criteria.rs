@@ -1,118 +1,119 @@
-//! What a query asks for, put together from the fields of its body.
+//! Criteria of a query, combined from the fields of its body.
 
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use towpath_domain::filter::{Check, Field, Filter, Test, Value};
+use towpath_domain::filter::{Comparison, Condition, Field, Filter, Value};
 use towpath_domain::{ProjectId, TenantId, Timestamp, TraceRunId};
 use towpath_query::{Extent, Position, Predicate, Snapshot};
 use towpath_store::projects;
-use towpath_traces::fold::Place;
+use towpath_traces::flush::RunLocation;
 use towpath_traces::row::Key;
 use uuid::Uuid;
 
 use crate::errors::ApiError;
 
-/// How far before the range of a query the root of a trace is looked for, and how far around it its other runs; and how
-/// long before a run those may start that it is the parent of.
+/// How far outside of the time range the root and other runs of a trace are searched, and how long before a run its
+/// parent may start.
 const SLACK: Duration = Duration::from_secs(24 * 3600);
-/// Projects that are listed at once where none is named.
+/// Maximum number of projects if none is named.
 const PROJECTS: i64 = 1000;
-/// Ids that can be asked for at once.
+/// Maximum number of ids in one query.
 const MOST_IDS: usize = 1000;
 
-/// What is asked for; all of it has to hold.
+/// Criteria of a query; all must hold.
 #[derive(Clone, Debug, Default)]
 pub struct Criteria {
-    /// In these projects.
+    /// Project ids.
     pub projects: Vec<ProjectId>,
-    /// These trace runs.
+    /// Trace run ids.
     pub ids: Vec<TraceRunId>,
-    /// Of this trace.
     pub trace: Option<Uuid>,
-    /// Directly below this one.
+    /// Parent run.
     pub parent: Option<Uuid>,
-    /// Made from one of these examples.
+    /// Example ids.
     pub references: Vec<Uuid>,
-    /// Of this type.
     pub run_type: Option<String>,
-    /// With an error, or without.
+    /// With or without an error.
     pub error: Option<bool>,
-    /// Without a parent, or with one.
+    /// Root runs only, or child runs only.
     pub is_root: Option<bool>,
-    /// Started at this time or later…
+    /// Started at or after this time.
     pub start: Option<Timestamp>,
-    /// … and before this one.
+    /// Started before this time.
     pub end: Option<Timestamp>,
-    /// Text to be found.
+    /// Text to find.
     pub query: Option<String>,
-    /// In the filter language.
+    /// Filter expression.
     pub filter: Option<String>,
-    /// Of the root of the trace.
+    /// Filter for the root run of the trace.
     pub trace_filter: Option<String>,
-    /// Of some run of the trace.
+    /// Filter for any run of the trace.
     pub tree_filter: Option<String>,
 }
 
-/// Criteria, looked up.
+/// Criteria with resolved projects and locations.
 #[derive(Debug)]
-pub struct Resolved {
+pub struct ResolvedCriteria {
     pub projects: Vec<ProjectId>,
     pub range: Range<Timestamp>,
-    /// The row groups that matter, where that is known.
+    /// Relevant row groups, if known.
     pub within: Option<Extent>,
     pub predicate: Predicate,
-    /// Where the ids asked for are, if any were.
-    pub places: Option<Vec<Position>>,
+    /// Positions of the requested ids, if any.
+    pub positions: Option<Vec<Position>>,
 }
 
-/// Understands a filter. An empty one is none.
+/// Parses a filter. An empty text is no filter.
 pub fn parse(field: &str, text: Option<&str>) -> Result<Option<Filter>, ApiError> {
     let text = text.filter(|text| !text.trim().is_empty());
     text.map(|text| Filter::parse(text).map_err(|error| ApiError::bad_request(format!("{field}: {error}"))))
         .transpose()
 }
 
-fn test(field: Field, check: Check) -> Filter {
-    Filter::Test(Test { field, check })
+fn test(field: Field, check: Comparison) -> Filter {
+    Filter::Condition(Condition {
+        field,
+        comparison: check,
+    })
 }
 
 impl Criteria {
-    /// Everything but the filters on traces, as one filter.
+    /// All criteria except the trace filters, as one filter.
     fn filter(&self) -> Result<Option<Filter>, ApiError> {
         let mut parts = Vec::new();
-        let same = |field, value: Option<Value>| value.map(|value| test(field, Check::Equal(value)));
+        let same = |field, value: Option<Value>| value.map(|value| test(field, Comparison::Equal(value)));
         parts.extend(same(Field::RunType, self.run_type.clone().map(Value::Text)));
         parts.extend(same(Field::IsRoot, self.is_root.map(Value::Bool)));
         parts.extend(same(Field::TraceId, self.trace.map(Value::Id)));
         parts.extend(same(Field::ParentRunId, self.parent.map(Value::Id)));
         parts.extend(self.error.map(|error| {
             let check = if error {
-                Check::NotEqual(Value::Null)
+                Comparison::NotEqual(Value::Null)
             } else {
-                Check::Equal(Value::Null)
+                Comparison::Equal(Value::Null)
             };
             test(Field::Error, check)
         }));
         if !self.references.is_empty() {
             let values = self.references.iter().copied().map(Value::Id).collect();
-            parts.push(test(Field::ReferenceExample, Check::In(values)));
+            parts.push(test(Field::ReferenceExample, Comparison::In(values)));
         }
         let words = self.query.as_deref().map(str::trim).filter(|query| !query.is_empty());
-        parts.extend(words.map(|words| test(Field::Everything, Check::Search(words.to_owned()))));
+        parts.extend(words.map(|words| test(Field::Everything, Comparison::Search(words.to_owned()))));
         parts.extend(parse("filter", self.filter.as_deref())?);
         Ok((!parts.is_empty()).then_some(Filter::And(parts)))
     }
 
-    /// Refuses what cannot be read before anything is.
+    /// Rejects invalid criteria before anything is read.
     pub fn admit(&self) -> Result<(), ApiError> {
         self.filter()?;
         parse("trace_filter", self.trace_filter.as_deref())?;
         parse("tree_filter", self.tree_filter.as_deref())?;
         if self.ids.len() > MOST_IDS {
-            return Err(ApiError::bad_request(format!("id: at most {MOST_IDS} at once")));
+            return Err(ApiError::bad_request(format!("id: expected at most {MOST_IDS}")));
         }
         let nothing = self.projects.is_empty()
             && self.ids.is_empty()
@@ -120,14 +121,14 @@ impl Criteria {
             && self.trace.is_none()
             && self.parent.is_none();
         if nothing {
-            let text = "at least one of session, id, parent_run, trace or reference_example must be given";
+            let text = "expected at least one of session, id, parent_run, trace or reference_example";
             return Err(ApiError::bad_request(text));
         }
         Ok(())
     }
 
-    /// Looks up where to look.
-    pub async fn resolve(&self, snapshot: &Snapshot) -> Result<Resolved, ApiError> {
+    /// Resolves projects and locations.
+    pub async fn resolve(&self, snapshot: &Snapshot) -> Result<ResolvedCriteria, ApiError> {
         self.admit()?;
         let filter = self.filter()?;
         let bounds = filter.as_ref().map_or((None, None), Filter::start_bounds);
@@ -150,7 +151,7 @@ impl Criteria {
             places = Some(found.into_iter().map(position).collect());
         } else if let Some(traces) = &traces {
             let named = (!projects.is_empty()).then_some(projects.as_slice());
-            // Filters on traces look at runs around the range, too.
+            // Filters on traces also read runs around the range.
             let wide = range.start.minus(SLACK)..range.end.plus(SLACK);
             let extent = snapshot.extent(traces, named, &wide).await?;
             if projects.is_empty() {
@@ -161,7 +162,7 @@ impl Criteria {
             let mut found = snapshot.locate(&[TraceRunId(run)]).await?;
             found.retain(|(_, place)| projects.is_empty() || projects.contains(&place.project));
             if let Some(begin) = found.iter().map(|(_, place)| place.sort_time).min() {
-                // What belongs to it starts after it, but for clocks that differ.
+                // Child runs start after their parent, except for clock differences.
                 range.start = range.start.max(begin.minus(SLACK));
                 if projects.is_empty() {
                     projects = found.iter().map(|(_, place)| place.project).collect();
@@ -170,7 +171,7 @@ impl Criteria {
         }
         projects.sort_unstable();
         projects.dedup();
-        let projects = there(
+        let projects = existing_projects(
             snapshot,
             tenant,
             projects,
@@ -190,18 +191,18 @@ impl Criteria {
         }
         let traces = self.traces(snapshot, &projects, &range, within.as_ref()).await?;
         if let Some(extent) = &within {
-            range = extent.narrow(&range);
+            range = extent.clip_range(&range);
         }
-        Ok(Resolved {
+        Ok(ResolvedCriteria {
             predicate: Predicate::new(filter.as_ref(), &traces)?,
             projects,
             range,
             within,
-            places,
+            positions: places,
         })
     }
 
-    /// The traces that the filters on traces leave.
+    /// Traces that pass the trace filters.
     async fn traces(
         &self,
         snapshot: &Snapshot,
@@ -212,7 +213,7 @@ impl Criteria {
         let mut sets = Vec::new();
         let wide = range.start.minus(SLACK)..range.end.plus(SLACK);
         if let Some(filter) = parse("trace_filter", self.trace_filter.as_deref())? {
-            let root = test(Field::IsRoot, Check::Equal(Value::Bool(true)));
+            let root = test(Field::IsRoot, Comparison::Equal(Value::Bool(true)));
             let predicate = Predicate::new(Some(&Filter::And(vec![root, filter])), &[])?;
             let until_end = wide.start..range.end;
             sets.push(snapshot.traces(projects, until_end, within, &predicate).await?);
@@ -225,8 +226,8 @@ impl Criteria {
     }
 }
 
-/// A place as a position.
-pub fn position((id, place): (TraceRunId, Place)) -> Position {
+/// A run location as position.
+pub fn position((id, place): (TraceRunId, RunLocation)) -> Position {
     Position {
         key: Key {
             sort_time: place.sort_time,
@@ -236,8 +237,8 @@ pub fn position((id, place): (TraceRunId, Place)) -> Position {
     }
 }
 
-/// Those of `projects` that are there; all of the workspace where none was named.
-async fn there(
+/// The existing ones of `projects`; all projects of the workspace if none is named.
+async fn existing_projects(
     snapshot: &Snapshot,
     tenant: TenantId,
     projects: Vec<ProjectId>,
@@ -245,7 +246,7 @@ async fn there(
 ) -> Result<Vec<ProjectId>, ApiError> {
     let store = snapshot.store();
     if projects.is_empty() && !named {
-        let mut all: Vec<projects::Listed> = Vec::new();
+        let mut all: Vec<projects::ProjectSummary> = Vec::new();
         loop {
             let after = all.last().copied();
             let next = store

@@ -1,5 +1,5 @@
-//! The second version of the interface: other names, larger pages. Its errors are problem details, which the layers
-//! around the handlers write.
+//! Version 2 of trace queries: other names and larger pages. Layers around the handlers convert errors to problem
+//! details.
 
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
@@ -7,21 +7,21 @@ use towpath_domain::{ProjectId, Timestamp, TraceRunId};
 use towpath_query::Direction;
 use uuid::Uuid;
 
-use super::view::{Dialect, FIELDS, Shown};
-use super::{Criteria, Wanted, cursor, limit, one, read, refuse};
+use super::view::{Dialect, FIELDS, TraceRunView};
+use super::{Criteria, PageOptions, cursor, limit, one, read, refuse};
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
 use crate::extract::{Json, Pairs, Path, whole};
 
-/// Runs on a page.
+/// Maximum number of runs on a page.
 const PAGE: usize = 1000;
-/// What is shown where nothing is said.
+/// What is shown by default.
 const DEFAULT: [&str; 1] = ["ID"];
-/// How far back a query goes that does not say.
-const SPAN: std::time::Duration = std::time::Duration::from_secs(24 * 3600);
+/// Default time range of a query.
+const DEFAULT_RANGE: std::time::Duration = std::time::Duration::from_secs(24 * 3600);
 
-/// Which trace runs, and what of them.
+/// Filters and fields of a query.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[schema(as = TraceRunQueryV2)]
 pub struct Query {
@@ -31,7 +31,7 @@ pub struct Query {
     #[schema(value_type = Option<Vec<Uuid>>)]
     ids: Option<Vec<TraceRunId>>,
     trace_id: Option<Uuid>,
-    /// Started at this time or later; a day ago where nothing is said.
+    /// Started at or after this time; by default a day ago.
     #[schema(value_type = Option<String>, format = DateTime)]
     min_start_time: Option<Timestamp>,
     /// Started before this time.
@@ -44,15 +44,15 @@ pub struct Query {
     filter: Option<String>,
     trace_filter: Option<String>,
     tree_filter: Option<String>,
-    /// Made from one of these examples.
+    /// Example ids.
     reference_examples: Option<Vec<Uuid>>,
-    /// Fields in upper case; `ID` where nothing is said.
+    /// Fields in upper case; `ID` by default.
     selects: Option<Vec<String>>,
-    /// At most so many, 1 to 1000; 100 is the default.
+    /// Maximum number of results, 1 to 1000; default 100.
     #[schema(minimum = 1, maximum = 1000)]
     #[serde(default, deserialize_with = "whole")]
     page_size: Option<i64>,
-    /// Where the page before ended.
+    /// `next` cursor of the previous page.
     cursor: Option<String>,
     /// Refused: not available in this build.
     ai_search: Option<String>,
@@ -70,10 +70,10 @@ pub struct Query {
 #[derive(Serialize, utoipa::ToSchema)]
 #[schema(as = TraceRunPageV2)]
 pub struct Page {
-    /// The fields asked for of each.
+    /// Selected fields of each run.
     #[schema(value_type = Vec<Object>)]
-    items: Vec<Shown>,
-    /// For the next page; null after the last.
+    items: Vec<TraceRunView>,
+    /// Cursor of the next page; null on the last page.
     next_cursor: Option<String>,
 }
 
@@ -91,7 +91,7 @@ fn fields(selects: Option<&[String]>) -> Vec<&'static str> {
         .collect()
 }
 
-/// Trace runs, newest first.
+/// Query trace runs, newest first.
 #[utoipa::path(post, path = "/api/v2/runs/query", tag = "traces-v2", request_body = Query,
     responses((status = 200, description = "A page", body = Page),
               (status = 404, description = "No such tracing project in this workspace"), ApiError))]
@@ -103,14 +103,14 @@ pub async fn query(State(app): State<App>, tenant: Tenant, Json(asked): Json<Que
         ("max_feedback_modified_at", asked.max_feedback_modified_at.is_some()),
     ])?;
     let known = asked.ids.is_some() || asked.trace_id.is_some();
-    let wanted = Wanted {
+    let wanted = PageOptions {
         direction: Direction::Newest,
         after: cursor(asked.cursor.as_deref())?,
         limit: limit(asked.page_size, PAGE, "page_size", 100)?,
         fields: fields(asked.selects.as_deref()),
         dialect: Dialect::V2,
     };
-    let day_ago = app.clock.now().minus(SPAN);
+    let day_ago = app.clock.now().minus(DEFAULT_RANGE);
     let criteria = Criteria {
         projects: asked.project_ids.unwrap_or_default(),
         ids: asked.ids.unwrap_or_default(),
@@ -129,16 +129,16 @@ pub async fn query(State(app): State<App>, tenant: Tenant, Json(asked): Json<Que
     criteria.admit()?;
     let own = app.clone();
     let read = app
-        .reading
+        .queries
         .run(move |reader| read(own, reader, tenant, criteria, wanted));
     let (items, next_cursor) = read.await?;
     Ok(Json(Page { items, next_cursor }))
 }
 
-/// One trace run. Where it is follows from its id; `project_id` and `start_time` are accepted and not needed.
+/// Get one trace run. `project_id` and `start_time` are accepted but not needed.
 #[utoipa::path(get, path = "/api/v2/runs/{run_id}", tag = "traces-v2",
     params(("run_id" = Uuid, Path, description = "The trace run"),
-           ("selects" = Option<Vec<String>>, Query, description = "Fields in upper case; `ID` where nothing is said")),
+           ("selects" = Option<Vec<String>>, Query, description = "Fields in upper case; `ID` by default")),
     responses((status = 200, description = "The trace run", body = Object),
               (status = 404, description = "No such trace run in this workspace"), ApiError))]
 pub async fn get(
@@ -146,7 +146,7 @@ pub async fn get(
     tenant: Tenant,
     Path(id): Path<TraceRunId>,
     sent: Pairs,
-) -> Result<Json<Shown>, ApiError> {
+) -> Result<Json<TraceRunView>, ApiError> {
     let sent = sent.all("selects").chain(sent.all("selects[]"));
     let selects: Vec<String> = sent.flat_map(|value| value.split(',')).map(str::to_owned).collect();
     let fields = fields(Some(selects.as_slice()).filter(|selects| !selects.is_empty()));

@@ -1,4 +1,4 @@
-//! A trace run as the tracing clients read it.
+//! A trace run in the format of the tracing clients.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
 use towpath_domain::json::Value as Read;
-use towpath_domain::trace::{self, Link, format_link};
+use towpath_domain::trace::{self, DottedOrderPart, format_part};
 use towpath_domain::{ProjectId, TenantId, Timestamp, TraceRunId};
 use towpath_query::Snapshot;
 use towpath_query::feedback::stats;
@@ -19,7 +19,7 @@ use crate::app::App;
 use crate::errors::ApiError;
 use crate::platform::attachments;
 
-/// Which of the two interfaces is spoken.
+/// Version of the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
     /// `/runs/…`
@@ -28,16 +28,16 @@ pub enum Dialect {
     V2,
 }
 
-/// Fields in the order of the answer.
-pub struct Shown(Vec<(&'static str, Box<RawValue>)>);
+/// Fields in the order of the response.
+pub struct TraceRunView(Vec<(&'static str, Box<RawValue>)>);
 
-impl Serialize for Shown {
+impl Serialize for TraceRunView {
     fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         to.collect_map(self.0.iter().map(|(name, value)| (name, value)))
     }
 }
 
-/// Every field a client can ask for.
+/// Every field that a client can select.
 pub const FIELDS: [&str; 35] = [
     "id",
     "name",
@@ -76,17 +76,17 @@ pub const FIELDS: [&str; 35] = [
     "s3_urls",
 ];
 
-/// What stands beside the rows of a page.
+/// Data added to the rows of a page.
 #[derive(Default)]
-pub struct Beside {
-    /// The way down to runs whose sender did not tell it.
-    ancestry: HashMap<TraceRunId, Vec<Link>>,
+pub struct PageEnrichment {
+    /// Ancestors of runs whose client did not send `dotted_order`.
+    ancestry: HashMap<TraceRunId, Vec<DottedOrderPart>>,
     feedback: HashMap<TraceRunId, Vec<Feedback>>,
     attachments: HashMap<TraceRunId, Vec<Attachment>>,
 }
 
-impl Beside {
-    /// Reads it for `rows`, as far as the fields asked for need it.
+impl PageEnrichment {
+    /// Reads the data that the selected fields of `rows` need.
     pub async fn read(snapshot: &Snapshot, rows: &[(ProjectId, Row)], fields: &[&str]) -> Result<Self, ApiError> {
         let runs: Vec<TraceRunId> = rows.iter().map(|(_, row)| row.id()).collect();
         let runs = runs.as_slice();
@@ -127,10 +127,10 @@ pub fn show(
     tenant: TenantId,
     project: ProjectId,
     row: &Row,
-    beside: &Beside,
+    beside: &PageEnrichment,
     fields: &[&'static str],
     dialect: Dialect,
-) -> Result<Shown, ApiError> {
+) -> Result<TraceRunView, ApiError> {
     let said = row.fields();
     let derived = derive(row);
     let way = beside.ancestry.get(&row.id()).map(Vec::as_slice);
@@ -138,7 +138,7 @@ pub fn show(
     let raw = |text: Option<&str>| text.and_then(|text| RawValue::from_string(text.to_owned()).ok());
     let object = |text: Option<&str>, name: &str| match text.map(str::trim_start) {
         Some(text) if text.starts_with('{') => raw(Some(text)),
-        // Clients read objects only.
+        // Clients accept objects only.
         Some(text) if !text.starts_with("null") => raw(Some(&format!("{{\"{name}\":{text}}}"))),
         _ => None,
     };
@@ -176,7 +176,7 @@ pub fn show(
                     "trace_id" => json!(derived.trace_id.unwrap_or(row.id().0)),
                     "dotted_order" => json!(dotted_order(row, way)),
                     "parent_run_id" => json!(derived.parent_run_id),
-                    "parent_run_ids" => match way.and_then(<[Link]>::split_last) {
+                    "parent_run_ids" => match way.and_then(<[DottedOrderPart]>::split_last) {
                         Some((_, above)) => above.iter().map(|link| json!(link.id)).collect(),
                         None => json!(derived.parent_run_ids.as_deref().unwrap_or_default()),
                     },
@@ -196,7 +196,7 @@ pub fn show(
                     }
                     "thread_id" => json!(thread_id(row)),
                     "trace_tier" => json!(towpath_traces::schema::TRACE_TIER),
-                    "s3_urls" => attached(app, beside.attachments.get(&row.id()).map(Vec::as_slice)),
+                    "s3_urls" => attachment_links(app, beside.attachments.get(&row.id()).map(Vec::as_slice)),
                     _ => Value::Null,
                 };
                 to_raw_value(&value).map_err(|error| ApiError::internal(&error))?
@@ -209,7 +209,7 @@ pub fn show(
         };
         shown.push((name, value));
     }
-    Ok(Shown(shown))
+    Ok(TraceRunView(shown))
 }
 
 fn run_type(name: Option<&str>, dialect: Dialect) -> String {
@@ -220,16 +220,16 @@ fn run_type(name: Option<&str>, dialect: Dialect) -> String {
     }
 }
 
-/// What was sent; else the way that was found; else the link of the run alone.
-fn dotted_order(row: &Row, way: Option<&[Link]>) -> String {
+/// `dotted_order` as sent, else from the ancestors found, else of the run alone.
+fn dotted_order(row: &Row, way: Option<&[DottedOrderPart]>) -> String {
     if let Some(told) = &row.fields().dotted_order {
         return told.clone();
     }
-    let own = [Link {
+    let own = [DottedOrderPart {
         start: row.key().map_or(Timestamp::from_micros(0), |key| key.sort_time),
         id: row.id().0,
     }];
-    let links = way.unwrap_or(&own).iter().map(format_link);
+    let links = way.unwrap_or(&own).iter().map(format_part);
     links.collect::<Vec<_>>().join(".")
 }
 
@@ -238,7 +238,7 @@ fn compose(keys: &[(String, String)]) -> String {
     format!("{{{}}}", pairs.collect::<Vec<_>>().join(","))
 }
 
-/// As it was sent.
+/// Metadata as sent.
 fn metadata(row: &Row) -> Option<Cow<'_, str>> {
     row.extra_value("metadata")
 }
@@ -249,7 +249,7 @@ fn thread_id(row: &Row) -> Option<String> {
     trace::thread_id(&metadata).map(Cow::into_owned)
 }
 
-/// A cost in dollars from units of 10⁻¹⁰: as text in v1, which keeps all digits, as a number in v2.
+/// Cost in dollars from units of 10⁻¹⁰: as text in v1, which keeps all digits, as a number in v2.
 pub fn cost(units: Option<i128>, dialect: Dialect) -> Value {
     let Some(units) = units else { return Value::Null };
     let scale = 10_i128.pow(u32::from(COST_SCALE.unsigned_abs()));
@@ -267,7 +267,7 @@ pub fn cost(units: Option<i128>, dialect: Dialect) -> Value {
     }
 }
 
-fn attached(app: &App, attachments: Option<&[Attachment]>) -> Value {
+fn attachment_links(app: &App, attachments: Option<&[Attachment]>) -> Value {
     let Some(attachments) = attachments.filter(|attachments| !attachments.is_empty()) else {
         return Value::Null;
     };

@@ -1,34 +1,32 @@
-//! What trace runs were given and gave back, made readable.
+//! Readable inputs and outputs of trace runs.
 
 use towpath_domain::json::Value;
 
-/// Characters of one value on a page; the API gives the whole.
+/// Maximum number of characters of one value; the API returns all.
 const MOST: usize = 100_000;
-/// Messages of one value on a page.
+/// Maximum number of messages of one value.
 const MOST_MESSAGES: usize = 200;
 
-/// A value as people read it.
+/// A formatted value.
 pub(super) struct Content {
-    /// Messages of a conversation, where that is what it is.
+    /// Messages, if the value is a conversation.
     pub messages: Vec<Message>,
-    /// JSON with a line for each entry.
+    /// Indented JSON.
     pub text: String,
     /// Whether the end of the text is not shown.
     pub cut: bool,
 }
 
-/// What somebody said.
 pub(super) struct Message {
     /// `user`, `assistant`, `system`, `tool`, …
     pub role: String,
-    /// `person` or `model` or nothing: who is who at a glance.
+    /// Style: `person`, `model` or none.
     pub side: &'static str,
-    /// What.
     pub text: String,
 }
 
 impl Content {
-    /// Of JSON as it was sent. `None` where there is nothing in it.
+    /// `None` if the value is empty.
     pub(super) fn of(json: Option<&str>) -> Option<Self> {
         let json = json
             .map(str::trim)
@@ -43,8 +41,8 @@ impl Content {
     }
 }
 
-/// The first line of a value: what its one text says, else its JSON.
-pub(super) fn preview(json: Option<&str>) -> String {
+/// One-line preview: the only text in the value, else its JSON.
+pub(in crate::ui) fn preview(json: Option<&str>) -> String {
     const LENGTH: usize = 140;
     let json = json.unwrap_or_default().trim();
     let parsed = (json.len() <= 1 << 16).then(|| Value::parse(json).ok()).flatten();
@@ -61,7 +59,7 @@ pub(super) fn preview(json: Option<&str>) -> String {
     line
 }
 
-/// The text of an object that has just one entry.
+/// The text of an object with a single entry.
 fn only_text<'a>(value: &'a Value<'_>) -> Option<&'a str> {
     match value {
         Value::String(text) => Some(text),
@@ -70,7 +68,7 @@ fn only_text<'a>(value: &'a Value<'_>) -> Option<&'a str> {
     }
 }
 
-/// The messages in it, in the shapes that chat models and their clients use; none where it is something else.
+/// The messages in a value, in the formats of chat models and clients; empty for other values.
 fn messages(value: &Value<'_>) -> Vec<Message> {
     let found = match value {
         Value::Object(_) => ["messages", "message", "generations", "choices", "output", "input"]
@@ -83,7 +81,7 @@ fn messages(value: &Value<'_>) -> Vec<Message> {
     found.unwrap_or_else(one)
 }
 
-/// A list of messages, or lists of them; empty where one of them is none.
+/// A list of messages or lists of messages; empty if any entry is not a message.
 fn listed(value: &Value<'_>) -> Vec<Message> {
     match value {
         Value::Array(items) => {
@@ -106,7 +104,7 @@ fn listed(value: &Value<'_>) -> Vec<Message> {
 }
 
 fn message(value: &Value<'_>) -> Option<Message> {
-    // `{message: …}` of choices and generations, `{kwargs: …}` of serialised messages.
+    // `{message: …}` of choices and generations, `{kwargs: …}` of serialized messages.
     if let Some(inner) = value.get("message").or_else(|| value.get("kwargs")) {
         return message(inner);
     }
@@ -117,7 +115,7 @@ fn message(value: &Value<'_>) -> Option<Message> {
         "system" | "developer" | "tool" | "function" => "",
         _ => return None,
     };
-    let mut text = said(value.get("content")?)?;
+    let mut text = message_text(value.get("content")?)?;
     for call in value.get("tool_calls").and_then(Value::as_array).into_iter().flatten() {
         let function = call.get("function").unwrap_or(call);
         let name = function.get("name").and_then(Value::as_str).unwrap_or("a tool");
@@ -141,8 +139,8 @@ fn message(value: &Value<'_>) -> Option<Message> {
     })
 }
 
-/// The text of a message: a text, or blocks of which those that are text count.
-fn said(content: &Value<'_>) -> Option<String> {
+/// The text of a message: a string, or its text blocks.
+fn message_text(content: &Value<'_>) -> Option<String> {
     match content {
         Value::String(text) => Some(text.to_string()),
         Value::Null => Some(String::new()),
@@ -166,7 +164,7 @@ fn shortened(mut text: String) -> String {
     text
 }
 
-/// JSON with a line for each entry, its keys in their order and its numbers as they were written. Whether it was cut.
+/// Indented JSON with the original key order and numbers, and whether it was cut.
 fn indented(json: &str) -> (String, bool) {
     let mut text = String::with_capacity(json.len() + json.len() / 4);
     let (mut depth, mut quoted, mut escaped) = (0_usize, false, false);

@@ -1,41 +1,41 @@
-//! What ran in a project: the newest first, and whatever passes a filter.
+//! Runs of a project, newest first, with a filter.
 
 use askama::Template;
 use axum::extract::{Path, Query, State};
 use serde::Deserialize;
 use towpath_domain::filter::{Filter, FilterError};
 use towpath_domain::{ProjectId, Timestamp};
-use towpath_query::{Direction, Position, Question};
+use towpath_query::{Direction, Position, RunQuery};
 use towpath_store::quarantine;
 use towpath_traces::derive::derive;
 use towpath_traces::row::Row;
 
 use super::content::preview;
-use super::{latency, project, still, tokens, tone};
+use super::{latency, project, static_page, tokens, tone};
 use crate::app::App;
 use crate::errors::ApiError;
 use crate::platform::runs::Criteria;
 use crate::ui::quarantine::Banner;
-use crate::ui::{Asked, Shown, show};
+use crate::ui::{PageRequest, PageResult, formatting};
 
 /// Trace runs of a page.
 const LIMIT: usize = 50;
-/// Filters to begin with, each under a word for it.
+/// Example filters with their labels.
 const IDEAS: [(&str, &str); 5] = [
     ("Failed", "neq(error, null)"),
     ("Slower than 5 s", r#"gt(latency, "5s")"#),
     ("Still open", r#"eq(status, "pending")"#),
-    ("Calls of a model", r#"eq(run_type, "llm")"#),
-    ("Much text", "gt(total_tokens, 10000)"),
+    ("Model calls", r#"eq(run_type, "llm")"#),
+    ("Many tokens", "gt(total_tokens, 10000)"),
 ];
 
-/// Which trace runs.
+/// Filter and position of the page.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-pub(in crate::ui) struct Which {
+pub(in crate::ui) struct ListTraceRuns {
     workspace: String,
     filter: String,
-    /// `all`, or only the roots of traces.
+    /// `all`, or root runs only.
     runs: String,
     cursor: String,
 }
@@ -51,22 +51,22 @@ struct Page {
     all: bool,
     any: bool,
     ideas: [(&'static str, &'static str); 5],
-    mistake: Option<Mistake>,
-    rows: Vec<Line>,
+    mistake: Option<FilterProblem>,
+    rows: Vec<RunRow>,
     next: Option<String>,
     later: bool,
 }
 
-/// Where a filter stops making sense.
-struct Mistake {
+/// Position and text of an error in a filter.
+struct FilterProblem {
     before: String,
-    /// From the character it is about on; a blank where that is the end.
+    /// The rest of the filter from the error on; a blank at the end.
     at: String,
     position: usize,
     text: String,
 }
 
-impl Mistake {
+impl FilterProblem {
     fn new(filter: &str, error: FilterError) -> Self {
         let split = filter.char_indices().nth(error.position.saturating_sub(1));
         let (before, at) = filter.split_at(split.map_or(filter.len(), |(at, _)| at));
@@ -79,7 +79,7 @@ impl Mistake {
     }
 }
 
-struct Line {
+struct RunRow {
     id: String,
     name: String,
     kind: String,
@@ -94,19 +94,18 @@ struct Line {
     age: String,
 }
 
-/// The list.
 pub(in crate::ui) async fn page(
     State(app): State<App>,
-    asked: Asked,
+    asked: PageRequest,
     Path(id): Path<String>,
-    Query(which): Query<Which>,
-) -> Shown {
+    Query(which): Query<ListTraceRuns>,
+) -> PageResult {
     let project = project(&app, &id, &which.workspace).await?;
     let filter = which.filter.trim().to_owned();
     let all = which.runs == "all";
     let mistake = match filter.as_str() {
         "" => None,
-        text => Filter::parse(text).err().map(|error| Mistake::new(text, error)),
+        text => Filter::parse(text).err().map(|error| FilterProblem::new(text, error)),
     };
     let after = (!which.cursor.is_empty()).then(|| which.cursor.parse::<Position>());
     let after = after
@@ -121,13 +120,13 @@ pub(in crate::ui) async fn page(
             ..Criteria::default()
         };
         let tenant = project.tenant_id;
-        let read = app.reading.run(move |reader| async move {
+        let read = app.queries.run(move |reader| async move {
             let snapshot = reader.snapshot(tenant).await?;
             let resolved = criteria.resolve(&snapshot).await?;
-            let question = Question {
+            let question = RunQuery {
                 projects: resolved.projects,
                 range: resolved.range,
-                within: resolved.within,
+                extent: resolved.within,
                 predicate: resolved.predicate,
                 direction: Direction::Newest,
                 after,
@@ -159,20 +158,20 @@ pub(in crate::ui) async fn page(
         next,
         later: after.is_some(),
     };
-    still(&asked, "Traces", &content)
+    static_page(&asked, "Traces", &content)
 }
 
-fn line((_, row): &(ProjectId, Row), now: Timestamp) -> Line {
+fn line((_, row): &(ProjectId, Row), now: Timestamp) -> RunRow {
     let said = row.fields();
     let derived = derive(row);
     let error = said.error.as_deref().filter(|error| !error.is_empty());
-    Line {
+    RunRow {
         id: row.id().to_string(),
         name: said
             .name
             .clone()
             .filter(|name| !name.is_empty())
-            .unwrap_or_else(|| "without a name".to_owned()),
+            .unwrap_or_else(|| "unnamed".to_owned()),
         kind: said.run_type.clone().unwrap_or_else(|| "chain".to_owned()),
         tone: tone(&derived.status),
         input: preview(said.inputs.as_deref()),
@@ -183,10 +182,10 @@ fn line((_, row): &(ProjectId, Row), now: Timestamp) -> Line {
         failed: error.is_some(),
         latency: latency(derived.start_time, said.end_time),
         tokens: tokens(&derived),
-        started: derived.start_time.map(show::moment).unwrap_or_default(),
+        started: derived.start_time.map(formatting::moment).unwrap_or_default(),
         age: derived
             .start_time
-            .map(|start| show::relative(start, now))
+            .map(|start| formatting::relative(start, now))
             .unwrap_or_default(),
         status: derived.status.into_owned(),
     }
@@ -207,7 +206,7 @@ mod tests {
             (r#"eq(nam, "x")"#, "eq(", r#"nam, "x")"#),
             ("and(eq(name, \"é\"), ", "and(eq(name, \"é\"), ", " "),
         ] {
-            let mistake = Mistake::new(filter, Filter::parse(filter).unwrap_err());
+            let mistake = FilterProblem::new(filter, Filter::parse(filter).unwrap_err());
             assert_eq!(
                 (mistake.before.as_str(), mistake.at.as_str()),
                 (before, at),

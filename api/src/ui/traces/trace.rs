@@ -1,4 +1,4 @@
-//! A trace as a tree of its runs, each against the time the whole took, and one of them from near.
+//! A trace as a tree of runs on a time axis, with details of one run.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -8,25 +8,25 @@ use axum::extract::{Path, Query, State};
 use serde::Deserialize;
 use towpath_domain::json::{decode, members};
 use towpath_domain::{Timestamp, TraceRunId};
-use towpath_query::{Direction, Question, Snapshot};
+use towpath_query::{Direction, RunQuery, Snapshot};
 use towpath_store::feedback::{self, Attachment, Feedback};
 use towpath_traces::derive::derive;
 use towpath_traces::row::Row;
 use uuid::Uuid;
 
 use super::content::Content;
-use super::{dollars, latency, project, still, tokens, tone};
+use super::{dollars, latency, project, static_page, tokens, tone};
 use crate::app::App;
 use crate::errors::ApiError;
 use crate::platform::attachments;
 use crate::platform::runs::{Criteria, position};
-use crate::ui::{Asked, Shown, Trouble, show};
+use crate::ui::{PageError, PageRequest, PageResult, formatting};
 
-/// Runs of a trace that the page shows.
+/// Maximum number of runs on the page.
 const MOST: usize = 1000;
-/// Steps to the right at most.
+/// Maximum indentation.
 const DEEPEST: usize = 14;
-/// How wide the time of a whole trace is drawn.
+/// Width of the time axis.
 const WIDTH: i64 = 1000;
 
 #[derive(Template)]
@@ -39,12 +39,12 @@ struct Page {
     title: String,
     count: usize,
     more: bool,
-    tree: Vec<Branch>,
-    run: One,
+    tree: Vec<TreeRow>,
+    run: RunDetail,
 }
 
 /// A run in the tree.
-struct Branch {
+struct TreeRow {
     id: String,
     depth: usize,
     name: String,
@@ -54,13 +54,13 @@ struct Branch {
     latency: String,
     tokens: Option<String>,
     chosen: bool,
-    /// From the start of the trace, in parts of [`WIDTH`].
+    /// Offset from the start of the trace, in parts of [`WIDTH`].
     from: i64,
     width: i64,
 }
 
-/// A run from near.
-struct One {
+/// Details of the selected run.
+struct RunDetail {
     id: String,
     name: String,
     kind: String,
@@ -70,18 +70,18 @@ struct One {
     facts: Vec<(&'static str, String)>,
     tags: Vec<String>,
     parts: Vec<(&'static str, Content, bool)>,
-    feedback: Vec<Given>,
+    feedback: Vec<FeedbackRow>,
     attachments: Vec<(String, String, String)>,
 }
 
-struct Given {
+struct FeedbackRow {
     key: String,
     value: String,
     comment: Option<String>,
 }
 
-/// What is read for the page.
-struct Read {
+/// Data of the page.
+struct TraceData {
     run: Row,
     rows: Vec<Row>,
     more: bool,
@@ -89,25 +89,24 @@ struct Read {
     attachments: Vec<Attachment>,
 }
 
-/// Of which workspace.
+/// Workspace of the trace.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-pub(in crate::ui) struct Which {
+pub(in crate::ui) struct TraceQuery {
     workspace: String,
 }
 
-/// The page.
 pub(in crate::ui) async fn page(
     State(app): State<App>,
-    asked: Asked,
+    asked: PageRequest,
     Path((project_id, run)): Path<(String, String)>,
-    Query(which): Query<Which>,
-) -> Shown {
+    Query(which): Query<TraceQuery>,
+) -> PageResult {
     let project = project(&app, &project_id, &which.workspace).await?;
     let missing = || ApiError::not_found("run");
-    let id: TraceRunId = run.parse().map_err(|_| Trouble::from(missing()))?;
+    let id: TraceRunId = run.parse().map_err(|_| PageError::from(missing()))?;
     let (tenant, of) = (project.tenant_id, project.id);
-    let read = app.reading.run(move |reader| async move {
+    let read = app.queries.run(move |reader| async move {
         let snapshot = reader.snapshot(tenant).await?;
         let mut places = snapshot.locate(&[id]).await?;
         places.retain(|(_, place)| place.project == of);
@@ -124,10 +123,10 @@ pub(in crate::ui) async fn page(
             ..Criteria::default()
         };
         let resolved = criteria.resolve(&snapshot).await?;
-        let question = Question {
+        let question = RunQuery {
             projects: resolved.projects,
             range: resolved.range,
-            within: resolved.within,
+            extent: resolved.within,
             predicate: resolved.predicate,
             direction: Direction::Oldest,
             after: None,
@@ -135,11 +134,11 @@ pub(in crate::ui) async fn page(
         };
         let page = snapshot.page(&question).await?;
         let mut rows: Vec<Row> = page.rows.into_iter().map(|(_, row)| row).collect();
-        // Of a trace without end: what was asked for is shown whatever comes before it.
+        // In a very large trace the selected run is always shown.
         if !rows.iter().any(|row| row.id() == id) {
             rows.push(run.clone());
         }
-        Ok(Read {
+        Ok(TraceData {
             feedback: snapshot.feedback(&[id]).await?,
             attachments: attached(&snapshot, id).await?,
             more: page.next.is_some(),
@@ -158,9 +157,9 @@ pub(in crate::ui) async fn page(
         count: read.rows.len(),
         more: read.more,
         tree: tree(&read.rows, id),
-        run: one(&app, &read),
+        run: run_detail(&app, &read),
     };
-    still(&asked, "Trace", &content)
+    static_page(&asked, "Trace", &content)
 }
 
 async fn attached(snapshot: &Snapshot, run: TraceRunId) -> Result<Vec<Attachment>, ApiError> {
@@ -191,14 +190,14 @@ fn name_of(row: &Row) -> String {
 
 fn name(text: &str) -> String {
     if text.is_empty() {
-        "without a name".to_owned()
+        "unnamed".to_owned()
     } else {
         text.to_owned()
     }
 }
 
-/// The runs below each other as they were called, those of one parent in the order of their starts.
-fn tree(rows: &[Row], chosen: TraceRunId) -> Vec<Branch> {
+/// Runs as a tree, siblings in order of their start.
+fn tree(rows: &[Row], chosen: TraceRunId) -> Vec<TreeRow> {
     let there: HashSet<Uuid> = rows.iter().map(|row| row.id().0).collect();
     let mut below: HashMap<Option<Uuid>, Vec<&Row>> = HashMap::new();
     let times = rows.iter().filter_map(|row| derive(row).start_time);
@@ -209,7 +208,7 @@ fn tree(rows: &[Row], chosen: TraceRunId) -> Vec<Branch> {
         .chain(times.max())
         .max();
     for row in rows {
-        // One whose parent is not here stands by itself.
+        // A run whose parent is not shown is a root.
         let parent = derive(row)
             .parent_run_id
             .filter(|parent| there.contains(parent) && *parent != row.id().0);
@@ -221,7 +220,7 @@ fn tree(rows: &[Row], chosen: TraceRunId) -> Vec<Branch> {
     let mut branches = Vec::with_capacity(rows.len());
     let mut open: Vec<(&Row, usize)> = Vec::new();
     let mut push = |open: &mut Vec<_>, parent: Option<Uuid>, depth: usize| {
-        // Taken out, so that parents that are their own ancestors end.
+        // Removed from the map, so that cycles end.
         open.extend(
             below
                 .remove(&parent)
@@ -237,7 +236,7 @@ fn tree(rows: &[Row], chosen: TraceRunId) -> Vec<Branch> {
             branches.push(branch(row, depth, chosen, whole));
             push(&mut open, Some(row.id().0), depth + 1);
         }
-        // What is left only points at itself in a circle.
+        // The rest are cycles.
         let Some(seen) =
             (branches.len() < rows.len()).then(|| branches.iter().map(|b| b.id.clone()).collect::<HashSet<_>>())
         else {
@@ -254,7 +253,7 @@ fn tree(rows: &[Row], chosen: TraceRunId) -> Vec<Branch> {
     }
 }
 
-fn branch(row: &Row, depth: usize, chosen: TraceRunId, whole: Option<(Timestamp, i64)>) -> Branch {
+fn branch(row: &Row, depth: usize, chosen: TraceRunId, whole: Option<(Timestamp, i64)>) -> TreeRow {
     let said = row.fields();
     let derived = derive(row);
     let (from, width) = match (whole, derived.start_time) {
@@ -262,12 +261,12 @@ fn branch(row: &Row, depth: usize, chosen: TraceRunId, whole: Option<(Timestamp,
             let part = |micros: i64| (micros.clamp(0, length) as i128 * i128::from(WIDTH) / i128::from(length)) as i64;
             let from = part(start.micros() - begin.micros());
             let until = said.end_time.map_or(WIDTH, |end| part(end.micros() - begin.micros()));
-            // Something is always to be seen.
+            // A minimum width keeps short runs visible.
             (from.min(WIDTH - 6), (until - from).max(6))
         }
         _ => (0, 0),
     };
-    Branch {
+    TreeRow {
         id: row.id().to_string(),
         depth: depth.min(DEEPEST),
         name: name(&name_of(row)),
@@ -282,7 +281,7 @@ fn branch(row: &Row, depth: usize, chosen: TraceRunId, whole: Option<(Timestamp,
     }
 }
 
-fn one(app: &App, read: &Read) -> One {
+fn run_detail(app: &App, read: &TraceData) -> RunDetail {
     let row = &read.run;
     let said = row.fields();
     let derived = derive(row);
@@ -294,16 +293,16 @@ fn one(app: &App, read: &Read) -> One {
         Some((went_in, came_out)) => {
             format!(
                 "{} ({} in, {} out)",
-                show::count(total),
-                show::count(went_in),
-                show::count(came_out)
+                formatting::count(total),
+                formatting::count(went_in),
+                formatting::count(came_out)
             )
         }
-        None => show::count(total),
+        None => formatting::count(total),
     });
     let first_token = latency(derived.start_time, derived.first_token_time);
     let facts = [
-        ("Started", derived.start_time.map(show::moment)),
+        ("Started", derived.start_time.map(formatting::moment)),
         ("Latency", latency(derived.start_time, said.end_time)),
         ("First token after", first_token),
         ("Tokens", counted),
@@ -321,7 +320,7 @@ fn one(app: &App, read: &Read) -> One {
         ("Runtime", runtime.as_deref(), false),
         ("Serialized", said.serialized.as_deref(), false),
     ];
-    One {
+    RunDetail {
         id: row.id().to_string(),
         name: name(&name_of(row)),
         kind: said.run_type.clone().unwrap_or_else(|| "chain".to_owned()),
@@ -336,20 +335,26 @@ fn one(app: &App, read: &Read) -> One {
             .into_iter()
             .filter_map(|(name, json, open)| Some((name, Content::of(json)?, open)))
             .collect(),
-        feedback: read.feedback.iter().map(given).collect(),
+        feedback: read.feedback.iter().map(feedback_row).collect(),
         attachments: read
             .attachments
             .iter()
-            .map(|file| (file.name.clone(), attachments::link(app, file), show::bytes(file.bytes)))
+            .map(|file| {
+                (
+                    file.name.clone(),
+                    attachments::link(app, file),
+                    formatting::bytes(file.bytes),
+                )
+            })
             .collect(),
         status: derived.status.into_owned(),
     }
 }
 
-fn given(feedback: &Feedback) -> Given {
+fn feedback_row(feedback: &Feedback) -> FeedbackRow {
     let [score, value, comment] = members(&feedback.body, ["score", "value", "comment"]).unwrap_or_default();
     let shown = score.or(value).unwrap_or_default();
-    Given {
+    FeedbackRow {
         key: feedback.key.clone(),
         value: decode(shown).unwrap_or(Cow::Borrowed(shown)).into_owned(),
         comment: comment.and_then(decode).map(Cow::into_owned),

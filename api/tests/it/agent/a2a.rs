@@ -1,13 +1,13 @@
 //! The Agent2Agent protocol in both its versions, its runs performed by hand.
 
-mod edges;
-mod turns;
+mod edge_cases;
+mod task_states;
 
 use http::Method;
 use serde_json::{Value, json};
 use towpath_workflows::run_agent::POOL;
 
-use super::{Agent, Open, on_both_databases};
+use super::{Agent, OpenResponse, on_both_databases};
 
 on_both_databases!(
     a_message_is_answered_with_its_task_in_both_versions,
@@ -55,8 +55,8 @@ async fn code(agent: &Agent, graph: &str, method: &str, params: &Value) -> i64 {
 }
 
 /// A call whose answer waits, or streams.
-async fn open(agent: &Agent, graph: &str, method: &str, params: &Value) -> Open {
-    Open::new(
+async fn open(agent: &Agent, graph: &str, method: &str, params: &Value) -> OpenResponse {
+    OpenResponse::new(
         &agent.router,
         Method::POST,
         &format!("/a2a/{graph}"),
@@ -74,7 +74,7 @@ async fn done(agent: &Agent, graph: &str, params: &Value) -> Value {
 }
 
 /// The results of all events of a stream.
-async fn events(mut stream: Open) -> Vec<Value> {
+async fn events(mut stream: OpenResponse) -> Vec<Value> {
     let mut all = Vec::new();
     while let Some((name, data)) = stream.next().await {
         assert_eq!(name, "message");
@@ -316,7 +316,7 @@ async fn a_client_that_was_cut_off_subscribes_again(agent: Agent) {
     // One who says what it had last gets the rest all the same.
     let path = "/a2a/echo";
     let body = rpc("SubscribeToTask", &id);
-    let late = events(Open::new(&agent.router, Method::POST, path, Some("1-0"), &body).await).await;
+    let late = events(OpenResponse::new(&agent.router, Method::POST, path, Some("1-0"), &body).await).await;
     assert_eq!(
         late[late.len() - 1]["statusUpdate"]["status"]["state"],
         "TASK_STATE_COMPLETED"

@@ -3,11 +3,11 @@
 use http::Method;
 use serde_json::json;
 use towpath_domain::agent::RunStatus;
-use towpath_domain::agent::frame::End;
+use towpath_domain::agent::frame::RunEnd;
 use towpath_domain::{RunId, ThreadId};
 use towpath_store::threads;
 
-use super::{Agent, Open, PATIENCE, end, on_both_databases, values};
+use super::{Agent, OpenResponse, PATIENCE, end, on_both_databases, values};
 
 on_both_databases!(
     who_waits_for_a_run_that_is_cancelled_gets_its_state,
@@ -19,7 +19,7 @@ on_both_databases!(
 
 async fn who_waits_for_a_run_that_is_cancelled_gets_its_state(agent: Agent) {
     let body = json!({"assistant_id": "slow", "input": {"log": []}});
-    let waiting = Open::new(&agent.router, Method::POST, "/runs/wait", None, &body).await;
+    let waiting = OpenResponse::new(&agent.router, Method::POST, "/runs/wait", None, &body).await;
     let (thread, run) = waiting.place();
     let mut events = agent.queue.subscribe(thread).await;
     let mut cancelling = None;
@@ -27,7 +27,7 @@ async fn who_waits_for_a_run_that_is_cancelled_gets_its_state(agent: Agent) {
         .perform_until(&mut events, r#"["one"]"#, async || {
             // It comes after the state was streamed.
             let cancel = format!("/runs/{run}/cancel?wait=true");
-            cancelling = Some(Open::new(&agent.router, Method::POST, &cancel, None, &json!({})).await);
+            cancelling = Some(OpenResponse::new(&agent.router, Method::POST, &cancel, None, &json!({})).await);
         })
         .await;
     let state = json!({"log": ["one"]});
@@ -41,9 +41,9 @@ async fn who_waits_for_a_run_that_is_cancelled_gets_its_state(agent: Agent) {
 }
 
 /// A stateless run that nobody performs, its reader, and the way it ends: with its thread.
-async fn stateless(agent: &Agent) -> (Open, ThreadId, RunId) {
+async fn stateless(agent: &Agent) -> (OpenResponse, ThreadId, RunId) {
     let body = json!({"assistant_id": "steps", "input": {"log": []}});
-    let waiting = Open::new(&agent.router, Method::POST, "/runs/wait", None, &body).await;
+    let waiting = OpenResponse::new(&agent.router, Method::POST, "/runs/wait", None, &body).await;
     let (thread, run) = waiting.place();
     (waiting, thread, run)
 }
@@ -54,7 +54,7 @@ async fn gone(agent: &Agent, thread: ThreadId, run: RunId, status: RunStatus, la
         .write(async |tx| threads::delete_bare(tx, agent.tenant, thread).await)
         .await
         .unwrap();
-    let ended = End {
+    let ended = RunEnd {
         status: Some(status),
         attempt: 1,
         last,
@@ -99,10 +99,10 @@ async fn a_process_that_drains_cancels_nothing(agent: Agent) {
             let opened = if way == "join" {
                 let run = agent.record(thread, &json!({})).await;
                 let join = format!("/threads/{thread}/runs/{run}/join?cancel_on_disconnect=1");
-                Open::stream(router, &join, None).await
+                OpenResponse::stream(router, &join, None).await
             } else {
                 let body = json!({"assistant_id": "steps", "input": {"log": []}, "on_disconnect": "cancel"});
-                Open::new(
+                OpenResponse::new(
                     router,
                     Method::POST,
                     &format!("/threads/{thread}/runs/{way}"),

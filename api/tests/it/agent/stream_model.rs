@@ -15,16 +15,16 @@ use http::Method;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use towpath_domain::agent::frame::{self, END, End};
+use towpath_domain::agent::frame::{self, END, RunEnd};
 use towpath_domain::agent::{EventId, Frame, RunStatus, ThreadStatus};
 use towpath_domain::{RunId, ThreadId};
 use towpath_queue::Queue;
 use towpath_store::run_events::{self, NewBatch};
 use towpath_store::{runs, threads};
 
-use super::{Agent, Open, on_both_databases};
-use crate::dice::Dice;
+use super::{Agent, OpenResponse, on_both_databases};
 use crate::environment::environment;
+use crate::random::Random;
 
 on_both_databases!(readers_get_what_the_log_says);
 
@@ -52,7 +52,7 @@ async fn readers_get_what_the_log_says(agent: Agent) {
     };
     let seed = environment("TOWPATH_TEST_STREAM_SEED").map_or(SEED, |text| number("TOWPATH_TEST_STREAM_SEED", &text));
     let queue = Queue::local();
-    let other = Other {
+    let other = OtherProcess {
         router: agent.beside_on(&queue),
         queue,
     };
@@ -63,14 +63,14 @@ async fn readers_get_what_the_log_says(agent: Agent) {
 }
 
 /// Another process, with hints of its own.
-struct Other {
+struct OtherProcess {
     queue: Queue,
     router: Router,
 }
 
 /// What a reader got.
 #[derive(Debug, PartialEq, Eq)]
-enum Got {
+enum ReaderEvent {
     /// The frame of this number.
     Frame(i64),
     /// It was told that something was lost.
@@ -90,45 +90,45 @@ enum Delivery {
 
 /// From where a reader reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Since {
+enum ReadFrom {
     Start,
     After(i64),
     Now,
 }
 
 enum Task {
-    Events(JoinHandle<Vec<Got>>),
+    Events(JoinHandle<Vec<ReaderEvent>>),
     /// Reads nothing until all is over.
-    Slow(Open),
+    Slow(OpenResponse),
     /// Waits for the state that a run leaves.
     Answer(JoinHandle<Value>),
 }
 
-struct Reading {
+struct ReaderTask {
     /// For messages.
     name: String,
     /// The run, by its place among those of the round; all of them if absent.
     run: Option<usize>,
-    since: Since,
+    since: ReadFrom,
     task: Task,
 }
 
 /// A frame that was published.
-struct Sent {
+struct PublishedFrame {
     /// Rises over all frames of the round.
     n: i64,
     attempt: i64,
     logged: bool,
 }
 
-struct Made {
+struct RunModel {
     id: RunId,
     /// Its frames are logged.
     logged: bool,
     attempt: i64,
     /// Of its last frame within the attempt.
     number: i64,
-    frames: Vec<Sent>,
+    frames: Vec<PublishedFrame>,
     /// Published by the attempt at work, and not logged yet.
     pending: Vec<String>,
     /// Since when that waits.
@@ -138,32 +138,32 @@ struct Made {
 
 struct Round<'a> {
     agent: &'a Agent,
-    other: &'a Other,
-    dice: Dice,
+    other: &'a OtherProcess,
+    dice: Random,
     /// For messages.
     name: String,
     thread: ThreadId,
     /// Milliseconds of ids are this and the number of their frame.
     base: i64,
     n: i64,
-    runs: Vec<Made>,
-    readings: Vec<Reading>,
+    runs: Vec<RunModel>,
+    readers: Vec<ReaderTask>,
     /// The run at whose end readers of the thread leave.
     last: watch::Sender<Option<RunId>>,
 }
 
 impl<'a> Round<'a> {
-    async fn play(agent: &'a Agent, other: &'a Other, seed: u64) {
+    async fn play(agent: &'a Agent, other: &'a OtherProcess, seed: u64) {
         let mut round = Self {
             agent,
             other,
-            dice: Dice::new(seed),
+            dice: Random::new(seed),
             name: format!("TOWPATH_TEST_STREAM_SEED={seed} TOWPATH_TEST_STREAM_STEPS={ROUND}"),
             thread: agent.thread().await,
             base: agent.store.clock().now().micros() / 1000,
             n: 0,
             runs: Vec::new(),
-            readings: Vec::new(),
+            readers: Vec::new(),
             last: watch::Sender::new(None),
         };
         for _ in 0..ROUND {
@@ -187,7 +187,7 @@ impl<'a> Round<'a> {
         self.runs.last().is_some_and(|run| run.over.is_none())
     }
 
-    fn current(&mut self) -> &mut Made {
+    fn current(&mut self) -> &mut RunModel {
         self.runs.last_mut().expect("a run was begun")
     }
 
@@ -226,7 +226,7 @@ impl<'a> Round<'a> {
     /// Records a run, perhaps with its reader.
     async fn begin(&mut self, logged: Option<bool>) {
         let logged = logged.unwrap_or_else(|| self.dice.one_in(2));
-        let mut made = Made {
+        let mut made = RunModel {
             id: RunId::new(),
             logged,
             attempt: 1,
@@ -245,15 +245,15 @@ impl<'a> Round<'a> {
         let (router, process) = self.process();
         let path = format!("/threads/{}/runs/stream", self.thread);
         let body = json!({"assistant_id": "steps", "input": {"log": []}, "stream_resumable": logged});
-        let open = Open::new(&router, Method::POST, &path, None, &body).await;
+        let open = OpenResponse::new(&router, Method::POST, &path, None, &body).await;
         made.id = open.place().1;
         self.runs.push(made);
         let name = format!("{}: the reader {process} that began run {}", self.name, self.runs.len());
-        let task = Task::Events(tokio::spawn(follow(open, Follow::default())));
-        self.readings.push(Reading {
+        let task = Task::Events(tokio::spawn(follow(open, FollowPlan::default())));
+        self.readers.push(ReaderTask {
             name,
             run: Some(self.runs.len() - 1),
-            since: Since::Start,
+            since: ReadFrom::Start,
             task,
         });
     }
@@ -273,7 +273,7 @@ impl<'a> Round<'a> {
             data: &json!({"n": n}).to_string(),
         }
         .encode();
-        run.frames.push(Sent {
+        run.frames.push(PublishedFrame {
             n,
             attempt: run.attempt,
             logged: false,
@@ -339,7 +339,7 @@ impl<'a> Round<'a> {
             .store
             .write(async |tx| {
                 if end.is_some() {
-                    let left = threads::Left {
+                    let left = threads::ThreadOutcome {
                         state: Some((values.as_str(), "{}")),
                         error: None,
                     };
@@ -376,7 +376,7 @@ impl<'a> Round<'a> {
     async fn end(&mut self, delivery: Delivery) {
         let (n, base) = (self.n, self.base);
         let run = self.current();
-        let end = End {
+        let end = RunEnd {
             status: Some(RunStatus::Success),
             attempt: run.attempt,
             last: run.number,
@@ -415,14 +415,14 @@ impl<'a> Round<'a> {
         let (run, is_logged) = (self.runs[at].id, self.runs[at].logged);
         let of_run = format!("/threads/{thread}/runs/{run}");
         let (kind, is_slow) = (self.dice.below(5), self.dice.one_in(4));
-        let mut since = Since::Now;
+        let mut since = ReadFrom::Now;
         if kind == 0 || is_logged {
-            since = *self.dice.pick(&[Since::Start, Since::After(0), Since::Now]);
+            since = *self.dice.pick(&[ReadFrom::Start, ReadFrom::After(0), ReadFrom::Now]);
         }
-        if kind == 0 && since == Since::Now {
-            since = Since::Start;
+        if kind == 0 && since == ReadFrom::Now {
+            since = ReadFrom::Start;
         }
-        if matches!(since, Since::After(_)) {
+        if matches!(since, ReadFrom::After(_)) {
             // It had a frame that was logged.
             let among: Vec<i64> = self
                 .runs
@@ -432,31 +432,31 @@ impl<'a> Round<'a> {
                 .flat_map(|(_, made)| made.frames.iter().filter(|sent| sent.logged).map(|sent| sent.n))
                 .collect();
             since = if among.is_empty() {
-                Since::Start
+                ReadFrom::Start
             } else {
-                Since::After(*self.dice.pick(&among))
+                ReadFrom::After(*self.dice.pick(&among))
             };
         }
         let header = match since {
-            Since::Start => Some("-".to_owned()),
-            Since::After(n) => Some(id(self.base, n).to_string()),
-            Since::Now => None,
+            ReadFrom::Start => Some("-".to_owned()),
+            ReadFrom::After(n) => Some(id(self.base, n).to_string()),
+            ReadFrom::Now => None,
         };
         let named = |what: &str| format!("{}: {what} {process}, since {since:?}, run {}", self.name, at + 1);
         let reading = match kind {
             0 => {
                 let path = format!("/threads/{thread}/stream");
-                let open = Open::stream(&router, &path, header.as_deref()).await;
-                let how = Follow {
+                let open = OpenResponse::stream(&router, &path, header.as_deref()).await;
+                let how = FollowPlan {
                     until: Some(self.last.subscribe()),
-                    ..Follow::default()
+                    ..FollowPlan::default()
                 };
                 let task = if is_slow {
                     Task::Slow(open)
                 } else {
                     Task::Events(tokio::spawn(follow(open, how)))
                 };
-                Reading {
+                ReaderTask {
                     name: named("the reader of the thread"),
                     run: None,
                     since,
@@ -465,22 +465,22 @@ impl<'a> Round<'a> {
             }
             1 => {
                 let path = format!("{of_run}/join");
-                let open = Open::stream(&router, &path, None).await;
-                Reading {
+                let open = OpenResponse::stream(&router, &path, None).await;
+                ReaderTask {
                     name: named("who waits"),
                     run: Some(at),
-                    since: Since::Now,
+                    since: ReadFrom::Now,
                     task: Task::Answer(tokio::spawn(open.json())),
                 }
             }
             _ => {
                 let path = format!("{of_run}/stream");
-                let open = Open::stream(&router, &path, header.as_deref()).await;
+                let open = OpenResponse::stream(&router, &path, header.as_deref()).await;
                 let comes_back = is_logged && !is_slow && kind == 2;
-                let mut how = Follow::default();
+                let mut how = FollowPlan::default();
                 if comes_back {
                     how.breaks = vec![3, 1];
-                    how.again = Some((router.clone(), path, self.base));
+                    how.resume = Some((router.clone(), path, self.base));
                 }
                 let task = if is_slow {
                     Task::Slow(open)
@@ -492,7 +492,7 @@ impl<'a> Round<'a> {
                     (_, true) => "the reader that comes back",
                     _ => "the reader",
                 };
-                Reading {
+                ReaderTask {
                     name: named(what),
                     run: Some(at),
                     since,
@@ -500,7 +500,7 @@ impl<'a> Round<'a> {
                 }
             }
         };
-        self.readings.push(reading);
+        self.readers.push(reading);
     }
 }
 
@@ -510,39 +510,39 @@ fn id(base: i64, n: i64) -> EventId {
 
 /// How a stream is read.
 #[derive(Default)]
-struct Follow {
+struct FollowPlan {
     /// The reader leaves after so many frames, each time.
     breaks: Vec<usize>,
     /// Where it comes back to.
-    again: Option<(Router, String, i64)>,
+    resume: Option<(Router, String, i64)>,
     /// The stream is read to the end of this run, once that is known; else to its own end.
     until: Option<watch::Receiver<Option<RunId>>>,
 }
 
-async fn follow(mut open: Open, mut how: Follow) -> Vec<Got> {
+async fn follow(mut open: OpenResponse, mut how: FollowPlan) -> Vec<ReaderEvent> {
     let (mut got, mut had) = (Vec::new(), 0);
     while let Some((event, data)) = open.next().await {
         match event.as_str() {
             "values" => {
                 let n = data["n"].as_i64().expect("the number of a frame");
-                got.push(Got::Frame(n));
+                got.push(ReaderEvent::Frame(n));
                 had += 1;
-                if let Some((router, path, base)) = &how.again
+                if let Some((router, path, base)) = &how.resume
                     && how.breaks.last() == Some(&had)
                 {
-                    open = Open::stream(router, path, Some(&id(*base, n).to_string())).await;
+                    open = OpenResponse::stream(router, path, Some(&id(*base, n).to_string())).await;
                     how.breaks.pop();
                     had = 0;
                 }
             }
             "error" => {
                 assert_eq!(data["error"], "StreamCut", "{data}");
-                got.push(Got::Cut);
+                got.push(ReaderEvent::Cut);
             }
             "metadata" if data["status"] == "run_done" => {
                 let run = data["run_id"].as_str().and_then(|id| id.parse().ok());
                 let run: RunId = run.expect("the id of a run");
-                got.push(Got::Done(run));
+                got.push(ReaderEvent::Done(run));
                 if how.until.as_ref().is_some_and(|until| *until.borrow() == Some(run)) {
                     break;
                 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use http::Method;
 use serde_json::{Value, json};
 use towpath_api::agent::Settings;
-use towpath_domain::agent::frame::End;
+use towpath_domain::agent::frame::RunEnd;
 use towpath_domain::{RunId, ThreadId};
 use towpath_store::query::Query;
 use towpath_store::{run_events, threads};
@@ -13,7 +13,7 @@ use towpath_workflows::run_agent;
 
 use crate::world::{Call, call};
 
-use super::{Agent, Open, end, frame, on_both_databases, values};
+use super::{Agent, OpenResponse, end, frame, on_both_databases, values};
 
 on_both_databases!(
     a_thread_reader_misses_nothing_that_is_logged_late,
@@ -40,7 +40,7 @@ fn given_up(run: RunId, ms: i64) -> String {
 
 /// The end of such a run.
 fn ended(run: RunId, ms: i64) -> String {
-    let ended = End {
+    let ended = RunEnd {
         status: None,
         attempt: 0,
         last: 0,
@@ -62,7 +62,7 @@ async fn a_thread_reader_misses_nothing_that_is_logged_late(agent: Agent) {
     let (path, thread, one, two) = two_runs(&agent).await;
     agent.log(thread, &[values(one, 1, 1000), values(one, 2, 1001)]).await;
     agent.log(thread, &[given_up(two, 1045), ended(two, 1046)]).await;
-    let mut stream = Open::stream(&agent.router, &path, Some("-")).await;
+    let mut stream = OpenResponse::stream(&agent.router, &path, Some("-")).await;
     stream.expect_values([1, 2]).await;
     stream.expect("error", &error()).await;
     let done = json!({"status": "run_done", "run_id": two});
@@ -78,11 +78,11 @@ async fn a_thread_reader_comes_back_to_what_was_logged_late(agent: Agent) {
     agent.log(thread, &[values(one, 1, 1000), values(one, 2, 1001)]).await;
     agent.log(thread, &[given_up(two, 1045), ended(two, 1046)]).await;
     agent.log(thread, &[values(one, 3, 1002), values(one, 4, 1003)]).await;
-    let mut stream = Open::stream(&agent.router, &path, Some("1045-0")).await;
+    let mut stream = OpenResponse::stream(&agent.router, &path, Some("1045-0")).await;
     let done = json!({"status": "run_done", "run_id": two});
     stream.expect("metadata", &done).await;
     stream.expect_values([3, 4]).await;
-    let mut stream = Open::stream(&agent.router, &path, Some("1001-0")).await;
+    let mut stream = OpenResponse::stream(&agent.router, &path, Some("1001-0")).await;
     stream.expect("error", &error()).await;
     stream.expect("metadata", &done).await;
     stream.expect_values([3, 4]).await;
@@ -107,11 +107,11 @@ async fn a_reader_that_resumes_has_a_page_of_the_log_at_a_time(agent: Agent) {
     }
     let path = format!("/threads/{thread}/runs/{run}/stream");
     // One that is not disturbed has all of it.
-    let mut whole = Open::stream(&agent.router, &path, Some("-1")).await;
+    let mut whole = OpenResponse::stream(&agent.router, &path, Some("-1")).await;
     for _ in 1..=BATCHES {
         whole.expect("values", &long).await;
     }
-    let mut stream = Open::stream(&agent.router, &path, Some("-1")).await;
+    let mut stream = OpenResponse::stream(&agent.router, &path, Some("-1")).await;
     stream.expect("values", &long).await;
     // Its end is kept, and says how far the log went.
     let cancel = format!("/threads/{thread}/runs/{run}/cancel");
@@ -137,7 +137,7 @@ async fn a_stream_that_lost_events_says_so(agent: Agent) {
     let thread = agent.thread().await;
     let run = agent.record(thread, &json!({})).await;
     let path = format!("/threads/{thread}/runs/{run}/stream");
-    let mut stream = Open::stream(&agent.router, &path, None).await;
+    let mut stream = OpenResponse::stream(&agent.router, &path, None).await;
     agent.publish(
         thread,
         &[values(run, 1, 1001), values(run, 2, 1002), values(run, 4, 1004)],
@@ -146,8 +146,8 @@ async fn a_stream_that_lost_events_says_so(agent: Agent) {
     stream.expect_cut().await;
     assert_eq!(stream.next().await, None, "it has ended");
     // Also when it is the end that shows it.
-    let mut stream = Open::stream(&agent.router, &path, None).await;
-    let all = End {
+    let mut stream = OpenResponse::stream(&agent.router, &path, None).await;
+    let all = RunEnd {
         status: None,
         attempt: 1,
         last: 7,
@@ -163,7 +163,7 @@ async fn a_stream_that_lost_events_says_so(agent: Agent) {
 async fn the_stream_of_a_thread_that_lost_events_says_so_and_goes_on(agent: Agent) {
     let thread = agent.thread().await;
     let run = agent.record(thread, &json!({})).await;
-    let mut stream = Open::stream(&agent.router, &format!("/threads/{thread}/stream"), None).await;
+    let mut stream = OpenResponse::stream(&agent.router, &format!("/threads/{thread}/stream"), None).await;
     agent.publish(thread, &[values(run, 1, 1001), values(run, 3, 1003)]);
     stream.expect_values([1]).await;
     stream.expect_cut().await;
@@ -181,7 +181,7 @@ async fn an_error_is_streamed_whatever_clock_its_id_is_from(agent: Agent) {
         format!("/threads/{thread}/runs/{run}/stream"),
         format!("/threads/{thread}/stream"),
     ] {
-        let mut stream = Open::stream(&agent.router, &path, None).await;
+        let mut stream = OpenResponse::stream(&agent.router, &path, None).await;
         agent.publish(thread, &[values(run, 1, AHEAD), given_up(run, 1045), ended(run, 1046)]);
         stream.expect_values([1]).await;
         stream.expect("error", &error()).await;
@@ -199,7 +199,7 @@ async fn a_reader_that_comes_back_gets_an_error_that_another_process_logged(agen
     let path = format!("/threads/{thread}/runs/{run}/stream");
     // The last one was published, and lost with its worker before it was logged.
     for (seen, rest) in [(AHEAD, vec![2]), (AHEAD + 1, vec![]), (AHEAD + 2, vec![])] {
-        let mut stream = Open::stream(&agent.router, &path, Some(&format!("{seen}-0"))).await;
+        let mut stream = OpenResponse::stream(&agent.router, &path, Some(&format!("{seen}-0"))).await;
         stream.expect_values(rest).await;
         stream.expect("error", &error()).await;
         assert_eq!(stream.next().await, None, "after {seen}");
@@ -212,7 +212,7 @@ async fn frames_that_are_not_logged_yet_are_waited_for(agent: Agent) {
     let path = format!("/threads/{thread}/runs/{run}/stream");
     // The second was published before this reader came, and is logged after it came.
     agent.log(thread, &[values(run, 1, 1001)]).await;
-    let mut stream = Open::stream(&agent.router, &path, Some("1001-0")).await;
+    let mut stream = OpenResponse::stream(&agent.router, &path, Some("1001-0")).await;
     agent.publish(thread, &[values(run, 3, 1003)]);
     let log = async {
         // The reader is at work on the gap by then, or comes to it later: both must do.
@@ -227,14 +227,14 @@ async fn frames_that_are_not_logged_yet_are_waited_for(agent: Agent) {
 async fn the_stream_of_a_thread_ends_with_the_thread(agent: Agent) {
     let thread = agent.thread().await;
     let path = format!("/threads/{thread}");
-    let mut stream = Open::stream(&agent.router, &format!("{path}/stream"), None).await;
+    let mut stream = OpenResponse::stream(&agent.router, &format!("{path}/stream"), None).await;
     assert_eq!(agent.delete(&path).await.status, 204);
     assert_eq!(stream.next().await, None);
 }
 
 async fn the_stream_of_a_thread_ends_when_nobody_says_that_it_is_gone(agent: Agent) {
     let thread = agent.thread().await;
-    let mut stream = Open::stream(&agent.router, &format!("/threads/{thread}/stream"), None).await;
+    let mut stream = OpenResponse::stream(&agent.router, &format!("/threads/{thread}/stream"), None).await;
     agent
         .store
         .write(async |tx| threads::delete(tx, agent.tenant, thread).await)
@@ -245,7 +245,7 @@ async fn the_stream_of_a_thread_ends_when_nobody_says_that_it_is_gone(agent: Age
 
 async fn events_are_kept_as_long_as_the_settings_say(agent: Agent) {
     let router = agent.beside_with(Settings {
-        events_kept: Duration::ZERO,
+        event_retention: Duration::ZERO,
         ..Settings::default()
     });
     let path = format!("/threads/{}/runs", agent.thread().await);

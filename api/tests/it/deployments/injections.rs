@@ -7,17 +7,17 @@ use super::{github, with};
 use crate::world::{Call, World};
 
 const SCHEME: &str = "must be an address such as https://host/owner/repository";
-const USER: &str = "must carry no user or password; give a token through an integration";
+const USER: &str = "must not contain a user or password; use an integration to provide a token";
 const HOST: &str = "must name a host";
 const PORT: &str = "must have a port between 1 and 65535";
-const LETTERS: &str = "must have only letters, digits and . _ ~ / + @ - behind the host";
-const PARTS: &str = "must name a repository behind the host, without empty parts or `..`";
+const LETTERS: &str = "must have only letters, digits and . _ ~ / + @ - after the host";
+const PARTS: &str = "must name a repository after the host, without empty parts or `..`";
 const DASH: &str = "must not begin with a dash";
-const CONTROL: &str = "must have no control characters, and no blanks at its ends";
-const NAME: &str = "must be a name as git allows it: letters, digits and . _ / - + = # % ,";
-const BARE: &str = "must be a branch by its bare name, or refs/tags/ and a tag";
-const INSIDE: &str = "must be a path inside of the repository";
-const NO_UP: &str = "must be a path inside of the repository, without `..`";
+const CONTROL: &str = "must have no control characters and no leading or trailing spaces";
+const NAME: &str = "must be a valid git ref name: letters, digits and . _ / - + = # % ,";
+const BARE: &str = "must be the bare name of a branch, or refs/tags/<tag>";
+const INSIDE: &str = "must be a path inside the repository";
+const NO_UP: &str = "must be a path inside the repository, without `..`";
 
 /// What is sent, and the reason it is refused with.
 const URLS: [(&str, &str); 29] = [

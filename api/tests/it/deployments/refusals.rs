@@ -50,7 +50,7 @@ async fn a_taken_name_is_one_on_every_database(world: World) {
     let taken = world.post("/v2/deployments", &github()).await.expect(400);
     assert_eq!(
         taken,
-        json!({"detail": "name: this workspace has a deployment named agent already"})
+        json!({"detail": "name: this workspace already has a deployment named agent"})
     );
 }
 

@@ -1,5 +1,5 @@
-//! The rules of deployments, row by row: a body, and the answer it gets. `docs/deployment-rules.md` lists the rules; one that
-//! no row shows fails here, and so does a row of no rule.
+//! The rules of deployments, row by row: a body, and the answer it gets. `docs/internals/deployment-rules.md` lists the
+//! rules; one that no row shows fails here, and so does a row of no rule.
 
 mod changes;
 mod requests;
@@ -25,10 +25,10 @@ struct Row {
     /// The deployment it is about, made before; none where it makes one.
     of: Option<Value>,
     body: Value,
-    then: Then,
+    expectation: Expectation,
 }
 
-enum Then {
+enum Expectation {
     /// 422 about this place of the body, with this word for programs.
     Shape(Vec<&'static str>, &'static str),
     /// 400 with exactly this text.
@@ -41,23 +41,23 @@ enum Then {
     NoRevision(Vec<(&'static str, Value)>),
 }
 
-use Then::{NoRevision, Refused, Revision, Shape, Shows};
+use Expectation::{NoRevision, Refused, Revision, Shape, Shows};
 
-fn new(rule: &'static str, body: Value, then: Then) -> Row {
+fn new(rule: &'static str, body: Value, then: Expectation) -> Row {
     Row {
         rule,
         of: None,
         body,
-        then,
+        expectation: then,
     }
 }
 
-fn change(rule: &'static str, of: Value, body: Value, then: Then) -> Row {
+fn change(rule: &'static str, of: Value, body: Value, then: Expectation) -> Row {
     Row {
         rule,
         of: Some(of),
         body,
-        then,
+        expectation: then,
     }
 }
 
@@ -140,7 +140,7 @@ async fn each_row_is_so() {
             .await;
         assert!(!answer.text.contains("s3cret"), "{told}: {}", answer.text);
         let latest = before.as_ref().map(|before| before["latest_revision_id"].clone());
-        let shown = match row.then {
+        let shown = match row.expectation {
             Shape(at, kind) => {
                 let answer = answer.expect(422);
                 let issues = answer["detail"].as_array().unwrap();
@@ -211,7 +211,7 @@ async fn unchanged(world: &World, before: Option<&Value>) {
 #[test]
 fn each_rule_has_a_row() {
     let top = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    let page = std::fs::read_to_string(top.join("docs/deployment-rules.md")).unwrap();
+    let page = std::fs::read_to_string(top.join("docs/internals/deployment-rules.md")).unwrap();
     let rows: BTreeSet<String> = rows().iter().map(|row| row.rule.to_owned()).collect();
     let mut ruled = BTreeSet::new();
     for line in page.lines().filter(|line| line.starts_with("| `")) {

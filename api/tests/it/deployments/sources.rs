@@ -51,7 +51,7 @@ async fn an_archive_is_sent_once_and_used_by_its_deployment(world: World) {
         "source_config": {"install_command": "npm ci"}, "secrets": [],
     });
     let early = world.change(&made, &change).await.expect(400);
-    let text = "source_revision_config.source_tarball_path: nothing was uploaded there yet; PUT the archive to its \
+    let text = "source_revision_config.source_tarball_path: nothing is uploaded there yet; PUT the archive to its \
                 upload_url first";
     assert_eq!(early, json!({"detail": text}));
     assert_eq!(world.put(&url, b"no archive").await.status, 400);
@@ -323,7 +323,7 @@ async fn an_integration_shows_its_own_secret_once_and_lists_repositories() {
     let refused = repos(&made(Some("ghp_bad")).await).await.expect(409);
     assert_eq!(
         refused["detail"],
-        "the host of the repositories refuses the integration's token"
+        "the repository host rejected the integration's token"
     );
     repos(&made(None).await).await.expect(409);
     let plain = json!({"name": "acme", "token": "ghp_good", "api_url": "http://git.acme.example/api/v3"});

@@ -21,15 +21,15 @@ on_both_databases!(
 );
 
 async fn a_pool_is_paused_drained_and_resumed(world: World) {
-    world.worker(json!({"folds": 3, "exports": 2})).await;
-    let ready = world.job("fold_units", "folds", JobState::Ready).await;
-    let queue = |path: &str| format!("/internal/queues/folds{path}");
+    world.worker(json!({"flushes": 3, "exports": 2})).await;
+    let ready = world.job("flush_wal", "flushes", JobState::Ready).await;
+    let queue = |path: &str| format!("/internal/queues/flushes{path}");
     let shown = world.shown(&queue("")).await;
     assert_eq!(
         (&shown["status"], &shown["ready"], &shown["slots"], &shown["workers"]),
         (&json!("active"), &json!(1), &json!(3), &json!(1))
     );
-    let scaling = world.shown("/internal/scaling/folds").await;
+    let scaling = world.shown("/internal/scaling/flushes").await;
     assert_eq!(
         (&scaling["depth"], &scaling["slots"], &scaling["running"]),
         (&json!(1), &json!(3), &json!(0))
@@ -41,7 +41,7 @@ async fn a_pool_is_paused_drained_and_resumed(world: World) {
     let told = world.shown(&format!("/internal/jobs/{ready}")).await;
     assert_eq!(told["explanation"]["reason"], "pool_paused");
     assert_eq!(
-        world.shown("/internal/scaling/folds").await["depth"],
+        world.shown("/internal/scaling/flushes").await["depth"],
         0,
         "further workers would have nothing to do"
     );
@@ -78,14 +78,14 @@ async fn a_pool_is_paused_drained_and_resumed(world: World) {
         .iter()
         .map(|pool| pool["pool"].as_str().unwrap())
         .collect();
-    assert_eq!(names, ["exports", "folds"]);
+    assert_eq!(names, ["exports", "flushes"]);
 }
 
 async fn a_worker_is_drained(world: World) {
-    let id = world.worker(json!({"folds": 3})).await;
+    let id = world.worker(json!({"flushes": 3})).await;
     let shown = world.shown("/internal/workers").await;
     assert_eq!(shown["items"][0]["status"], "active");
-    assert_eq!(shown["items"][0]["pools"], json!({"folds": 3}));
+    assert_eq!(shown["items"][0]["pools"], json!({"flushes": 3}));
     let drained = world.done(&format!("/internal/workers/{id}/drain")).await;
     assert_eq!(drained["status"], "draining", "it has not heard of it");
     // As its next sign of life tells, from the database's own clock where there is one.
@@ -102,15 +102,15 @@ async fn a_worker_is_drained(world: World) {
     assert!(
         world
             .store
-            .write(async |tx| workers::seen(tx, &heard).await)
+            .write(async |tx| workers::heartbeat(tx, &heard).await)
             .await
             .unwrap()
     );
     assert_eq!(world.shown("/internal/workers").await["items"][0]["status"], "drained");
-    let job = world.job("fold_units", "folds", JobState::Ready).await;
+    let job = world.job("flush_wal", "flushes", JobState::Ready).await;
     let told = world.shown(&format!("/internal/jobs/{job}")).await;
     assert_eq!(told["explanation"]["reason"], "workers_draining");
-    assert_eq!(world.shown("/internal/queues/folds").await["slots"], 0);
+    assert_eq!(world.shown("/internal/queues/flushes").await["slots"], 0);
     let missing = format!("/internal/workers/{}/drain", WorkerId::new());
     assert_eq!(
         world.operator(Method::POST, &missing).await.expect(404),
@@ -124,13 +124,13 @@ async fn a_paused_schedule_spawns_nothing_until_it_goes_on(world: World) {
         .write(async |tx| lanes::lock(tx, "fold", 1).await.map(drop))
         .await
         .unwrap();
-    let spawn = world.job("fold_units", "folds", JobState::Scheduled).await;
+    let spawn = world.job("flush_wal", "flushes", JobState::Scheduled).await;
     let now = world.clock.now();
     let schedule = Schedule {
         id: ScheduleId::new(),
         tenant_id: world.tenant,
-        kind: "fold_units".to_owned(),
-        pool: "folds".to_owned(),
+        kind: "flush_wal".to_owned(),
+        pool: "flushes".to_owned(),
         input: json!({"mark": JobId::new(), "barrier": null}).to_string(),
         next_at: now,
         paused: false,

@@ -90,6 +90,8 @@ impl Objects {
     /// The id for a parameter of a path, where there is such a thing.
     pub fn get(&self, path: &str, name: &str) -> Option<&str> {
         match name {
+            // The name is that of an image-pull secret.
+            "name" if path.contains("/sandboxes/") => None,
             // No export has run yet.
             "run_id" if path.contains("bulk-exports") => None,
             // A schedule is an export whose runs are those of its exports.

@@ -7,7 +7,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use http::Method;
 use serde_json::{Value, json};
-use towpath_api::{Route, Undescribed, required_scopes};
+use towpath_api::{Route, UndescribedRoutes, required_scopes};
 use towpath_domain::{DeploymentId, Scope, Secret, TenantId};
 
 use super::{SCOPES, UNKNOWN, columns, filled, send};
@@ -19,6 +19,8 @@ const PAGES: &[(&str, &str, u16)] = &[
     ("GET", "/ui/traces", 200),
     ("GET", "/ui/traces/{project_id}", 404),
     ("GET", "/ui/traces/{project_id}/{run_id}", 404),
+    ("GET", "/ui/datasets", 200),
+    ("GET", "/ui/datasets/{dataset_id}", 404),
     ("GET", "/ui/quarantine", 200),
     ("GET", "/ui/quarantine/{entry_id}", 404),
     ("POST", "/ui/quarantine/{entry_id}/{action}", 404),
@@ -34,6 +36,10 @@ const PAGES: &[(&str, &str, u16)] = &[
     ("POST", "/ui/deployments/{deployment_id}/delete", 404),
     ("GET", "/ui/revisions/{revision_id}", 404),
     ("POST", "/ui/revisions/{revision_id}/{action}", 404),
+    ("GET", "/ui/sandboxes", 200),
+    ("GET", "/ui/sandboxes/{box_id}", 404),
+    ("POST", "/ui/sandboxes/{box_id}/snapshot", 404),
+    ("POST", "/ui/sandboxes/{box_id}/{action}", 404),
     ("GET", "/ui/exports", 200),
     ("GET", "/ui/exports/destinations", 200),
     ("POST", "/ui/exports/destinations/{destination_id}/delete", 404),
@@ -55,17 +61,31 @@ const OPEN_PAGES: &[(&str, &str, u16)] = &[
     ("GET", "/ui", 303),
     ("GET", "/ui/", 303),
     ("GET", "/o/{tenant_id}/host/deployments/{deployment_id}", 303),
+    ("GET", "/o/{tenant_id}/datasets/{dataset_id}", 303),
+    ("GET", "/o/{tenant_id}/datasets/{dataset_id}/compare", 303),
+    ("GET", "/o/{tenant_id}/projects/p/{project_id}", 303),
     ("GET", "/ui/assets/{name}", 404),
     ("GET", "/ui/sign-in", 200),
     ("POST", "/ui/sign-in", 422),
     ("POST", "/ui/sign-out", 303),
     ("GET", "/ui/enter", 401),
+    ("GET", "/guide", 200),
+    ("GET", "/guide/", 303),
+    ("GET", "/guide/{*path}", 404),
+    ("GET", "/llms.txt", 200),
+    ("GET", "/llms-full.txt", 200),
 ];
 
 const GATEWAY: &[(&str, &str)] = &[
     ("*", "/d/{deployment}"),
     ("*", "/d/{deployment}/"),
     ("*", "/d/{deployment}/{*path}"),
+];
+
+const SERVICES: &[(&str, &str)] = &[
+    ("*", "/v2/sandboxes/services/{box_id}/{port}"),
+    ("*", "/v2/sandboxes/services/{box_id}/{port}/"),
+    ("*", "/v2/sandboxes/services/{box_id}/{port}/{*path}"),
 ];
 
 /// What the registry answers to a token of the deployment, where everything else is unknown; the query that is needed.
@@ -120,7 +140,7 @@ async fn session(world: &World, key: &Secret) -> String {
 
 #[tokio::test]
 async fn each_page_takes_the_scope_it_declares_and_no_other() {
-    let routes = Undescribed::all();
+    let routes = UndescribedRoutes::all();
     covered(&routes.pages, PAGES.iter().map(|(method, path, _)| (*method, *path)));
     covered(
         &routes.open_pages,
@@ -172,6 +192,21 @@ async fn each_page_takes_the_scope_it_declares_and_no_other() {
     assert!(cells > 350, "only {cells} cells were checked");
 }
 
+/// They ask for a token of their own, and no key stands in for it.
+#[tokio::test]
+async fn services_of_sandboxes_take_no_key() {
+    covered(&UndescribedRoutes::all().services, SERVICES.iter().copied());
+    let world = World::new().await;
+    let key = world
+        .key_with(world.organization().await, Some(world.tenant), &SCOPES)
+        .await;
+    for path in ["", "/", "/a/b", "/_svc/auth", "/_svc/auth?token=x"] {
+        let path = format!("/v2/sandboxes/services/{UNKNOWN}/80{path}");
+        let answer = send(&world, &key, world.tenant, Method::GET, &path, None).await;
+        assert_eq!(answer.status, 401, "{path}: {}", answer.text);
+    }
+}
+
 async fn deployed(world: &World, key: &Secret, tenant: TenantId, source: &str) -> String {
     let revision = match source {
         "external_docker" => json!({"image_uri": "registry.example/agent:1"}),
@@ -187,7 +222,7 @@ async fn deployed(world: &World, key: &Secret, tenant: TenantId, source: &str) -
 /// Those of the organisation's workspaces are open to its keys; others' are as those that nobody has.
 #[tokio::test]
 async fn the_gateway_takes_keys_that_may_call() {
-    covered(&Undescribed::all().gateway, GATEWAY.iter().copied());
+    covered(&UndescribedRoutes::all().gateway, GATEWAY.iter().copied());
     let world = World::new().await;
     let sibling = world.second_workspace().await;
     let own = world.organization().await;
@@ -250,7 +285,7 @@ async fn the_gateway_takes_keys_that_may_call() {
 /// No key opens the registry, and a token opens the images of its deployment alone.
 #[tokio::test]
 async fn the_registry_takes_tokens_of_the_deployment() {
-    let routes = Undescribed::all().registry;
+    let routes = UndescribedRoutes::all().registry;
     covered(&routes, REGISTRY.iter().map(|(method, path, ..)| (*method, *path)));
     let world = World::new().await;
     let sibling = world.second_workspace().await;

@@ -19,22 +19,22 @@ pub struct Bench {
 pub enum BenchCommand {
     /// The engine: enqueue, drain, pick-up, steps, claim.
     Engine(BenchEngine),
-    /// An agent server: runs created and waited for, first events, background runs, threads.
+    /// An agent server: create and wait, first events, background runs, threads.
     Agent(BenchAgent),
     /// A server under twice the load it can take: goodput, refusals, latency.
     ///
-    /// The server is filled first, until it refuses for the first time. The peak is what it then accepts of senders that
-    /// wait for their answers, so what it takes and works off, not what it takes in one breath. Of this, twice is offered.
+    /// The server is filled first, until its first refusal. The peak is what it then accepts from senders that wait for
+    /// their responses: the sustained rate, not the rate of a burst. The load is twice the peak.
     Overload(BenchOverload),
-    /// Exports: trace runs to Parquet files, copied and scanned, beside DuckDB where it is at hand.
+    /// Exports: trace runs to Parquet files, copied and scanned, compared with DuckDB if it is available.
     Export(BenchExport),
-    /// Ingest: trace runs acknowledged, and folded, per second.
+    /// Ingest: trace runs acknowledged, and flushed, per second.
     Ingest(BenchIngest),
-    /// Deployments: from the request to what serves, step by step.
+    /// Deployments: from the request to the serving agent server, step by step.
     Deploy(BenchDeploy),
     /// Threads of an agent server with 10 to 10,000 checkpoints: append, state, history, rollback, copy, prune.
     Threads(BenchThreads),
-    /// Rate limits: what it costs a request to be counted, in memory and over Redis.
+    /// Rate limits: the cost of counting a request, in memory and over Redis.
     Limits(BenchLimits),
     /// Months of load on the engine: whether tables, database, memory and statement costs stay bounded.
     ///
@@ -47,10 +47,10 @@ pub enum BenchCommand {
 /// `towpath bench threads`
 #[derive(Debug, Args)]
 pub struct BenchThreads {
-    /// A PostgreSQL server; a database of its own is made there and dropped again [default: SQLite in a temporary folder]
+    /// A PostgreSQL server; a temporary database is created there [default: SQLite in a temporary folder]
     #[arg(long, value_name = "URI")]
     pub database: Option<String>,
-    /// Bytes of the value that is new with each checkpoint.
+    /// Bytes of the new value of each checkpoint.
     #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub bytes: u32,
     /// Table for people or JSON for programs.
@@ -61,10 +61,10 @@ pub struct BenchThreads {
 /// `towpath bench soak`
 #[derive(Debug, Args)]
 pub struct BenchSoak {
-    /// A PostgreSQL server; a database of its own is made there and dropped again [default: SQLite in a temporary folder]
+    /// A PostgreSQL server; a temporary database is created there [default: SQLite in a temporary folder]
     #[arg(long, value_name = "URI")]
     pub database: Option<String>,
-    /// A database on that server to keep, made if it does not exist; the next run continues there [default: a temporary one]
+    /// A database on that server to keep, created if missing; the next run continues there [default: a temporary one]
     #[arg(long, value_name = "NAME", requires = "database", value_parser = database_name)]
     pub database_name: Option<String>,
     /// A folder to keep the SQLite file in; the next run continues there [default: a temporary one]
@@ -73,7 +73,7 @@ pub struct BenchSoak {
     /// Jobs over all days.
     #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1000..))]
     pub jobs: u64,
-    /// Lanes over all days, of one place each; half of the jobs are in lanes [default: a tenth of --jobs]
+    /// Lanes over all days, of one slot each; half of the jobs are in lanes [default: a tenth of --jobs]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub lanes: Option<u64>,
     /// Simulated days. Finished jobs are kept for 14 days, or for a quarter of the days if that is less.
@@ -97,14 +97,14 @@ fn database_name(text: &str) -> Result<String, String> {
 /// `towpath bench deploy`
 #[derive(Debug, Args)]
 pub struct BenchDeploy {
-    /// Address of a running server of this machine that reads repositories of its disk (deployments.git_transports = file)
-    /// [default: one of its own, in a temporary folder]
+    /// Address of a running server of this machine that reads local repositories (deployments.git_transports = file)
+    /// [default: its own, in a temporary folder]
     #[arg(long, value_name = "URL", requires = "api_key")]
     pub server: Option<String>,
     /// A key of that server that opens one workspace.
     #[arg(long, value_name = "KEY")]
     pub api_key: Option<String>,
-    /// Deployments behind the first, each with one more revision.
+    /// Deployments after the first, each with one more revision.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub rounds: u64,
     /// Table for people or JSON for programs.
@@ -132,23 +132,23 @@ pub struct BenchExport {
     /// Trace runs, on 31 days.
     #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1000..))]
     pub rows: u64,
-    /// How many of a hundred have a late update in another segment.
+    /// Percentage of trace runs with a late update in another segment.
     #[arg(long, default_value_t = 30.0, value_parser = percent)]
     pub late: f64,
-    /// file, or s3://bucket/prefix in a store that speaks S3 [default: file, in a temporary folder]
+    /// file, or s3://bucket/prefix in an S3-compatible store [default: file, in a temporary folder]
     ///
-    /// The bucket must be there. AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are needed, AWS_SESSION_TOKEN and AWS_REGION
-    /// are taken where they are set. With AWS_ENDPOINT_URL that address is asked, the bucket in its path, or else AWS.
-    /// What is written stays in the bucket.
+    /// The bucket must exist. AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are required; AWS_SESSION_TOKEN and
+    /// AWS_REGION are optional. AWS_ENDPOINT_URL selects another address than AWS, with the bucket in its path. The
+    /// written objects stay in the bucket.
     #[arg(long, value_name = "ADDRESS")]
     pub destination: Option<String>,
-    /// A Python that has `duckdb`: the same rows by its COPY, in the same run [default: none]
+    /// A Python with `duckdb`: the same rows with its COPY, in the same run [default: none]
     #[arg(long, value_name = "PYTHON")]
     pub peer: Option<PathBuf>,
     /// Table for people or JSON for programs.
     #[arg(long, value_enum, default_value_t)]
     pub output: Output,
-    /// One phase, in a process of its own.
+    /// One phase, in its own process.
     #[arg(long, hide = true, value_enum, requires = "folder")]
     pub phase: Option<ExportPhase>,
     /// Where the phases meet.
@@ -203,19 +203,19 @@ pub struct BenchIngest {
     /// Trace runs.
     #[arg(long, default_value_t = 300_000, value_parser = clap::value_parser!(u64).range(1000..))]
     pub rows: u64,
-    /// Senders that each wait for their answer.
+    /// Senders that wait for each response.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=1024))]
     pub senders: u64,
-    /// A Python that has `duckdb`: the same rows into a file of it, in the same run [default: none]
+    /// A Python with `duckdb`: the same rows into its file, in the same run [default: none]
     #[arg(long, value_name = "PYTHON")]
     pub peer: Option<PathBuf>,
-    /// A PostgreSQL server: the same rows by its COPY, in the same run, or those of --workers; a database of its own is made there and
-    /// dropped again [default: none]
+    /// A PostgreSQL server: the same rows with its COPY, in the same run, or those of --workers. A temporary database
+    /// is created there [default: none]
     #[arg(long, value_name = "URI")]
     pub database: Option<String>,
-    /// Numbers of worker processes of a cluster, with commas between them: the same rows with each, in place of all else
+    /// Numbers of worker processes of a cluster, separated by commas: only the same rows with each
     ///
-    /// For each number, an API, a scheduler and so many workers are started on a database of their own.
+    /// For each number, an API, a scheduler and that many workers are started on their own database.
     #[arg(
         long,
         value_name = "N",
@@ -225,13 +225,13 @@ pub struct BenchIngest {
         value_parser = clap::value_parser!(u64).range(1..=64)
     )]
     pub workers: Vec<u64>,
-    /// How much longer a round trip of the cluster to its database takes, in milliseconds [default: as it is]
+    /// Additional round-trip time between the cluster and its database, in milliseconds [default: none]
     #[arg(long = "latency", value_name = "MS", requires = "workers", value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub latency_ms: Option<u64>,
-    /// Workspaces of the cluster that the rows are spread over.
+    /// Workspaces of the cluster among which the rows are distributed.
     #[arg(long, value_name = "N", requires = "workers", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub workspaces: u64,
-    /// Folds that one worker of the cluster performs at a time: few, so that another worker finds work.
+    /// Flushes that one worker of the cluster performs at a time: few, so that other workers find work.
     #[arg(long, value_name = "N", requires = "workers", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=16))]
     pub folds: u64,
     /// Table for people or JSON for programs.
@@ -242,22 +242,22 @@ pub struct BenchIngest {
 /// `towpath bench agent`
 #[derive(Debug, Args)]
 pub struct BenchAgent {
-    /// Address of a running agent server that asks for no key [default: one of its own, in a temporary folder]
+    /// Address of a running agent server that requires no key [default: its own, in a temporary folder]
     #[arg(long, value_name = "URL")]
     pub server: Option<String>,
-    /// The graph or assistant that is run.
+    /// The graph or assistant to run.
     #[arg(long, default_value = "agent")]
     pub assistant: String,
-    /// What the server of its own offers: a graph that echoes, or one of two nodes in Python.
+    /// Graph of its own server: one that echoes, or one of two nodes in Python.
     #[arg(long, value_enum, default_value_t, conflicts_with = "server")]
     pub graph: BenchGraph,
-    /// An interpreter that has langgraph, for the Python graph [default: one with an environment made for it]
+    /// An interpreter with langgraph, for the Python graph [default: one with its own environment]
     #[arg(long, value_name = "PATH")]
     pub python: Option<PathBuf>,
-    /// A Python that has `langgraph-cli[inmem]`: its development server on the same graph, in the same run [default: none]
+    /// A Python with `langgraph-cli[inmem]`: its development server on the same graph, in the same run [default: none]
     #[arg(long, value_name = "PYTHON")]
     pub official: Option<PathBuf>,
-    /// So many runs, and the memory they leave taken, in place of all else.
+    /// Only perform this number of runs and measure the memory afterwards.
     #[arg(long, value_name = "N", conflicts_with = "official", value_parser = clap::value_parser!(u64).range(1..))]
     pub runs: Option<u64>,
     /// Length of each phase.
@@ -274,20 +274,20 @@ pub enum BenchGraph {
     /// The native graph that echoes.
     #[default]
     Echo,
-    /// Two nodes in Python, a checkpoint after each; beside it the same graph without the server.
+    /// Two nodes in Python, a checkpoint after each; compared with the same graph without the server.
     Python,
 }
 
 /// `towpath bench overload`
 #[derive(Debug, Args)]
 pub struct BenchOverload {
-    /// Address of a running server [default: one of its own, in a temporary folder]
+    /// Address of a running server [default: its own, in a temporary folder]
     #[arg(long, value_name = "URL", requires = "api_key")]
     pub server: Option<String>,
     /// A key of that server that opens one workspace.
     #[arg(long, value_name = "KEY")]
     pub api_key: Option<String>,
-    /// Length of the phase under twice the load; each that looks for the peak has a third of it.
+    /// Length of the phase under twice the load; each phase that searches the peak has a third of it.
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u64).range(3..=3600))]
     pub seconds: u64,
     /// Trace runs in one request; the official clients send up to a hundred.
@@ -304,19 +304,19 @@ pub struct BenchOverload {
 /// `towpath bench engine`
 #[derive(Debug, Args)]
 pub struct BenchEngine {
-    /// A PostgreSQL server; a database of its own is made there and dropped again [default: SQLite in a temporary folder]
+    /// A PostgreSQL server; a temporary database is created there [default: SQLite in a temporary folder]
     #[arg(long, value_name = "URI")]
     pub database: Option<String>,
-    /// A Redis server for wake-ups [default: none]
+    /// A Redis server for wakes [default: none]
     #[arg(long, value_name = "URI")]
     pub redis: Option<String>,
     /// Jobs to drain at 64 and 256 slots.
     #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1000..))]
     pub jobs: u64,
-    /// The longest backlog claims are timed against.
+    /// The longest backlog against which claims are timed.
     #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1000..))]
     pub backlog: u64,
-    /// Measure only what begins with this, as in drain or "drain, 64"; the figures by hand are always measured.
+    /// Measure only figures that begin with this, as in drain or "drain, 64"; hand-written SQL is always measured.
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub only: String,
     /// Table for people or JSON for programs.

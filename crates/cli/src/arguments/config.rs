@@ -11,9 +11,9 @@ pub struct ConfigCommand {
     /// Shared options.
     #[command(flatten)]
     pub common: Common,
-    /// The command whose settings are meant; a few defaults differ.
-    #[arg(long = "for", value_enum, default_value_t = For::Dev, global = true)]
-    pub command_of: For,
+    /// The command whose settings are used; a few defaults differ.
+    #[arg(long = "for", value_enum, default_value_t = ConfigTarget::Dev, global = true)]
+    pub command_of: ConfigTarget,
     /// What to do.
     #[command(subcommand)]
     pub command: ConfigVerb,
@@ -21,7 +21,7 @@ pub struct ConfigCommand {
 
 /// Whose settings.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum For {
+pub enum ConfigTarget {
     /// `towpath dev`
     Dev,
     /// `towpath serve --role api` or `all`
@@ -34,14 +34,14 @@ pub enum For {
     Agent,
 }
 
-impl From<For> for Mode {
-    fn from(command: For) -> Self {
+impl From<ConfigTarget> for Mode {
+    fn from(command: ConfigTarget) -> Self {
         match command {
-            For::Dev => Self::Dev,
-            For::Api => Self::Api,
-            For::Worker => Self::Worker,
-            For::Scheduler => Self::Scheduler,
-            For::Agent => Self::Agent,
+            ConfigTarget::Dev => Self::Dev,
+            ConfigTarget::Api => Self::Api,
+            ConfigTarget::Worker => Self::Worker,
+            ConfigTarget::Scheduler => Self::Scheduler,
+            ConfigTarget::Agent => Self::Agent,
         }
     }
 }
@@ -49,12 +49,12 @@ impl From<For> for Mode {
 /// What `towpath config` does.
 #[derive(Debug, Subcommand)]
 pub enum ConfigVerb {
-    /// Print each setting with where it comes from; secrets are hidden.
+    /// Print each setting with its source; secrets are hidden.
     Show {
         /// Table for people or JSON for programs.
         #[arg(long, value_enum, default_value_t)]
         output: Output,
     },
-    /// Say what is wrong with the settings; exit code 2 when something is.
+    /// Report problems of the settings; exit code 2 if there are any.
     Check,
 }

@@ -13,12 +13,12 @@ pub struct Keys {
     /// Shared options.
     #[command(flatten)]
     pub common: Common,
-    /// Ask this server, as an operator [default: the server that uses the data folder, where one does; else the
+    /// Use this server, as an operator [default: the server that uses the data folder, if there is one; else the
     /// database itself]
     #[arg(long, value_name = "URL", env = "TOWPATH_SERVER", global = true)]
     pub server: Option<String>,
-    /// An operator's key, to ask a server with; better given in the environment, where nobody sees it in a list of
-    /// processes [default: for a server on this machine, the key that `towpath dev` keeps in its data folder]
+    /// An operator key for the server; prefer the environment, because arguments are visible in process lists
+    /// [default: for a server on this machine, the key that `towpath dev` keeps in its data folder]
     #[arg(long, value_name = "KEY", env = "TOWPATH_API_KEY", hide_env_values = true, value_parser = secret, global = true)]
     pub api_key: Option<Secret>,
     /// Table for people or JSON for programs.
@@ -36,46 +36,46 @@ fn secret(text: &str) -> Result<Secret, Infallible> {
 /// What `towpath keys` does.
 #[derive(Debug, Subcommand)]
 pub enum KeysCommand {
-    /// Make a key and print it, once. Makes the first organization and workspace where there is none.
+    /// Create a key and print it once. Creates the first organization and workspace if there is none.
     Create {
-        /// What people call it.
+        /// Name of the key.
         #[arg(long, default_value = "cli")]
         name: String,
-        /// The one workspace it shall open [default: all of its organization]
+        /// The only workspace that the key opens [default: all of its organization]
         #[arg(long, value_name = "UUID")]
         workspace: Option<TenantId>,
-        /// Let it also run the place: /internal, the dashboard, jobs of every workspace. The first key of all may.
+        /// Make it an operator key: /internal, the dashboard, jobs of every workspace. The first key is one.
         #[arg(long)]
         operator: bool,
-        /// What it may do, several with commas between them: traces:write, traces:read, exports, agents:invoke,
+        /// Scopes of the key, separated by commas: traces:write, traces:read, exports, agents:invoke,
         /// agents:invoke:<deployment id>, deployments, sandboxes, workspace:admin, org:admin, operator:read, operator
-        /// [default: everything but what operators do]
+        /// [default: everything except operator rights]
         #[arg(long, value_name = "SCOPE", value_delimiter = ',')]
         scope: Vec<Scope>,
-        /// Let it call this deployment, and do nothing else
+        /// Restrict the key to calls of this deployment
         #[arg(long, value_name = "UUID", conflicts_with_all = ["scope", "operator"])]
         deployment: Option<DeploymentId>,
-        /// Let it end by itself after so many days [default: never]
+        /// Days until the key expires [default: never]
         #[arg(long, value_name = "DAYS", value_parser = clap::value_parser!(u32).range(1..=3650))]
         expires_in_days: Option<u32>,
     },
-    /// Give a key a new secret and print it, once. The secret before goes on working for a while.
+    /// Give a key a new secret and print it once. The old secret keeps working for a while.
     Rotate {
         /// The key's id, as `keys list` shows it.
         key: KeyId,
-        /// How long the secret before goes on working.
+        /// How long the old secret keeps working.
         #[arg(long, value_name = "HOURS", default_value_t = 24, value_parser = clap::value_parser!(u32).range(0..=720))]
         overlap_hours: u32,
     },
     /// List the keys, without their secrets.
     #[command(visible_alias = "ls")]
     List,
-    /// Take a key's power away, for good.
+    /// Revoke a key permanently.
     Revoke {
         /// The key's id, as `keys list` shows it.
         key: KeyId,
     },
-    /// Seal every stored secret anew under the first encryption key. A job does it; afterwards the former encryption
-    /// keys are not needed any more.
+    /// Seal every stored secret again under the first encryption key. A job does it; afterwards the former encryption
+    /// keys are no longer needed.
     Reseal,
 }

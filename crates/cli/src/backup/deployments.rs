@@ -1,5 +1,5 @@
-//! What this machine keeps of deployments: the data folders of their agent servers, each with a database of its own,
-//! and the artifacts these are started from.
+//! Deployments of this machine: the data folders of their agent servers, each with a database of its own, and the
+//! artifacts that the servers start from.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -13,17 +13,16 @@ use super::files;
 use super::keys::{self, PlatformKeys};
 use super::volumes::{OWN, RECORD};
 
-/// Where a data folder and a backup keep them.
 pub(super) const FOLDER: &str = "deployments";
 const AGENTS: &str = "agents";
 const ARTIFACTS: &str = "artifacts";
-/// The record of an artifact that is whole.
+/// Record of a complete artifact.
 const BUILT: &str = "built.json";
-/// Of one life of an agent server.
-const PASSING: [&str; 3] = ["lock", "agent.lock", "address"];
+/// Files of one process life of an agent server.
+const TRANSIENT_FILES: [&str; 3] = ["lock", "agent.lock", "address"];
 
-/// Copies them; how many deployments there are. Agent servers may run meanwhile. Of those whose files are `elsewhere`, only
-/// the key is copied, and they do not count.
+/// Copies deployments and returns their number. Agent servers may keep running. For deployments whose files are
+/// `elsewhere`, only the key is copied, and they do not count.
 pub(super) async fn copy(
     data: &Path,
     to: &Path,
@@ -47,7 +46,8 @@ pub(super) async fn copy(
             continue;
         }
         files::copy_tree(&from, &to)?;
-        // Its removal takes the record with the rest: what still has one now was whole while it was copied.
+        // Removing an artifact removes this record too, so an artifact that still has it was complete while it was
+        // copied.
         if !from.join(BUILT).is_file() {
             files::remove(&to.join(BUILT))?;
         }
@@ -55,7 +55,7 @@ pub(super) async fn copy(
     Ok(deployments)
 }
 
-/// Puts them where a start finds them; of those whose files go `elsewhere`, only the key.
+/// Restores deployments; for those whose files go `elsewhere`, only the key.
 pub(super) fn restore(
     from: &Path,
     data: &Path,
@@ -84,19 +84,17 @@ fn is_of(folder: &str, ids: &BTreeSet<DeploymentId>) -> bool {
     folder.parse::<DeploymentId>().is_ok_and(|id| ids.contains(&id))
 }
 
-/// The folder of a deployment in a data folder or a backup.
 pub(super) fn agent(folder: &Path, deployment: DeploymentId) -> PathBuf {
     folder.join(FOLDER).join(AGENTS).join(deployment.to_string())
 }
 
-/// Deployments that have a folder in a data folder or a backup.
 pub(super) fn ids(folder: &Path) -> anyhow::Result<Vec<DeploymentId>> {
     let names = folders(&folder.join(FOLDER).join(AGENTS))?;
     Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
 }
 
-/// Those of `placed` whose database is not in a data folder or a backup. What was copied out of a volume is there, whatever
-/// the volume had.
+/// Those of `placed` whose database is not in a data folder or a backup. A copy out of a volume counts as present,
+/// whatever it contains.
 pub(super) fn without_database(folder: &Path, placed: &[DeploymentId]) -> anyhow::Result<Vec<DeploymentId>> {
     let databases = databases(folder)?;
     let mut missing = placed.to_vec();
@@ -107,14 +105,14 @@ pub(super) fn without_database(folder: &Path, placed: &[DeploymentId]) -> anyhow
     Ok(missing)
 }
 
-/// Whether there are deployments in a data folder or a backup.
-pub(super) fn is_there(folder: &Path) -> anyhow::Result<bool> {
+pub(super) fn has_deployments(folder: &Path) -> anyhow::Result<bool> {
     Ok(!folders(&folder.join(FOLDER).join(AGENTS))?.is_empty())
 }
 
-/// Databases as they are at one moment, everything else as it lies; false where the deployment is deleted meanwhile.
+/// Copies databases as consistent snapshots and all other files as they are; false if the deployment is deleted
+/// meanwhile.
 pub(super) async fn copy_agent(from: &Path, to: &Path, keys: &PlatformKeys) -> anyhow::Result<bool> {
-    let Some(entries) = files::unless_gone(std::fs::read_dir(from), from)? else {
+    let Some(entries) = files::ignore_missing(std::fs::read_dir(from), from)? else {
         return Ok(false);
     };
     files::make(to)?;
@@ -122,10 +120,10 @@ pub(super) async fn copy_agent(from: &Path, to: &Path, keys: &PlatformKeys) -> a
         let entry = entry?;
         let (source, target) = (entry.path(), to.join(entry.file_name()));
         let name = entry.file_name().to_string_lossy().into_owned();
-        let Some(kind) = files::unless_gone(entry.file_type(), &source)? else {
+        let Some(kind) = files::ignore_missing(entry.file_type(), &source)? else {
             continue;
         };
-        // Names of the backup's own: what a deployment has put there is not ours.
+        // Reserved names of the backup: a deployment's own file of this name is skipped.
         if [keys::SEALED, RECORD].contains(&name.as_str()) || (name == keys::PLATFORM && !kind.is_file()) {
             continue;
         }
@@ -135,7 +133,7 @@ pub(super) async fn copy_agent(from: &Path, to: &Path, keys: &PlatformKeys) -> a
             keys.copy(&source, to)?;
         } else if kind.is_file() && name.ends_with(".db") {
             match copy_database(&source, &target).await {
-                // A file of the deployment's code with such a name is a file.
+                // The deployment's code may have a file of this name that is not a database.
                 Err(_) if name != super::AGENT => {
                     files::remove(&target)?;
                     files::copy_file(&source, &target)?;
@@ -143,10 +141,10 @@ pub(super) async fn copy_agent(from: &Path, to: &Path, keys: &PlatformKeys) -> a
                 copied => copied?,
             }
         } else if kind.is_file()
-            && !PASSING.contains(&name.as_str())
+            && !TRANSIENT_FILES.contains(&name.as_str())
             && !name.ends_with(".db-wal")
             && !name.ends_with(".db-shm")
-            // It belongs to the file as it was before it was copied whole.
+            // The journal belongs to the database file, which is copied as a snapshot.
             && !name.ends_with(".db-journal")
         {
             files::copy_file(&source, &target)?;
@@ -155,12 +153,11 @@ pub(super) async fn copy_agent(from: &Path, to: &Path, keys: &PlatformKeys) -> a
     if from.is_dir() {
         return Ok(true);
     }
-    // A part of one that nobody needs any more.
+    // A partial copy.
     std::fs::remove_dir_all(to).with_context(|| format!("folder {}", to.display()))?;
     Ok(false)
 }
 
-/// Copies a database, unless it vanishes meanwhile.
 async fn copy_database(from: &Path, to: &Path) -> anyhow::Result<()> {
     match copies::copy_sqlite(from, to).await {
         Err(_) if !from.exists() => files::remove(to),
@@ -168,18 +165,18 @@ async fn copy_database(from: &Path, to: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// The databases of agent servers in a data folder or a backup, which have the same layout.
+/// Databases of agent servers in a data folder or a backup; both have the same layout.
 pub(super) fn databases(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let agents = folder.join(FOLDER).join(AGENTS);
     let mut databases = Vec::new();
     for name in folders(&agents)? {
         let agent = agents.join(name);
         // It may be deleted meanwhile.
-        let entries = files::unless_gone(std::fs::read_dir(&agent), &agent)?;
+        let entries = files::ignore_missing(std::fs::read_dir(&agent), &agent)?;
         for entry in entries.into_iter().flatten() {
             let entry = entry?;
-            // Other files and links with such names are the deployment's.
-            let is_file = files::unless_gone(entry.file_type(), &entry.path())?.is_some_and(|kind| kind.is_file());
+            // Other files and links of such names belong to the deployment's code.
+            let is_file = files::ignore_missing(entry.file_type(), &entry.path())?.is_some_and(|kind| kind.is_file());
             if is_file && entry.file_name() == super::AGENT {
                 databases.push(entry.path());
             }

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use anyhow::Context as _;
 
-/// Copies a folder with its links and modes. What vanishes meanwhile was not needed.
+/// Copies a folder with its links and modes. Files that disappear meanwhile are skipped.
 pub(super) fn copy_tree(from: &Path, to: &Path) -> anyhow::Result<()> {
     let entries = match std::fs::read_dir(from) {
         Ok(entries) => entries,
@@ -18,13 +18,13 @@ pub(super) fn copy_tree(from: &Path, to: &Path) -> anyhow::Result<()> {
     for entry in entries {
         let entry = entry?;
         let (source, target) = (entry.path(), to.join(entry.file_name()));
-        let Some(kind) = unless_gone(entry.file_type(), &source)? else {
+        let Some(kind) = ignore_missing(entry.file_type(), &source)? else {
             continue;
         };
         if kind.is_dir() {
             copy_tree(&source, &target)?;
         } else if kind.is_symlink() {
-            if let Some(leads) = unless_gone(std::fs::read_link(&source), &source)? {
+            if let Some(leads) = ignore_missing(std::fs::read_link(&source), &source)? {
                 link(&leads, &target)?;
             }
         } else if kind.is_file() {
@@ -34,8 +34,8 @@ pub(super) fn copy_tree(from: &Path, to: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `None` where what was looked at has vanished.
-pub(super) fn unless_gone<T>(found: std::io::Result<T>, at: &Path) -> anyhow::Result<Option<T>> {
+/// `None` if the file has disappeared.
+pub(super) fn ignore_missing<T>(found: std::io::Result<T>, at: &Path) -> anyhow::Result<Option<T>> {
     match found {
         Ok(found) => Ok(Some(found)),
         Err(why) if why.kind() == ErrorKind::NotFound => Ok(None),
@@ -43,7 +43,7 @@ pub(super) fn unless_gone<T>(found: std::io::Result<T>, at: &Path) -> anyhow::Re
     }
 }
 
-/// Makes a link, in place of one that an earlier attempt has made.
+/// Creates a link and replaces one that an earlier attempt created.
 fn link(leads: &Path, at: &Path) -> anyhow::Result<()> {
     let made = match symlink(leads, at) {
         Err(why) if why.kind() == ErrorKind::AlreadyExists => {
@@ -54,7 +54,7 @@ fn link(leads: &Path, at: &Path) -> anyhow::Result<()> {
     made.with_context(|| format!("link {}", at.display()))
 }
 
-/// Makes a folder for its owner alone.
+/// Creates a folder that only its owner can access.
 pub(super) fn make(folder: &Path) -> anyhow::Result<()> {
     DirBuilder::new()
         .recursive(true)
@@ -63,14 +63,14 @@ pub(super) fn make(folder: &Path) -> anyhow::Result<()> {
         .with_context(|| format!("folder {}", folder.display()))
 }
 
-/// Copies a file onto the disk, in place of one that is there; false where there is none to copy.
+/// Copies a file and replaces an existing one; false if there is none to copy.
 pub(super) fn copy_file(from: &Path, to: &Path) -> anyhow::Result<bool> {
-    let Some(mut source) = unless_gone(File::open(from), from)? else {
+    let Some(mut source) = ignore_missing(File::open(from), from)? else {
         return Ok(false);
     };
     let copied = (|| {
         let permissions = source.metadata()?.permissions();
-        // One that an earlier attempt has made may refuse to be written.
+        // A file from an earlier attempt may be read-only.
         match std::fs::remove_file(to) {
             Err(why) if why.kind() != ErrorKind::NotFound => return Err(why),
             _ => {}
@@ -84,7 +84,7 @@ pub(super) fn copy_file(from: &Path, to: &Path) -> anyhow::Result<bool> {
     Ok(true)
 }
 
-/// Copies a file that holds a secret, for its owner alone.
+/// Copies a file that holds a secret; only its owner can read the copy.
 pub(super) fn copy_key(from: &Path, to: &Path) -> anyhow::Result<()> {
     if copy_file(from, to)? {
         std::fs::set_permissions(to, std::fs::Permissions::from_mode(0o600))?;
@@ -92,7 +92,7 @@ pub(super) fn copy_key(from: &Path, to: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes a secret into a file for its owner alone.
+/// Writes a secret to a file that only its owner can read.
 pub(super) fn write_key(file: &Path, secret: &[u8]) -> anyhow::Result<()> {
     remove(file)?;
     let written = (|| {
@@ -103,7 +103,6 @@ pub(super) fn write_key(file: &Path, secret: &[u8]) -> anyhow::Result<()> {
     written.with_context(|| format!("file {}", file.display()))
 }
 
-/// Removes a file, where there is one.
 pub(super) fn remove(file: &Path) -> anyhow::Result<()> {
     match std::fs::remove_file(file) {
         Err(why) if why.kind() != ErrorKind::NotFound => Err(why).with_context(|| format!("file {}", file.display())),

@@ -1,12 +1,12 @@
-//! The keys of an installation in its backup. Whoever has the encryption key has all that is sealed, so it can be left out;
-//! then nothing in the backup opens anything by itself.
+//! Keys of an installation in its backup. The encryption key opens every sealed value, so it can be left out; the
+//! backup alone then opens nothing.
 
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use towpath_domain::TenantId;
-use towpath_store::sealed::{self, Standing};
-use towpath_store::sealing::{Keys, Place, Sealer};
+use towpath_store::sealed::{self, KeyStatus};
+use towpath_store::sealing::{Keys, SealContext, Sealer};
 use uuid::Uuid;
 use zeroize::Zeroizing;
 
@@ -18,24 +18,23 @@ use crate::storage;
 const ENCRYPTION: &str = "encryption.key";
 /// Files of the data folder that hold keys.
 const FILES: [&str; 2] = [ENCRYPTION, "api.key"];
-/// What a deployment sends its traces with.
+/// The key that a deployment sends its traces with.
 pub(super) const PLATFORM: &str = "platform.key";
 /// The same, sealed.
 pub(super) const SEALED: &str = "platform.key.sealed";
 
-/// How keys of deployments lie in a backup.
+/// How a backup holds the keys of deployments.
 #[derive(Debug)]
 pub(super) enum PlatformKeys {
-    /// As they are: the encryption key is beside them.
+    /// Plain, because the backup also has the encryption key.
     Plain,
     /// Sealed under the encryption key, which is kept elsewhere.
     Sealed(Sealer),
-    /// Not at all: there is no key to seal them with.
+    /// Left out: there is no key to seal them with.
     Absent,
 }
 
 impl PlatformKeys {
-    /// What fits a backup with these settings.
     pub(super) fn of(settings: &Settings, without_keys: bool) -> anyhow::Result<Self> {
         let keys = match &settings.encryption_key {
             Some(keys) => Keys::parse(keys.reveal()).context("encryption_key")?,
@@ -54,7 +53,7 @@ impl PlatformKeys {
             Self::Plain => files::copy_key(from, &folder.join(PLATFORM)),
             Self::Absent => Ok(()),
             Self::Sealed(sealer) => {
-                let Some(text) = files::unless_gone(std::fs::read(from), from)? else {
+                let Some(text) = files::ignore_missing(std::fs::read(from), from)? else {
                     return Ok(());
                 };
                 let sealed = sealer.seal(place(folder), &Zeroizing::new(text));
@@ -64,10 +63,10 @@ impl PlatformKeys {
     }
 }
 
-/// Opens the key of a deployment in its restored folder, where it is sealed.
+/// Opens the sealed key of a deployment in its restored folder.
 pub(super) fn open_platform_key(sealer: Option<&Sealer>, folder: &Path) -> anyhow::Result<()> {
     let file = folder.join(SEALED);
-    let Some(sealed) = files::unless_gone(std::fs::read(&file), &file)? else {
+    let Some(sealed) = files::ignore_missing(std::fs::read(&file), &file)? else {
         return Ok(());
     };
     let Some(sealer) = sealer else {
@@ -79,10 +78,9 @@ pub(super) fn open_platform_key(sealer: Option<&Sealer>, folder: &Path) -> anyho
     files::remove(&file)
 }
 
-/// A deployment's folder is named after it.
-fn place(folder: &Path) -> Place<'static> {
+fn place(folder: &Path) -> SealContext<'static> {
     let name = folder.file_name().and_then(|name| name.to_str());
-    Place {
+    SealContext {
         tenant: TenantId::nil(),
         table: "backup",
         column: "platform_key",
@@ -90,7 +88,6 @@ fn place(folder: &Path) -> Place<'static> {
     }
 }
 
-/// Copies the files that hold keys.
 pub(super) fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
     for name in FILES {
         files::copy_key(&from.join(name), &to.join(name))?;
@@ -98,19 +95,18 @@ pub(super) fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// # Errors
-/// When a key of the backup would take the place of another one.
-pub(super) fn expect_same(from: &Path, data: &Path) -> anyhow::Result<()> {
+/// Fails when a key of the backup would take the place of another one.
+pub(super) fn check_same_keys(from: &Path, data: &Path) -> anyhow::Result<()> {
     for name in FILES {
         let (kept, there) = (from.join(name), data.join(name));
-        let kept = files::unless_gone(std::fs::read(&kept), &kept)?.map(Zeroizing::new);
-        let found = files::unless_gone(std::fs::read(&there), &there)?.map(Zeroizing::new);
+        let kept = files::ignore_missing(std::fs::read(&kept), &kept)?.map(Zeroizing::new);
+        let found = files::ignore_missing(std::fs::read(&there), &there)?.map(Zeroizing::new);
         if let (Some(kept), Some(found)) = (kept, found)
             && kept.trim_ascii() != found.trim_ascii()
         {
             bail!(Usage(format!(
-                "{} is there already, with another key than the backup's; move it away first, and keep it: what it has \
-                 sealed opens with nothing else",
+                "{} exists already and holds another key than the backup; move it away first, and keep it: nothing \
+                 else opens what it has sealed",
                 there.display()
             )));
         }
@@ -118,10 +114,7 @@ pub(super) fn expect_same(from: &Path, data: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the restored installation seals with; `None` where neither the settings nor the backup have a key.
-///
-/// # Errors
-/// When it does not open what the backup's database holds.
+/// The sealer of the restored installation; `None` if neither the settings nor the backup have a key.
 pub(super) fn sealer(settings: &Settings, from: &Path, canary: Option<&str>) -> anyhow::Result<Option<Sealer>> {
     let sealer = find(settings, from)?.map(Sealer::new);
     let Some(canary) = canary else {
@@ -130,14 +123,14 @@ pub(super) fn sealer(settings: &Settings, from: &Path, canary: Option<&str>) -> 
     let canary = hex::decode(canary).context("canary")?;
     let Some(sealer) = sealer else {
         bail!(
-            "the backup has no encryption key, and its database holds secrets that are sealed under one; give it as \
+            "the backup has no encryption key, and its database holds secrets that are sealed under one; set it as \
              TOWPATH_ENCRYPTION_KEY, or put its file at {}",
             settings.data_dir.join(ENCRYPTION).display()
         );
     };
-    match sealed::opens(&sealer, &canary) {
-        Standing::Known => Ok(Some(sealer)),
-        Standing::Unknown { key } => bail!(storage::unknown(&key, &sealer, settings)),
+    match sealed::key_status(&sealer, &canary) {
+        KeyStatus::Known => Ok(Some(sealer)),
+        KeyStatus::Unknown { key } => bail!(storage::unknown_key_message(&key, &sealer, settings)),
     }
 }
 
@@ -146,8 +139,8 @@ fn find(settings: &Settings, from: &Path) -> anyhow::Result<Option<Keys>> {
         return Ok(Some(Keys::parse(keys.reveal()).context("encryption_key")?));
     }
     let file = from.join(ENCRYPTION);
-    // Whoever carried the backup may have changed its mode; the restored file has the right one.
-    match files::unless_gone(std::fs::read_to_string(&file), &file)?.map(Zeroizing::new) {
+    // The mode may have changed in transit; the restored file gets the right one.
+    match files::ignore_missing(std::fs::read_to_string(&file), &file)?.map(Zeroizing::new) {
         Some(text) => {
             let keys = Keys::parse(text.trim());
             Ok(Some(keys.with_context(|| format!("file {}", file.display()))?))
@@ -184,11 +177,11 @@ mod tests {
     fn no_key_takes_the_place_of_another_one() {
         let (from, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         std::fs::write(from.path().join("api.key"), "one\n").unwrap();
-        expect_same(from.path(), data.path()).unwrap();
+        check_same_keys(from.path(), data.path()).unwrap();
         std::fs::write(data.path().join("api.key"), "one").unwrap();
-        expect_same(from.path(), data.path()).unwrap();
+        check_same_keys(from.path(), data.path()).unwrap();
         std::fs::write(data.path().join("api.key"), "two").unwrap();
-        let refused = expect_same(from.path(), data.path()).unwrap_err();
+        let refused = check_same_keys(from.path(), data.path()).unwrap_err();
         assert!(
             refused.is::<Usage>() && !refused.to_string().contains("two"),
             "{refused}"

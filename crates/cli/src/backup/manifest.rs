@@ -1,7 +1,7 @@
-//! `manifest.jsonl`: every piece of a backup, with its length and its digest, one to a line.
+//! `manifest.jsonl`: one line for each piece of a backup, with its length and digest.
 //!
-//! `backup.json`, which is written last, has the digest of this file: what is missing from a backup, or has changed in it,
-//! is found before anything is restored.
+//! `backup.json`, which is written last, has the digest of this file. So a restore finds missing or changed pieces
+//! before it starts.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -16,29 +16,27 @@ use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::ABOUT;
+use super::INFO_FILE;
 
 const MANIFEST: &str = "manifest.jsonl";
-/// Pieces that an error names at most.
-const NAMED: usize = 20;
-/// What is read at a time.
+/// Maximum number of pieces that an error lists.
+const MAX_LISTED: usize = 20;
 const PIECE: usize = 1 << 20;
-/// Names of files are bytes; JSON is text.
+/// File names are bytes, JSON is text.
 const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
 
-/// A file or a link.
 #[derive(Debug, Serialize, Deserialize)]
-struct Piece {
-    /// Below the backup's folder, with what is no ASCII as `%XX`.
+struct ManifestEntry {
+    /// Relative to the backup's folder; control characters and non-ASCII bytes are written as `%XX`.
     path: String,
     /// Absent for a link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     bytes: Option<u64>,
-    /// Of the bytes, or of where a link leads.
+    /// Of the bytes, or of the target of a link.
     sha256: String,
 }
 
-/// Writes the manifest of what lies in a backup's folder; its digest.
+/// Writes the manifest of a backup's folder and returns its digest.
 pub(super) fn write(folder: &Path) -> anyhow::Result<String> {
     let file = folder.join(MANIFEST);
     super::files::remove(&file)?;
@@ -47,7 +45,7 @@ pub(super) fn write(folder: &Path) -> anyhow::Result<String> {
     let mut out = BufWriter::new(File::create_new(&file).with_context(|| format!("file {}", file.display()))?);
     for (path, is_link) in &found {
         let (bytes, sha256) = digest(&folder.join(path), *is_link)?;
-        let piece = Piece {
+        let piece = ManifestEntry {
             path: escaped(path),
             bytes,
             sha256,
@@ -62,24 +60,21 @@ pub(super) fn write(folder: &Path) -> anyhow::Result<String> {
     Ok(digest(&file, false)?.1)
 }
 
-/// Compares a backup's folder with its manifest.
-///
-/// # Errors
-/// When a piece is missing or has changed; it names them.
+/// Compares a backup's folder with its manifest. The error lists missing and changed pieces.
 pub(super) fn verify(folder: &Path, expected: &str) -> anyhow::Result<()> {
     let file = folder.join(MANIFEST);
     let is_same = match digest(&file, false) {
         Ok((_, found)) => found == expected,
-        Err(_) if !file.exists() => bail!("the backup is not whole: {MANIFEST} is missing"),
+        Err(_) if !file.exists() => bail!("the backup is incomplete: {MANIFEST} is missing"),
         Err(why) => return Err(why),
     };
     if !is_same {
-        bail!("the backup is not whole: {MANIFEST} has changed since it was made");
+        bail!("the backup is damaged: {MANIFEST} has changed since it was made");
     }
     let lines = BufReader::new(File::open(&file).with_context(|| format!("file {}", file.display()))?);
-    let mut faults = Faults::default();
+    let mut faults = Mismatches::default();
     for line in lines.lines() {
-        let piece: Piece = serde_json::from_str(&line?).with_context(|| format!("file {}", file.display()))?;
+        let piece: ManifestEntry = serde_json::from_str(&line?).with_context(|| format!("file {}", file.display()))?;
         let path = folder.join(unescaped(&piece.path));
         match std::fs::symlink_metadata(&path) {
             Err(why) if matches!(why.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
@@ -100,18 +95,17 @@ pub(super) fn verify(folder: &Path, expected: &str) -> anyhow::Result<()> {
     faults.expect_none()
 }
 
-/// What is wrong with a backup.
 #[derive(Debug, Default)]
-struct Faults {
+struct Mismatches {
     count: usize,
     text: String,
 }
 
-impl Faults {
+impl Mismatches {
     fn add(&mut self, path: &str, what: &str) {
         self.count += 1;
-        if self.count <= NAMED {
-            // Writing to a text cannot fail.
+        if self.count <= MAX_LISTED {
+            // Writing to a string cannot fail.
             let _ = write!(self.text, "\n{path} {what}");
         }
     }
@@ -119,13 +113,13 @@ impl Faults {
     fn expect_none(self) -> anyhow::Result<()> {
         match self.count {
             0 => Ok(()),
-            count if count <= NAMED => bail!("the backup is not whole:{}", self.text),
-            count => bail!("the backup is not whole:{}\nand {} more", self.text, count - NAMED),
+            count if count <= MAX_LISTED => bail!("the backup is damaged:{}", self.text),
+            count => bail!("the backup is damaged:{}\nand {} more", self.text, count - MAX_LISTED),
         }
     }
 }
 
-/// Files and links below a folder, and which of them are links.
+/// Files and links below a folder, and whether each is a link.
 fn walk(folder: &Path, below: &Path, found: &mut BTreeMap<PathBuf, bool>) -> anyhow::Result<()> {
     let at = folder.join(below);
     for entry in std::fs::read_dir(&at).with_context(|| format!("folder {}", at.display()))? {
@@ -134,14 +128,14 @@ fn walk(folder: &Path, below: &Path, found: &mut BTreeMap<PathBuf, bool>) -> any
         let kind = entry.file_type()?;
         if kind.is_dir() {
             walk(folder, &path, found)?;
-        } else if path != Path::new(ABOUT) && path != Path::new(MANIFEST) {
+        } else if path != Path::new(INFO_FILE) && path != Path::new(MANIFEST) {
             found.insert(path, kind.is_symlink());
         }
     }
     Ok(())
 }
 
-/// Length of a file, and the digest of its bytes or of where a link leads.
+/// Length of a file, and the digest of its bytes or of its link target.
 fn digest(path: &Path, is_link: bool) -> anyhow::Result<(Option<u64>, String)> {
     let failed = || format!("file {}", path.display());
     if is_link {
@@ -193,8 +187,8 @@ mod tests {
         }
         symlink("one", folder.join("objects/link")).unwrap();
         let digest = write(folder).unwrap();
-        // Written after the manifest.
-        std::fs::write(folder.join(ABOUT), "{}").unwrap();
+        // It is written after the manifest.
+        std::fs::write(folder.join(INFO_FILE), "{}").unwrap();
         verify(folder, &digest).unwrap();
         assert_eq!(write(folder).unwrap(), digest, "the same for the same pieces");
 

@@ -1,4 +1,4 @@
-//! Objects, from one store to another: folders and buckets alike.
+//! Copies objects between stores, folders and buckets alike.
 
 use futures::{StreamExt as _, TryStreamExt as _};
 use object_store::buffered::BufWriter;
@@ -7,17 +7,15 @@ use object_store::{Error, ObjectStoreExt as _};
 use tokio::io::AsyncWriteExt as _;
 use towpath_traces::objects::Objects;
 
-/// Objects on their way at the same time.
 const AT_ONCE: usize = 8;
 
-/// What there is.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Copied {
+pub(super) struct ObjectTotals {
     pub files: u64,
     pub bytes: u64,
 }
 
-/// Copies what is not there yet. What vanishes meanwhile was tidied away.
+/// Copies missing objects. Objects that disappear meanwhile were cleaned up.
 pub(super) async fn copy_all(from: &Objects, to: &Objects) -> anyhow::Result<()> {
     let listed = from.store().list(None).map_err(anyhow::Error::from);
     listed
@@ -27,7 +25,7 @@ pub(super) async fn copy_all(from: &Objects, to: &Objects) -> anyhow::Result<()>
         .await
 }
 
-/// Copies those of `named` that are not there yet; how many could not be found.
+/// Copies the missing objects of `named`, and returns how many were not found.
 pub(super) async fn copy_named(from: &Objects, to: &Objects, named: &[String]) -> anyhow::Result<usize> {
     let found: Vec<bool> = futures::stream::iter(named)
         .map(async |path| copy_one(from, to, &Path::from(path.as_str())).await)
@@ -37,7 +35,6 @@ pub(super) async fn copy_named(from: &Objects, to: &Objects, named: &[String]) -
     Ok(found.into_iter().filter(|found| !found).count())
 }
 
-/// How many of `named` are not there.
 pub(super) async fn missing(objects: &Objects, named: &[String]) -> anyhow::Result<usize> {
     let there: Vec<bool> = futures::stream::iter(named)
         .map(async |path| {
@@ -51,8 +48,8 @@ pub(super) async fn missing(objects: &Objects, named: &[String]) -> anyhow::Resu
     Ok(there.into_iter().filter(|there| !there).count())
 }
 
-pub(super) async fn count(objects: &Objects) -> anyhow::Result<Copied> {
-    let mut copied = Copied::default();
+pub(super) async fn count(objects: &Objects) -> anyhow::Result<ObjectTotals> {
+    let mut copied = ObjectTotals::default();
     let mut listed = objects.store().list(None);
     while let Some(object) = listed.try_next().await? {
         copied.files += 1;
@@ -69,7 +66,7 @@ async fn length(objects: &Objects, path: &Path) -> anyhow::Result<Option<u64>> {
     }
 }
 
-/// Objects never change, so one of the same length is the same. Whether it is there then.
+/// Objects never change, so one of the same length is the same. False if the source does not exist.
 async fn copy_one(from: &Objects, to: &Objects, path: &Path) -> anyhow::Result<bool> {
     let Some(wanted) = length(from, path).await? else {
         return Ok(length(to, path).await?.is_some());

@@ -1,4 +1,4 @@
-//! A PostgreSQL database, by the tools of PostgreSQL, which have to be on the path.
+//! A PostgreSQL database, dumped and loaded by the tools of PostgreSQL, which must be on the path.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -12,10 +12,10 @@ use url::Url;
 
 use crate::exit::Usage;
 
-/// Writes the database as it is at one moment; what it says then.
+/// Dumps a consistent snapshot of the database and returns its contents.
 pub(super) async fn dump(uri: &str, to: &Path) -> anyhow::Result<Contents> {
     super::files::remove(to)?;
-    let moment = copies::postgres_moment(uri).await.context("opening the database")?;
+    let moment = copies::postgres_snapshot(uri).await.context("opening the database")?;
     let mut command = tool("pg_dump", uri)?;
     command
         .args(["--format=custom", "--no-owner", "--no-privileges"])
@@ -28,11 +28,10 @@ pub(super) async fn dump(uri: &str, to: &Path) -> anyhow::Result<Contents> {
     Ok(contents)
 }
 
-/// Fills an empty database.
 pub(super) async fn load(uri: &str, from: &Path) -> anyhow::Result<()> {
     let mut command = tool("pg_restore", uri)?;
     let mut variables = variables(&parse(uri)?);
-    // As for the server: without a name it is the user's.
+    // PostgreSQL's default database has the name of the user.
     let database = variables.remove("PGDATABASE").or_else(|| variables.remove("PGUSER"));
     command
         .args([
@@ -47,8 +46,6 @@ pub(super) async fn load(uri: &str, from: &Path) -> anyhow::Result<()> {
     run("pg_restore", command).await
 }
 
-/// # Errors
-/// Wrong usage, when there is something of ours in it.
 pub(super) fn expect_empty(schema: &Schema) -> anyhow::Result<()> {
     if !schema.applied.is_empty() {
         bail!(Usage(
@@ -60,17 +57,17 @@ pub(super) fn expect_empty(schema: &Schema) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A tool that finds the database by its environment: what stands in its arguments everybody on the machine can read.
+/// A tool gets the address in its environment, because arguments are visible to all users of the machine.
 fn tool(program: &str, uri: &str) -> anyhow::Result<Command> {
     let mut command = Command::new(program);
-    // What the address says is all that counts: these would win over it.
+    // These variables would override the address.
     command.env_remove("PGSERVICE").env_remove("PGHOSTADDR");
     command.envs(variables(&parse(uri)?)).stdin(std::process::Stdio::null());
     Ok(command)
 }
 
-/// What an address says, as the variables of PostgreSQL's programs. A parameter counts for more than the same in the
-/// address before it, and for less than the same after it, as for the server.
+/// The parts of an address as the variables of PostgreSQL's programs. A query parameter overrides an earlier part of
+/// the address, and a later parameter overrides it, as in the server.
 fn variables(uri: &Url) -> BTreeMap<&'static str, String> {
     let decoded = |text: &str| {
         percent_encoding::percent_decode_str(text)
@@ -126,7 +123,7 @@ fn variables(uri: &Url) -> BTreeMap<&'static str, String> {
 }
 
 fn parse(uri: &str) -> anyhow::Result<Url> {
-    // What is wrong with it may hold the password.
+    // The parse error may contain the password.
     Url::parse(uri).map_err(|_| Usage("database_uri: expected postgres://user@host/database".to_owned()).into())
 }
 

@@ -6,10 +6,8 @@ use towpath_store::migrations;
 
 use super::{AGENT, deployments};
 
-/// Looks at the database of the agent server of `towpath dev` and at those of deployments, in a data folder or a backup.
-///
-/// # Errors
-/// When this build cannot work with one of them.
+/// Checks that this build can use the database of `towpath dev`'s agent server and those of deployments, in a data
+/// folder or a backup.
 pub(super) async fn check_agents(folder: &Path) -> anyhow::Result<()> {
     let mut databases = deployments::databases(folder)?;
     databases.push(folder.join(AGENT));

@@ -1,4 +1,4 @@
-//! Deployments that run in containers: their databases lie in volumes of a Docker engine.
+//! Deployments in containers, whose databases are in volumes of a Docker engine.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -6,7 +6,7 @@ use std::os::unix::fs::{MetadataExt as _, chown};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
-use towpath_compute::docker::{Placed, Restoring, Volumes};
+use towpath_compute::docker::{RestoreRef, VolumeMetadata, Volumes};
 use towpath_domain::{DeploymentId, Timestamp};
 
 use super::keys::{PLATFORM, PlatformKeys, SEALED};
@@ -15,29 +15,25 @@ use crate::arguments::CopyData;
 use crate::config::{DeploymentBackend, Settings};
 use crate::wiring;
 
-/// Lies in the folder of a deployment in a backup beside what was in a volume, and says what that was.
+/// Describes the volume that a deployment's folder in a backup was copied from.
 pub(super) const RECORD: &str = "placed.json";
-/// Files that lie in the data folder although the database is in a volume.
+/// Files that are in the data folder even if the database is in a volume.
 pub(super) const OWN: [&str; 2] = [PLATFORM, SEALED];
-/// What of a backup's folder goes into no volume.
+/// Files of a backup's folder that do not go into a volume.
 const NOT_IN_VOLUMES: &[&str] = &[RECORD, PLATFORM, SEALED];
 
-/// Where databases are that are not in the data folder.
 #[derive(Debug, Default)]
-pub(super) struct Apart {
+pub(super) struct VolumeSource {
     engine: Option<Volumes>,
     /// Why there is no engine.
     why: Option<String>,
     data: PathBuf,
-    /// Whether those in the data folder do not count: they are of a time before containers.
+    /// Whether databases in the data folder are ignored, because they predate the containers.
     is_all: bool,
 }
 
-impl Apart {
-    /// Asks the engine where something may be there.
-    ///
-    /// # Errors
-    /// Deployments run in an engine that does not answer.
+impl VolumeSource {
+    /// Connects to the engine if deployments may have volumes there.
     pub(super) async fn open(settings: &Settings, placed: &[DeploymentId]) -> anyhow::Result<Self> {
         let backend = settings.deployments.backend;
         let mut apart = Self {
@@ -59,9 +55,9 @@ impl Apart {
             Ok(engine) => apart.engine = Some(engine),
             Err(why) if apart.is_all => {
                 return Err(why.context(format!(
-                    "the databases of {} deployments lie in volumes of a Docker engine: make the backup on the machine that \
-                     has it, start it or say as deployments.docker_host where it is, or leave deployments out of this \
-                     backup with --without-deployments",
+                    "the databases of {} deployments are in volumes of a Docker engine: make the backup on the \
+                     machine that has the engine, start the engine, set deployments.docker_host to its address, or \
+                     leave deployments out of this backup with --without-deployments",
                     placed.len()
                 )));
             }
@@ -70,7 +66,6 @@ impl Apart {
         Ok(apart)
     }
 
-    /// Those of `placed` whose files are in a volume.
     pub(super) async fn find(&self, placed: &[DeploymentId]) -> anyhow::Result<BTreeSet<DeploymentId>> {
         let mut found = BTreeSet::new();
         let Some(engine) = &self.engine else {
@@ -89,7 +84,7 @@ impl Apart {
         Ok(found)
     }
 
-    /// Copies the files of volumes into a backup; how many there were. Agent servers may run meanwhile.
+    /// Copies the files of volumes into a backup and returns their number. Agent servers may keep running.
     pub(super) async fn copy(&self, ids: &BTreeSet<DeploymentId>, to: &Path) -> anyhow::Result<u64> {
         let Some(engine) = &self.engine else { return Ok(0) };
         let mut copied = 0;
@@ -97,7 +92,7 @@ impl Apart {
             let work = tempfile::Builder::new().prefix("volume-").tempdir_in(to);
             let work = work.with_context(|| format!("folder {}", to.display()))?;
             let fetched = engine.fetch(*id, work.path()).await;
-            let fetched = fetched.with_context(|| format!("copying the database of the deployment {id}"))?;
+            let fetched = fetched.with_context(|| format!("copying the database of deployment {id}"))?;
             // Deleted meanwhile.
             let Some(placed) = fetched else { continue };
             let own = deployments::agent(to, *id);
@@ -109,8 +104,7 @@ impl Apart {
         Ok(copied)
     }
 
-    /// # Errors
-    /// When there are deployments whose database cannot be copied.
+    /// Fails when there are deployments whose database cannot be copied.
     pub(super) fn expect_none(&self, missing: &[DeploymentId]) -> anyhow::Result<()> {
         if missing.is_empty() {
             return Ok(());
@@ -122,14 +116,14 @@ impl Apart {
             (None, None) => String::new(),
         };
         bail!(
-            "the databases of {} deployments are not in this data folder{engine}: {}; make the backup on the machine that \
-             keeps the deployments, with its settings, or leave deployments out of this backup with --without-deployments",
+            "the databases of {} deployments are not in this data folder{engine}: {}; make the backup on the machine \
+             that keeps the deployments, with its settings, or leave deployments out of this backup with \
+             --without-deployments",
             missing.len(),
             named.join(", ")
         );
     }
 
-    /// Lets go of the engine.
     pub(super) async fn close(&self) {
         if let Some(engine) = &self.engine {
             engine.close().await;
@@ -137,19 +131,15 @@ impl Apart {
     }
 }
 
-/// Where the files of a backup's deployments go that run in containers.
-pub(super) struct Target {
+/// Target of deployments that run in containers.
+pub(super) struct VolumeTarget {
     engine: Option<Volumes>,
-    /// Whose files they are.
     pub(super) ids: BTreeSet<DeploymentId>,
-    restoring: Restoring,
+    restoring: RestoreRef,
 }
 
-impl Target {
-    /// Volumes, where deployments are to run in containers, or did and nothing is said.
-    ///
-    /// # Errors
-    /// The engine does not answer.
+impl VolumeTarget {
+    /// Volumes if deployments run in containers here, or did and the backend is not set explicitly.
     pub(super) async fn open(settings: &Settings, from: &Path, backup: Timestamp) -> anyhow::Result<Self> {
         let ids = into_volumes(settings.deployments.backend, from)?;
         let engine = if ids.is_empty() {
@@ -157,9 +147,9 @@ impl Target {
         } else {
             let opened = connect(settings).await.with_context(|| {
                 format!(
-                    "the databases of {} deployments go into volumes of a Docker engine: start it or say as \
-                     deployments.docker_host where it is, or set deployments.backend to process to have them in the data \
-                     folder",
+                    "the databases of {} deployments go into volumes of a Docker engine: start it, set \
+                     deployments.docker_host to its address, or set deployments.backend to process to have them in \
+                     the data folder",
                     ids.len()
                 )
             })?;
@@ -169,15 +159,14 @@ impl Target {
         Ok(Self {
             engine,
             ids,
-            restoring: Restoring {
+            restoring: RestoreRef {
                 name: format!("{backup} into {}", data.display()),
                 is_repeated: false,
             },
         })
     }
 
-    /// # Errors
-    /// When there are volumes with other files.
+    /// Fails when there are volumes with other files.
     pub(super) async fn expect_free(&mut self, is_repeated: bool) -> anyhow::Result<()> {
         self.restoring.is_repeated = is_repeated;
         let Some(engine) = &self.engine else { return Ok(()) };
@@ -187,19 +176,18 @@ impl Target {
         Ok(())
     }
 
-    /// Fills the volumes. The folder of deployments is there.
+    /// Fills the volumes. The folder of deployments must exist.
     pub(super) async fn fill(&self, from: &Path) -> anyhow::Result<()> {
         let Some(engine) = &self.engine else { return Ok(()) };
         for id in &self.ids {
             let own = deployments::agent(from, *id);
             let placed = record(&own)?.unwrap_or_default();
             let put = engine.put(*id, own, NOT_IN_VOLUMES, placed, &self.restoring).await;
-            put.with_context(|| format!("putting back the database of the deployment {id}"))?;
+            put.with_context(|| format!("restoring the database of deployment {id}"))?;
         }
         Ok(())
     }
 
-    /// Lets go of the engine.
     pub(super) async fn close(&self) {
         if let Some(engine) = &self.engine {
             engine.close().await;
@@ -222,8 +210,8 @@ fn into_volumes(backend: DeploymentBackend, from: &Path) -> anyhow::Result<BTree
     Ok(ids.into_iter().filter(goes).collect())
 }
 
-/// What a volume was, in the folder of its deployment in a backup.
-fn record(own: &Path) -> anyhow::Result<Option<Placed>> {
+/// The metadata of the volume, from the deployment's folder in a backup.
+fn record(own: &Path) -> anyhow::Result<Option<VolumeMetadata>> {
     let file = own.join(RECORD);
     match std::fs::read(&file) {
         Ok(text) => {
@@ -241,21 +229,18 @@ async fn connect(settings: &Settings) -> anyhow::Result<Volumes> {
     Ok(Volumes::open(&docker.host, &docker.base_image, wiring::program()?, root).await?)
 }
 
-/// Copies the data folder of an agent server, inside of a container that has it.
-///
-/// # Errors
-/// Something cannot be read or written.
+/// Copies the data folder of an agent server, inside a container that mounts it.
 pub async fn copy_data(command: CopyData) -> anyhow::Result<()> {
     let (from, to) = (&command.from, &command.to);
     deployments::copy_agent(from, to, &PlatformKeys::Absent).await?;
-    // Databases are new files: whose they are goes with them.
+    // Databases are new files and need the owner of the originals.
     for entry in std::fs::read_dir(to).with_context(|| format!("folder {}", to.display()))? {
         let entry = entry?;
         let source = from.join(entry.file_name());
         if !entry.file_type()?.is_file() {
             continue;
         }
-        if let Some(about) = files::unless_gone(std::fs::metadata(&source), &source)? {
+        if let Some(about) = files::ignore_missing(std::fs::metadata(&source), &source)? {
             chown(entry.path(), Some(about.uid()), Some(about.gid()))
                 .with_context(|| format!("file {}", entry.path().display()))?;
         }
@@ -302,9 +287,9 @@ mod tests {
         let (folder, ids) = backup(&[&[]]);
         let own = deployments::agent(folder.path(), ids[0]);
         assert_eq!(record(&own).unwrap(), None);
-        let placed = Placed {
+        let placed = VolumeMetadata {
             labels: [("owner".to_owned(), "somebody".to_owned())].into(),
-            ..Placed::default()
+            ..VolumeMetadata::default()
         };
         files::write_key(&own.join(RECORD), &serde_json::to_vec(&placed).unwrap()).unwrap();
         assert_eq!(record(&own).unwrap(), Some(placed));

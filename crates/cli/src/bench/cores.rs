@@ -1,4 +1,4 @@
-//! Keeping a server and its load off each other's cores.
+//! Separates the cores of a server and its load.
 
 use std::future::Future;
 
@@ -6,20 +6,20 @@ use anyhow::Context as _;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
-/// One half of the cores this process may use.
+/// One half of the cores available to this process.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Half {
-    /// The smaller one where their number is odd.
+    /// The smaller one if their number is odd.
     Lower,
     Upper,
 }
 
-/// Keeps the calling thread, and whatever threads and processes it starts from now on, to one half. Does nothing where
-/// there is only one core.
+/// Restricts the calling thread, and threads and processes that it starts later, to one half. No effect with a single
+/// core.
 pub(super) fn keep_to(half: Half) -> anyhow::Result<()> {
-    // The calling thread is meant by 0.
+    // 0 is the calling thread.
     let this = Pid::from_raw(0);
-    let mine = sched_getaffinity(this).context("asking which cores may be used")?;
+    let mine = sched_getaffinity(this).context("reading the CPU affinity")?;
     let cores: Vec<usize> = (0..CpuSet::count())
         .filter(|&core| mine.is_set(core).unwrap_or(false))
         .collect();
@@ -38,7 +38,7 @@ pub(super) fn keep_to(half: Half) -> anyhow::Result<()> {
     sched_setaffinity(this, &set).context("choosing cores")
 }
 
-/// Runs `work` on a thread of its own that keeps to `half`, or anywhere.
+/// Runs `work` on its own thread, restricted to `half` if given.
 pub(super) async fn run_on<T: Send + 'static, F: Future<Output = anyhow::Result<T>>>(
     half: Option<Half>,
     work: impl FnOnce() -> F + Send + 'static,

@@ -1,25 +1,20 @@
-//! The database of a benchmark, made for it and removed afterwards.
+//! A temporary database for a benchmark.
 
 use anyhow::Context as _;
 use tempfile::TempDir;
 use towpath_store::baseline;
 
-/// A database that nobody else uses.
 pub struct Database {
-    /// Where it is.
     pub uri: String,
-    /// Of a database on PostgreSQL: the server's address, and its name.
+    /// Address of the PostgreSQL server and name of the database.
     server: Option<(String, String)>,
     _folder: TempDir,
 }
 
 impl Database {
-    /// On the server, else a file.
-    ///
-    /// # Errors
-    /// The server does not make it, or the folder cannot be made.
+    /// Creates it on the server, else as a file.
     pub async fn make(server: Option<&str>) -> anyhow::Result<Self> {
-        let folder = tempfile::tempdir().context("making a temporary folder")?;
+        let folder = tempfile::tempdir().context("creating a temporary folder")?;
         let Some(server) = server else {
             return Ok(Self {
                 uri: format!("sqlite://{}", folder.path().join("bench.db").display()),
@@ -30,7 +25,7 @@ impl Database {
         let name = format!("towpath_bench_{}", std::process::id());
         let uri = baseline::make_database(server, &name)
             .await
-            .context("making a database for the benchmark")?;
+            .context("creating a database for the benchmark")?;
         Ok(Self {
             uri,
             server: Some((server.to_owned(), name)),
@@ -38,8 +33,6 @@ impl Database {
         })
     }
 
-    /// # Errors
-    /// The server does not remove it.
     pub async fn remove(self) -> anyhow::Result<()> {
         if let Some((server, name)) = &self.server {
             baseline::drop_database(server, name)

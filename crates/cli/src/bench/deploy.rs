@@ -1,8 +1,8 @@
-//! `towpath bench deploy`: from `POST /v2/deployments` to a revision that is `DEPLOYED`, step by step, for a small Python
-//! project in a git repository on this disk, on the process backend.
+//! `towpath bench deploy`: time from `POST /v2/deployments` to a `DEPLOYED` revision, step by step, for a small Python
+//! project in a local git repository on the process backend.
 //!
-//! The first deployment finds nothing: the environment of its packages is made. Those behind it are what is measured. Each
-//! is of a commit of its own, so of what a deployment needs only the packages are there already.
+//! The first deployment creates the environment of its packages. The following ones are measured: each has its own
+//! commit, and only the environment exists already.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -18,17 +18,13 @@ use super::report::Report;
 use super::server::{self, Child};
 use crate::arguments::BenchDeploy;
 
-/// Between two questions whether a revision is there: what is measured may be too long by this.
-const ASK_EVERY: Duration = Duration::from_millis(10);
-/// The longest a revision may take: the first fetches packages.
-const PATIENCE: Duration = Duration::from_secs(900);
-/// What the logs tell the time of, in order.
+/// It limits the precision of the results.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// The first revision fetches packages.
+const TIMEOUT: Duration = Duration::from_secs(900);
+/// Steps whose duration is in the logs, in order.
 const STEPS: [&str; 5] = ["resolve", "fetch", "build", "check", "switch"];
 
-/// Runs it.
-///
-/// # Errors
-/// The server or git cannot be started, or a revision fails.
 pub async fn run(options: &BenchDeploy) -> anyhow::Result<()> {
     let repository = Repository::new().await?;
     let mut report = Report::default();
@@ -68,12 +64,12 @@ async fn measure(
     note(
         report,
         "first deployment, its packages fetched",
-        std::slice::from_ref(&first.took),
+        std::slice::from_ref(&first.times),
     );
     let (mut new, mut next) = (Vec::new(), Vec::new());
     for round in 1..=options.rounds {
         let one = platform.deploy(repository, round).await?;
-        new.push(one.took);
+        new.push(one.times);
         next.push(platform.change(repository, &one.id, round).await?);
         platform.delete(&one.id).await?;
     }
@@ -82,38 +78,37 @@ async fn measure(
     platform.delete(&first.id).await
 }
 
-/// Notes the medians of several rounds, and the slowest.
-fn note(report: &mut Report, what: &str, rounds: &[Took]) {
-    let median = |of: &dyn Fn(&Took) -> f64| {
+/// Reports the medians of several rounds, and the slowest.
+fn note(report: &mut Report, what: &str, rounds: &[RevisionTimes]) {
+    let median = |of: &dyn Fn(&RevisionTimes) -> f64| {
         let mut all: Vec<f64> = rounds.iter().map(of).collect();
         all.sort_by(f64::total_cmp);
         all.get(all.len() / 2).copied().unwrap_or_default()
     };
-    report.note(what, median(&|took| took.whole), "s");
+    report.note(what, median(&|took| took.total), "s");
     if rounds.len() > 1 {
-        let slowest = rounds.iter().map(|took| took.whole).fold(0.0, f64::max);
+        let slowest = rounds.iter().map(|took| took.total).fold(0.0, f64::max);
         report.note(format!("{what}, slowest of {}", rounds.len()), slowest, "s");
     }
     for (n, step) in STEPS.iter().enumerate() {
         report.note(format!("{what}: {step}"), median(&|took| took.steps[n]), "s");
     }
-    let rest = |took: &Took| took.whole - took.steps.iter().sum::<f64>();
+    let rest = |took: &RevisionTimes| took.total - took.steps.iter().sum::<f64>();
     report.note(format!("{what}: recording, and between the steps"), median(&rest), "s");
 }
 
-/// What one revision took, in seconds.
-struct Took {
-    whole: f64,
+/// Duration of one revision, in seconds.
+struct RevisionTimes {
+    total: f64,
     /// In the order of [`STEPS`], to a hundredth.
     steps: [f64; STEPS.len()],
 }
 
-struct Deployed {
+struct DeployedRevision {
     id: String,
-    took: Took,
+    times: RevisionTimes,
 }
 
-/// The server's API.
 struct Platform {
     http: reqwest::Client,
     base: String,
@@ -147,8 +142,8 @@ impl Platform {
         Ok(serde_json::from_str(&text).unwrap_or_default())
     }
 
-    /// A deployment of a new commit.
-    async fn deploy(&self, repository: &Repository, round: u64) -> anyhow::Result<Deployed> {
+    /// Deploys a new commit.
+    async fn deploy(&self, repository: &Repository, round: u64) -> anyhow::Result<DeployedRevision> {
         repository.commit(&format!("deployment {round}")).await?;
         let body = json!({
             "name": format!("bench-{round}"), "source": "github", "secrets": [],
@@ -158,22 +153,22 @@ impl Platform {
         let began = Instant::now();
         let made = self.ask(http::Method::POST, "/v2/deployments", Some(body)).await?;
         let id = made["id"].as_str().context("the deployment has an id")?.to_owned();
-        let took = self.deployed(&id, &made, began).await?;
-        Ok(Deployed { id, took })
+        let took = self.wait_for_revision(&id, &made, began).await?;
+        Ok(DeployedRevision { id, times: took })
     }
 
-    /// The next revision of a deployment, of a new commit.
-    async fn change(&self, repository: &Repository, id: &str, round: u64) -> anyhow::Result<Took> {
+    /// Creates the next revision, with a new commit.
+    async fn change(&self, repository: &Repository, id: &str, round: u64) -> anyhow::Result<RevisionTimes> {
         repository.commit(&format!("revision {round}")).await?;
         let body = json!({"source_revision_config": {"repo_ref": "main"}});
         let began = Instant::now();
         let path = format!("/v2/deployments/{id}");
         let made = self.ask(http::Method::PATCH, &path, Some(body)).await?;
-        self.deployed(id, &made, began).await
+        self.wait_for_revision(id, &made, began).await
     }
 
     /// Waits for the latest revision of a deployment.
-    async fn deployed(&self, id: &str, made: &Value, began: Instant) -> anyhow::Result<Took> {
+    async fn wait_for_revision(&self, id: &str, made: &Value, began: Instant) -> anyhow::Result<RevisionTimes> {
         let revision = made["latest_revision_id"].as_str().context("there is a revision")?;
         let path = format!("/v2/deployments/{id}/revisions/{revision}");
         loop {
@@ -189,11 +184,11 @@ impl Platform {
                 _ => {}
             }
             ensure!(
-                began.elapsed() < PATIENCE,
-                "a revision is not there after {} s",
-                PATIENCE.as_secs()
+                began.elapsed() < TIMEOUT,
+                "a revision is not deployed after {} s",
+                TIMEOUT.as_secs()
             );
-            tokio::time::sleep(ASK_EVERY).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         let whole = began.elapsed().as_secs_f64();
         let mut steps = [0.0; STEPS.len()];
@@ -210,7 +205,7 @@ impl Platform {
                 }
             }
         }
-        Ok(Took { whole, steps })
+        Ok(RevisionTimes { total: whole, steps })
     }
 
     async fn delete(&self, id: &str) -> anyhow::Result<()> {
@@ -223,22 +218,21 @@ impl Platform {
                 return Ok(());
             }
             ensure!(
-                began.elapsed() < PATIENCE,
-                "a deployment is not gone after {} s",
-                PATIENCE.as_secs()
+                began.elapsed() < TIMEOUT,
+                "a deployment is not deleted after {} s",
+                TIMEOUT.as_secs()
             );
-            tokio::time::sleep(ASK_EVERY).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 }
 
-/// `fetch: 0.04 s`
+/// Parses `fetch: 0.04 s`.
 fn timed(line: &str) -> Option<(&str, f64)> {
     let (name, rest) = line.split_once(": ")?;
     Some((name, rest.strip_suffix(" s")?.parse().ok()?))
 }
 
-/// A git repository with the project.
 struct Repository(TempDir);
 
 impl Repository {
@@ -249,7 +243,7 @@ impl Repository {
         Ok(repository)
     }
 
-    /// Changes the project, and commits that.
+    /// Changes the project and commits it.
     async fn commit(&self, what: &str) -> anyhow::Result<()> {
         let file = self.0.path().join("NOTES");
         tokio::fs::write(&file, what).await?;

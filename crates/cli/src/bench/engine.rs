@@ -18,10 +18,10 @@ use super::report::Report;
 use super::workload::{Job, Meter, POOL};
 use crate::arguments::BenchEngine;
 
-/// Slots that are measured.
+/// Numbers of slots to measure.
 const SLOTS: [usize; 4] = [1, 16, 64, 256];
 
-/// How often what is measured and what it is compared with take turns; the median counts.
+/// Rounds that alternate with the comparison; the median counts.
 const ROUNDS: usize = 5;
 
 pub async fn run(options: &BenchEngine) -> anyhow::Result<()> {
@@ -46,7 +46,7 @@ async fn measure(options: &BenchEngine, uri: &str) -> anyhow::Result<Report> {
         let name = format!("drain, {slots} slots");
         if wanted(&name) {
             let jobs = share(options.jobs, slots);
-            // In turns, so that both meet the same machine: its disk is another from one minute to the next.
+            // They alternate, because the speed of the disk changes from minute to minute.
             let (mut hand, mut ours) = (Vec::new(), Vec::new());
             for _ in 0..ROUNDS {
                 let took = by_hand.drain(jobs.cast_signed(), i64::try_from(slots)?).await?;
@@ -99,7 +99,7 @@ async fn measure(options: &BenchEngine, uri: &str) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// Fewer jobs for few slots, so that a run takes minutes and not an hour.
+/// Fewer jobs for few slots, so that a run takes minutes.
 fn share(jobs: u64, slots: usize) -> u64 {
     match slots {
         1 => jobs / 20,
@@ -201,7 +201,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Drains a backlog, from the start of the workers until the last row is written.
+    /// Drains a backlog, from the start of the workers to the last written row.
     async fn drain(&self, jobs: u64, slots: usize, tenants: usize, lanes: u64) -> anyhow::Result<f64> {
         self.clear().await?;
         let owners: Vec<TenantId> = (0..tenants).map(|_| TenantId::new()).collect();
@@ -236,13 +236,13 @@ impl Bench {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         // Ends when the rows of the last jobs are written.
-        while workers.at_work() > 0 {
+        while workers.running_jobs() > 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         let took = started.elapsed();
         workers.drain(Duration::from_secs(30)).await;
         let left = self.store.read(async |tx| baseline::open_jobs(tx).await).await?;
-        ensure!(left == 0, "{left} of {jobs} jobs are not over");
+        ensure!(left == 0, "{left} of {jobs} jobs have not ended");
         ensure!(meter.entered.load(Ordering::Relaxed) == jobs, "jobs ran more than once");
         Ok(rate(jobs, took))
     }
@@ -294,17 +294,17 @@ impl Bench {
         }
         let started = Instant::now();
         let workers = self.workers(usize::try_from(workflows)?, &meter)?;
-        while meter.entered.load(Ordering::Relaxed) < workflows || workers.at_work() > 0 {
+        while meter.entered.load(Ordering::Relaxed) < workflows || workers.running_jobs() > 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         let took = started.elapsed();
         workers.drain(Duration::from_secs(30)).await;
         let left = self.store.read(async |tx| baseline::open_jobs(tx).await).await?;
-        ensure!(left == 0, "{left} of {workflows} workflows are not over");
+        ensure!(left == 0, "{left} of {workflows} workflows have not ended");
         Ok(rate(workflows * u64::from(steps), took))
     }
 
-    /// The median time of a claim of 64 with so many jobs ready.
+    /// Median time of a claim of 64 jobs while `ready` jobs are ready.
     async fn claim_time(&self, ready: i64) -> anyhow::Result<f64> {
         self.clear().await?;
         let tenant = TenantId::new();
@@ -317,7 +317,7 @@ impl Bench {
             let started = Instant::now();
             let claimed = self
                 .store
-                .write(async |tx| jobs::claim(tx, &jobs::Claimer::new(POOL, WorkerId::new(), 64)).await)
+                .write(async |tx| jobs::claim(tx, &jobs::ClaimRequest::new(POOL, WorkerId::new(), 64)).await)
                 .await?;
             took.push(started.elapsed());
             ensure!(claimed.len() == 64, "a claim found {} of 64", claimed.len());

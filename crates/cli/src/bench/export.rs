@@ -1,9 +1,9 @@
-//! `towpath bench export`: a day's trace runs to Parquet files, copied and scanned, and beside it the same by DuckDB.
+//! `towpath bench export`: exports of a month's trace runs to Parquet files, copied and scanned, compared with DuckDB.
 //!
-//! Rows are made once, as folds leave them, and compacted. Each figure is a process of its own, so that its peak memory
-//! is that of the work and of nothing before it.
+//! Rows are created once, in segments as flushes write them, and compacted. Each phase runs in its own process, so that
+//! its peak memory only covers its own work.
 
-mod peer;
+mod duckdb;
 mod phase;
 mod prepare;
 
@@ -16,15 +16,14 @@ use serde::{Deserialize, Serialize};
 use super::report::Report;
 use crate::arguments::{BenchExport, ExportPhase};
 
-/// What a process of one phase tells.
+/// Result of the process of one phase.
 #[derive(Debug, Serialize, Deserialize)]
-struct Seen {
+struct PhaseResult {
     rows: u64,
     bytes: u64,
     seconds: f64,
-    /// CPU time of all its threads.
     cpu_seconds: f64,
-    /// Highest resident memory, in MB.
+    /// Peak resident memory, in MB.
     peak_mb: f64,
 }
 
@@ -44,7 +43,7 @@ pub async fn run(options: &BenchExport) -> anyhow::Result<()> {
     report.note("stored", made.bytes as f64 / made.rows as f64, "bytes/row");
     let peer = match &options.peer {
         Some(python) => {
-            let seen = peer::run(python, folder.path()).await?;
+            let seen = duckdb::run(python, folder.path()).await?;
             ensure!(
                 seen.rows == made.rows,
                 "the peer wrote {} of {} rows",
@@ -70,7 +69,7 @@ pub async fn run(options: &BenchExport) -> anyhow::Result<()> {
         let seen = process(options, phase, folder.path()).await?;
         ensure!(seen.rows == made.rows, "{name}: {} of {} rows", seen.rows, made.rows);
         note(&mut report, name, &seen, peer);
-        // Ten million rows are 5 GB, and in a folder they need not lie once for each figure.
+        // Ten million rows are 5 GB, so each phase removes its files.
         let written = folder.path().join("exports").join(phase.name());
         tokio::fs::remove_dir_all(written)
             .await
@@ -82,7 +81,7 @@ pub async fn run(options: &BenchExport) -> anyhow::Result<()> {
     report.print(options.output)
 }
 
-fn note(report: &mut Report, name: &str, seen: &Seen, against: &str) {
+fn note(report: &mut Report, name: &str, seen: &PhaseResult, against: &str) {
     if against.is_empty() {
         report.note(name, rate(seen), "rows/s");
     } else {
@@ -93,12 +92,12 @@ fn note(report: &mut Report, name: &str, seen: &Seen, against: &str) {
     report.note(format!("{name}: size"), seen.bytes as f64 / (1024.0 * 1024.0), "MB");
 }
 
-fn rate(seen: &Seen) -> f64 {
+fn rate(seen: &PhaseResult) -> f64 {
     seen.rows as f64 / seen.seconds
 }
 
-/// This binary once more, for one phase.
-async fn process(options: &BenchExport, phase: ExportPhase, folder: &Path) -> anyhow::Result<Seen> {
+/// Runs this binary for one phase.
+async fn process(options: &BenchExport, phase: ExportPhase, folder: &Path) -> anyhow::Result<PhaseResult> {
     let mut command = tokio::process::Command::new(std::env::current_exe()?);
     command
         .args(["bench", "export", "--phase"])
@@ -119,20 +118,20 @@ async fn process(options: &BenchExport, phase: ExportPhase, folder: &Path) -> an
         output.status,
         String::from_utf8_lossy(&output.stderr).trim()
     );
-    serde_json::from_slice(&output.stdout).with_context(|| format!("what the phase {} tells", phase.name()))
+    serde_json::from_slice(&output.stdout).with_context(|| format!("reading the output of phase {}", phase.name()))
 }
 
-/// Highest resident memory of this process so far, in MB, and its CPU time in seconds.
-fn used() -> anyhow::Result<(f64, f64)> {
-    let status = std::fs::read_to_string("/proc/self/status").context("this system does not tell")?;
+/// Peak resident memory of this process in MB, and its CPU time in seconds.
+fn resource_usage() -> anyhow::Result<(f64, f64)> {
+    let status = std::fs::read_to_string("/proc/self/status").context("reading /proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     let kilobytes: f64 = line
-        .context("no peak memory is told")?
+        .context("/proc/self/status contains no peak memory")?
         .trim()
         .trim_end_matches(" kB")
         .parse()?;
     Ok((
         kilobytes / 1024.0,
-        super::process::cpu_seconds("self").context("no CPU time is told")?,
+        super::process::cpu_seconds("self").context("the CPU time is unavailable")?,
     ))
 }

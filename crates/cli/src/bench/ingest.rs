@@ -1,9 +1,10 @@
-//! `towpath bench ingest`: how many trace runs a server acknowledges, and how many it has folded into segments in the
-//! same time; beside it the same trace runs by DuckDB and by PostgreSQL's COPY, where they are at hand.
+//! `towpath bench ingest`: trace runs that a server acknowledges and flushes per second, compared with the same trace
+//! runs in DuckDB and with PostgreSQL's COPY, if available.
 //!
-//! Bodies are made before the clock runs. The client shares the machine with the server; its CPU time is told apart.
+//! Bodies are built before the measurement. The client shares the machine with the server; its CPU time is reported
+//! separately.
 //!
-//! With `--workers` it measures a cluster on PostgreSQL in place of all this, see [`workers`].
+//! With `--workers`, it measures a cluster on PostgreSQL instead, see [`workers`].
 
 mod bodies;
 mod cluster;
@@ -29,11 +30,11 @@ use crate::arguments::BenchIngest;
 use bodies::{BODY, BOUNDARY};
 use sending::Target;
 
-/// The longest the server may take to fold what it has accepted.
-const PATIENCE: Duration = Duration::from_secs(600);
+/// Time limit for the server to flush everything it accepted.
+const TIMEOUT: Duration = Duration::from_secs(600);
 
-/// After that long, memory that was let go of is given back.
-const REST: Duration = Duration::from_secs(30);
+/// The allocator returns freed memory after this time.
+const MEMORY_RELEASE_DELAY: Duration = Duration::from_secs(30);
 
 pub async fn run(options: &BenchIngest) -> anyhow::Result<()> {
     if let (Some(server), false) = (&options.database, options.workers.is_empty()) {
@@ -41,7 +42,7 @@ pub async fn run(options: &BenchIngest) -> anyhow::Result<()> {
     }
     let mut report = Report::default();
     let runs = runs(options.rows);
-    // Nothing else is at work while one of them is.
+    // Only one of them runs at a time.
     if let Some(python) = &options.peer {
         duckdb::measure(python, &runs, options.rows, &mut report).await?;
     }
@@ -81,13 +82,13 @@ async fn measure(
         url: format!("{}/runs/multipart", child.base()),
         workspaces: Vec::new(),
     };
-    let pid = child.pid().context("the server is gone")?.to_string();
+    let pid = child.pid().context("the server has ended")?.to_string();
     let (own, servers) = (cpu_seconds("self"), cpu_seconds(&pid));
     let began = Instant::now();
     let refused = sending::send(target, bodies, options.senders).await?;
     let acknowledged = began.elapsed();
     let (own_after, servers_after) = (cpu_seconds("self"), cpu_seconds(&pid));
-    let folded = folded(&http, &child.base(), rows, began).await?;
+    let folded = wait_until_flushed(&http, &child.base(), rows, began).await?;
     let (acknowledged, folded) = (acknowledged.as_secs_f64(), folded.as_secs_f64());
     report.against("acknowledged", rows as f64 / acknowledged, "runs/s", copy::NAME);
     report.against("sustained until folded", rows as f64 / folded, "runs/s", duckdb::BEST);
@@ -110,25 +111,25 @@ async fn measure(
     if let Some(mb) = child.pid().and_then(peak_memory_mb) {
         report.note("memory of the server, at most", mb, "MB");
     }
-    tokio::time::sleep(REST).await;
+    tokio::time::sleep(MEMORY_RELEASE_DELAY).await;
     if let Some(mb) = child.memory_mb() {
         report.note("memory of the server, half a minute later", mb, "MB");
     }
     Ok(())
 }
 
-/// Waits until every run lies in a segment.
-async fn folded(http: &reqwest::Client, base: &str, rows: u64, began: Instant) -> anyhow::Result<Duration> {
+/// Waits until every run is in a trace segment.
+async fn wait_until_flushed(http: &reqwest::Client, base: &str, rows: u64, began: Instant) -> anyhow::Result<Duration> {
     loop {
         let text = http.get(format!("{base}/metrics")).send().await?.text().await?;
         let count = text
             .lines()
-            .find_map(|line| line.strip_prefix("towpath_folded_operations_total"))
+            .find_map(|line| line.strip_prefix("towpath_flushed_operations_total"))
             .and_then(|rest| rest.rsplit(' ').next()?.parse::<f64>().ok());
         if count.is_some_and(|count| count >= rows as f64) {
             return Ok(began.elapsed());
         }
-        ensure!(began.elapsed() < PATIENCE, "{count:?} of {rows} runs are folded");
+        ensure!(began.elapsed() < TIMEOUT, "{count:?} of {rows} runs are flushed");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }

@@ -1,28 +1,24 @@
-//! `towpath bench limits`: what it costs a request to be counted.
+//! `towpath bench limits`: the cost of counting a request.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use towpath_domain::Clock;
-use towpath_queue::{Ask, Counted, Windows};
+use towpath_queue::{CountingMode, WindowRequest, Windows};
 use uuid::Uuid;
 
 use super::report::Report;
 use crate::arguments::BenchLimits;
 
-/// The widest window of the hosted platform's rules: its log is the longest.
+/// The limit with the widest window in the rules of the hosted platform, and so the longest log.
 const COUNT: u32 = 6000;
 const LENGTH: Duration = Duration::from_secs(10);
-/// Identities that take turns.
+/// Identities in rotation.
 const IDENTITIES: usize = 64;
-/// Callers at the same time.
+/// Concurrent callers.
 const CALLERS: [usize; 2] = [1, 64];
 
-/// Measures, and prints the table.
-///
-/// # Errors
-/// When Redis does not answer.
 pub async fn run(options: &BenchLimits) -> anyhow::Result<()> {
     let mut report = Report::default();
     let calls = usize::try_from(options.calls)?;
@@ -32,18 +28,18 @@ pub async fn run(options: &BenchLimits) -> anyhow::Result<()> {
     }
     if let Some(uri) = &options.redis {
         let options = towpath_queue::Options {
-            // Keys of its own, which expire with their window.
+            // Unique keys, which expire with their window.
             prefix: format!("towpath-bench:{}:", Uuid::now_v7()),
             ..towpath_queue::Options::default()
         };
         let shared = Arc::new(Windows::redis(uri, options).await?);
         for callers in CALLERS {
-            if shared.counted() != Counted::Shared {
-                bail!("Redis does not answer");
+            if shared.counting_mode() != CountingMode::Shared {
+                bail!("Redis is unavailable");
             }
             measure(&mut report, "over Redis", &shared, calls, callers).await?;
         }
-        if shared.counted() != Counted::Shared {
+        if shared.counting_mode() != CountingMode::Shared {
             bail!("Redis did not answer in time");
         }
     }
@@ -66,11 +62,11 @@ async fn measure(
             for call in 0..calls / callers {
                 let mut who = [0; 16];
                 who[..8].copy_from_slice(&(((caller + call) % IDENTITIES) as u64).to_be_bytes());
-                let ask = Ask {
-                    slot: 0,
+                let ask = WindowRequest {
+                    window: 0,
                     name: "bench",
-                    who,
-                    count: COUNT,
+                    identity: who,
+                    limit: COUNT,
                     length: LENGTH,
                 };
                 let asked = Instant::now();

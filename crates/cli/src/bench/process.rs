@@ -1,8 +1,8 @@
-//! What the system tells of a process, where it tells anything (Linux).
+//! Process statistics of the system (Linux only).
 
-/// CPU time of a process so far in seconds; `self` is this one.
+/// CPU time of a process in seconds; `self` is this one.
 pub fn cpu_seconds(pid: &str) -> Option<f64> {
-    /// Of Linux on every machine it runs on today.
+    /// USER_HZ of Linux on all supported machines.
     const TICKS: f64 = 100.0;
     let stat = stat(pid)?;
     let mut fields = stat.split(' ').skip(11);
@@ -16,7 +16,7 @@ pub fn memory_mb(pid: u32) -> Option<f64> {
     status_mb(pid, "VmRSS:")
 }
 
-/// Highest resident memory so far, in MB.
+/// Peak resident memory, in MB.
 pub fn peak_memory_mb(pid: u32) -> Option<f64> {
     status_mb(pid, "VmHWM:")
 }
@@ -28,12 +28,11 @@ fn status_mb(pid: u32, field: &str) -> Option<f64> {
     Some(kilobytes / 1024.0)
 }
 
-/// Open files and sockets.
 pub fn files(pid: u32) -> Option<usize> {
     Some(std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?.count())
 }
 
-/// The processes it started, without those that they started.
+/// Its direct child processes.
 pub fn children(pid: u32) -> Vec<u32> {
     let Ok(all) = std::fs::read_dir("/proc") else {
         return Vec::new();
@@ -45,7 +44,7 @@ pub fn children(pid: u32) -> Vec<u32> {
     numbers.filter(|child| parent(child) == Some(pid)).collect()
 }
 
-/// Its `stat` from the state on: the name of the program before it stands in brackets and may hold anything.
+/// Its `stat` from the state on: the program name before it is in brackets and may contain any characters.
 fn stat(pid: &str) -> Option<String> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     Some(stat.rsplit_once(") ")?.1.to_owned())

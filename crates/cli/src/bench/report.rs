@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::arguments::Output;
 
-/// What was measured, in order.
+/// Measurements, in order.
 #[derive(Default, Serialize)]
 pub struct Report {
     rows: Vec<Row>,
@@ -16,7 +16,7 @@ struct Row {
     what: String,
     value: f64,
     unit: &'static str,
-    /// Against a figure of the same run.
+    /// Ratio to a figure of the same run.
     #[serde(skip_serializing_if = "Option::is_none")]
     ratio: Option<f64>,
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -24,19 +24,19 @@ struct Row {
 }
 
 impl Report {
-    /// Notes a figure, and says on standard error that it is there: a run takes minutes.
+    /// Adds a figure, and prints it on standard error as progress, because a run takes minutes.
     pub fn note(&mut self, what: impl Into<String>, value: f64, unit: &'static str) {
         self.row(what.into(), value, unit, None, "");
     }
 
-    /// Notes a figure with its ratio to one noted before; the ratio is what holds on a noisy machine.
+    /// Adds a figure with its ratio to an earlier one; on a noisy machine only the ratio is reliable.
     pub fn against(&mut self, what: impl Into<String>, value: f64, unit: &'static str, against: &str) {
         let other = self.value(against);
         let against = if other.is_some() { against } else { "" };
         self.row(what.into(), value, unit, other.map(|other| value / other), against);
     }
 
-    /// A figure noted before.
+    /// An earlier figure.
     pub fn value(&self, what: &str) -> Option<f64> {
         self.rows.iter().find(|row| row.what == what).map(|row| row.value)
     }
@@ -52,7 +52,6 @@ impl Report {
         });
     }
 
-    /// Prints it.
     pub fn print(&self, output: Output) -> anyhow::Result<()> {
         match output {
             Output::Json => println!("{}", serde_json::to_string_pretty(self)?),

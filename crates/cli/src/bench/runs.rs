@@ -1,9 +1,9 @@
-//! Trace runs for the benchmarks of ingest and export: 2 to 4 KB of JSON each, made of sentences, eight to a trace. They
-//! follow from their number alone, so that any process makes the same.
+//! Trace runs for the benchmarks of ingest and export: 2 to 4 KB of JSON each, made of sentences, eight in a trace.
+//! They only depend on their number, so any process creates the same.
 
 use std::fmt::Write as _;
 
-use towpath_domain::trace::{Link, format_link};
+use towpath_domain::trace::{DottedOrderPart, format_part};
 use towpath_domain::{Timestamp, TraceRunId};
 use towpath_traces::operation::{Fields, Operation, Verb};
 use uuid::Uuid;
@@ -121,11 +121,10 @@ const NAMES: [&str; 8] = [
 ];
 const KINDS: [&str; 8] = ["chain", "chain", "retriever", "llm", "tool", "chain", "llm", "chain"];
 
-/// A source of trace runs.
 pub struct Runs {
     sentences: Vec<String>,
     first: Timestamp,
-    /// From one trace to the next, in microseconds.
+    /// Distance of traces in microseconds.
     step: i64,
 }
 
@@ -136,17 +135,16 @@ impl Runs {
         Self { sentences, first, step }
     }
 
-    /// When a trace run starts, in microseconds since the epoch.
     fn start(&self, index: u64) -> Timestamp {
         let trace = i64::try_from(index / TREE).unwrap_or(i64::MAX);
         let within = i64::try_from(index % TREE).unwrap_or(0);
         Timestamp::from_micros(self.first.micros() + trace * self.step + within * 1_300)
     }
 
-    /// The post of a run, which says everything.
+    /// The complete post of a run.
     pub fn post(&self, index: u64) -> Operation {
         let root = index - index % TREE;
-        let link = |index| Link {
+        let link = |index| DottedOrderPart {
             start: self.start(index),
             id: id(index),
         };
@@ -156,9 +154,9 @@ impl Runs {
         }
         let start = self.start(index);
         let at = usize::try_from(index % TREE).unwrap_or(0);
-        let tokens = 200 + dice(index, 3) % 900;
-        let end = Timestamp::from_micros(start.micros() + 20_000 + (dice(index, 4) % 3_000_000).cast_signed());
-        let answer = self.text(index, 11, 500 + dice(index, 5) % 1200);
+        let tokens = 200 + pseudo_random(index, 3) % 900;
+        let end = Timestamp::from_micros(start.micros() + 20_000 + (pseudo_random(index, 4) % 3_000_000).cast_signed());
+        let answer = self.text(index, 11, 500 + pseudo_random(index, 5) % 1200);
         let usage = format!(
             r#"{{"input_tokens":{tokens},"output_tokens":{},"total_tokens":{}}}"#,
             tokens / 3,
@@ -172,18 +170,21 @@ impl Runs {
         let fields = Fields {
             trace_id: Some(id(root)),
             parent_run_id: (index != root).then(|| id(root)),
-            dotted_order: Some(links.iter().map(format_link).collect::<Vec<_>>().join(".")),
+            dotted_order: Some(links.iter().map(format_part).collect::<Vec<_>>().join(".")),
             name: Some(NAMES[at].to_owned()),
             run_type: Some(KINDS[at].to_owned()),
             start_time: Some(start),
             end_time: Some(end),
-            error: dice(index, 6)
+            error: pseudo_random(index, 6)
                 .is_multiple_of(50)
                 .then(|| "TimeoutError: the tool did not answer".to_owned()),
-            tags: Some(vec!["production".to_owned(), format!("variant-{}", dice(index, 7) % 4)]),
+            tags: Some(vec![
+                "production".to_owned(),
+                format!("variant-{}", pseudo_random(index, 7) % 4),
+            ]),
             inputs: Some(format!(
                 r#"{{"messages":[{{"role":"user","content":"{}"}}],"number":{index}}}"#,
-                self.text(index, 12, 500 + dice(index, 8) % 1000)
+                self.text(index, 12, 500 + pseudo_random(index, 8) % 1000)
             )),
             outputs: Some(outputs),
             extra: Some(vec![
@@ -192,8 +193,8 @@ impl Runs {
                     format!(
                         r#"{{"thread_id":"{}","user":"user-{}","revision":"r{}"}}"#,
                         id(root ^ 0x5555),
-                        dice(root, 9) % 5000,
-                        dice(root, 10) % 12
+                        pseudo_random(root, 9) % 5000,
+                        pseudo_random(root, 10) % 12
                     ),
                 ),
                 (
@@ -213,13 +214,16 @@ impl Runs {
         }
     }
 
-    /// What somebody says of a run a while later.
-    pub fn late(&self, index: u64) -> Operation {
+    /// A later patch of a run.
+    pub fn patch(&self, index: u64) -> Operation {
         let post = self.post(index);
         let fields = Fields {
             dotted_order: post.fields.dotted_order,
             trace_id: post.fields.trace_id,
-            extra: Some(vec![("reviewed".to_owned(), format!("{}", dice(index, 13) % 5))]),
+            extra: Some(vec![(
+                "reviewed".to_owned(),
+                format!("{}", pseudo_random(index, 13) % 5),
+            )]),
             ..Fields::default()
         };
         Operation {
@@ -229,13 +233,13 @@ impl Runs {
         }
     }
 
-    /// About so many bytes of sentences.
+    /// Sentences of about `bytes` bytes.
     fn text(&self, index: u64, purpose: u64, bytes: u64) -> String {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         let mut text = String::with_capacity(bytes + 128);
         let mut at = 0;
         while text.len() < bytes {
-            let pick = usize::try_from(dice(index, purpose << 16 | at)).unwrap_or(0) % self.sentences.len();
+            let pick = usize::try_from(pseudo_random(index, purpose << 16 | at)).unwrap_or(0) % self.sentences.len();
             text.push_str(&self.sentences[pick]);
             at += 1;
         }
@@ -245,22 +249,21 @@ impl Runs {
 
 fn sentence(number: u64) -> String {
     let mut text = String::new();
-    for at in 0..8 + dice(number, 1) % 12 {
-        let pick = usize::try_from(dice(number, 100 + at)).unwrap_or(0) % WORDS.len();
+    for at in 0..8 + pseudo_random(number, 1) % 12 {
+        let pick = usize::try_from(pseudo_random(number, 100 + at)).unwrap_or(0) % WORDS.len();
         let _ = write!(text, "{}{}", if at > 0 { " " } else { "" }, WORDS[pick]);
     }
     text.push_str(". ");
     text
 }
 
-/// The id of a run.
 fn id(index: u64) -> Uuid {
-    let random = (u128::from(dice(index, 1)) << 64) | u128::from(dice(index, 2));
+    let random = (u128::from(pseudo_random(index, 1)) << 64) | u128::from(pseudo_random(index, 2));
     uuid::Builder::from_random_bytes(random.to_be_bytes()).into_uuid()
 }
 
-/// A number that follows from another and from what it is for.
-fn dice(number: u64, purpose: u64) -> u64 {
+/// A deterministic number that depends on `number` and `purpose`.
+fn pseudo_random(number: u64, purpose: u64) -> u64 {
     let mut mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ purpose.wrapping_mul(0xd1b5_4a32_d192_ed03);
     for _ in 0..2 {
         mixed = mixed.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -283,7 +286,7 @@ mod tests {
         for index in 0..1000 {
             let post = one.post(index);
             assert_eq!(post, two.post(index));
-            assert_eq!(post.sort_time(), one.late(index).sort_time());
+            assert_eq!(post.sort_time(), one.patch(index).sort_time());
             for text in [&post.fields.inputs, &post.fields.outputs] {
                 let text = text.as_deref().unwrap();
                 serde_json::from_str::<serde_json::Value>(text).unwrap();

@@ -1,5 +1,4 @@
-//! A server of the benchmark's own: this binary once more, in a process of its own, so that the two share nothing but
-//! the machine.
+//! A server for a benchmark: this binary in its own process.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -15,18 +14,18 @@ use tokio::process::{Child as Process, Command};
 use super::cores::{self, Half};
 use super::process;
 
-/// Its data folder within its own.
+/// Its data folder.
 const DATA: &str = "data";
 
-/// How long a start may take.
+/// Time limit of a start.
 const START: Duration = Duration::from_secs(60);
 
-/// A folder for a server.
+/// A temporary folder for a server.
 pub(super) fn folder() -> std::io::Result<TempDir> {
     tempfile::Builder::new().prefix("towpath-bench.").tempdir()
 }
 
-/// The server at work.
+/// A running server.
 pub(super) struct Child {
     process: Process,
     base: String,
@@ -34,12 +33,12 @@ pub(super) struct Child {
 }
 
 impl Child {
-    /// `towpath dev` in a temporary folder, ready; on one half of the cores where one is named.
+    /// `towpath dev` in a temporary folder, ready; restricted to one half of the cores if given.
     pub(super) async fn dev(half: Option<Half>) -> anyhow::Result<Self> {
         Self::dev_with(half, &[]).await
     }
 
-    /// The same, with more in its environment.
+    /// Like `dev`, with additional environment variables.
     pub(super) async fn dev_with(half: Option<Half>, environment: &[(&str, String)]) -> anyhow::Result<Self> {
         Self::start(&["dev", "--agent-listen", "127.0.0.1:0"], folder()?, environment, half).await
     }
@@ -49,7 +48,7 @@ impl Child {
         Self::start(&["agent"], folder()?, &[], None).await
     }
 
-    /// `towpath agent` in this folder, which holds a graph file, with this interpreter and so many processes of it.
+    /// `towpath agent` in a folder with a graph file, with this interpreter and number of processes.
     pub(super) async fn agent_in(folder: TempDir, python: &Path, hosts: usize) -> anyhow::Result<Self> {
         let python = python.display().to_string();
         let environment = [
@@ -59,7 +58,7 @@ impl Child {
         Self::start(&["agent"], folder, &environment, None).await
     }
 
-    /// `towpath serve` of one role in a temporary folder, ready.
+    /// `towpath serve` with one role in a temporary folder, ready.
     pub(super) async fn serve(role: &str, environment: &[(&str, String)]) -> anyhow::Result<Self> {
         Self::start(&["serve", "--role", role], folder()?, environment, None).await
     }
@@ -88,14 +87,14 @@ impl Child {
         let began = Instant::now();
         loop {
             if let Some(status) = process.try_wait()? {
-                bail!("it ended with {status}");
+                bail!("the server ended with {status}");
             }
             let ready = http.get(format!("{base}/readyz")).send().await;
             if ready.is_ok_and(|answer| answer.status().is_success()) {
                 break;
             }
             if began.elapsed() > START {
-                bail!("it was not ready after {} s", START.as_secs());
+                bail!("the server was not ready after {} s", START.as_secs());
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
@@ -106,19 +105,19 @@ impl Child {
         self.base.clone()
     }
 
-    /// The first key of a `dev`.
+    /// The first key of a `dev` server.
     pub(super) async fn key(&self) -> anyhow::Result<String> {
         let file = self.folder.path().join(DATA).join("api.key");
         let key = tokio::fs::read_to_string(file).await.context("its key")?;
         Ok(key.trim().to_owned())
     }
 
-    /// Its number, while it lives.
+    /// Process id while it runs.
     pub(super) fn pid(&self) -> Option<u32> {
         self.process.id()
     }
 
-    /// Bytes of the files below a folder of its data.
+    /// Total size of the files below a folder of its data.
     pub(super) fn stored(&self, folder: &str) -> anyhow::Result<u64> {
         let mut bytes = 0;
         let mut folders = vec![self.folder.path().join(DATA).join(folder)];
@@ -136,12 +135,12 @@ impl Child {
         Ok(bytes)
     }
 
-    /// Resident memory in MB, where the system tells.
+    /// Resident memory in MB, if the system reports it.
     pub(super) fn memory_mb(&self) -> Option<f64> {
         process::memory_mb(self.process.id()?)
     }
 
-    /// Lets it drain.
+    /// Drains the server.
     pub(super) async fn stop(mut self) -> anyhow::Result<()> {
         if let Some(pid) = self.process.id() {
             kill(Pid::from_raw(i32::try_from(pid)?), Signal::SIGTERM)?;
@@ -155,8 +154,7 @@ impl Child {
     }
 }
 
-/// A process inherits the cores of the thread that starts it, so one that is to keep to a half is started from a thread
-/// of its own.
+/// A process inherits the cores of the thread that starts it, so a restricted one is started from its own thread.
 fn spawn(mut program: Command, half: Option<Half>) -> anyhow::Result<Process> {
     let Some(half) = half else {
         return Ok(program.spawn()?);

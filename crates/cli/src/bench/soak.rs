@@ -44,9 +44,6 @@ pub struct Plan {
 
 impl Plan {
     /// Spreads jobs and lanes evenly over the days.
-    ///
-    /// # Errors
-    /// There are too few jobs per day.
     pub fn new(jobs: u64, lanes: Option<u64>, days: u64) -> anyhow::Result<Self> {
         let jobs_per_day = jobs / days.max(1);
         ensure!(
@@ -95,7 +92,7 @@ impl Database {
         match self {
             Self::Sqlite { folder } => {
                 let folder = folder.as_deref().unwrap_or(temporary);
-                std::fs::create_dir_all(folder).with_context(|| format!("making the folder {}", folder.display()))?;
+                std::fs::create_dir_all(folder).with_context(|| format!("creating the folder {}", folder.display()))?;
                 Ok(format!("sqlite://{}", folder.join("soak.db").display()))
             }
             Self::Postgres { server, name } => {
@@ -103,7 +100,7 @@ impl Database {
                     None => baseline::make_database(server, &temporary_name()).await,
                     Some(name) => baseline::find_or_make_database(server, name).await,
                 };
-                made.context("making a database for the benchmark")
+                made.context("creating a database for the benchmark")
             }
         }
     }
@@ -124,11 +121,8 @@ fn temporary_name() -> String {
 }
 
 /// Runs the plan, prints the summary, and checks the bounds.
-///
-/// # Errors
-/// The database is not available, a job did not succeed exactly once, the scheduler does not catch up, or a bound is exceeded.
 pub async fn run(database: &Database, plan: &Plan, output: Output) -> anyhow::Result<()> {
-    let temporary = tempfile::tempdir().context("making a temporary folder")?;
+    let temporary = tempfile::tempdir().context("creating a temporary folder")?;
     let uri = database.uri(temporary.path()).await?;
     let measured = days::measure(plan, &uri).await;
     database.discard().await?;

@@ -34,9 +34,6 @@ const PAGE: usize = 10;
 const AT_ONCE: usize = 100;
 
 /// Runs it.
-///
-/// # Errors
-/// A database cannot be made, or does not answer what was saved.
 pub async fn run(options: &BenchThreads) -> anyhow::Result<()> {
     let database = Database::make(options.database.as_deref()).await?;
     let measured = measure(options, &database.uri).await;
@@ -50,7 +47,7 @@ async fn measure(options: &BenchThreads, uri: &str) -> anyhow::Result<Report> {
     let mut report = Report::default();
     let bytes = usize::try_from(options.bytes)?;
     for size in SIZES {
-        let thread = Filled::new(&store, bytes, size).await?;
+        let thread = ThreadFixture::new(&store, bytes, size).await?;
         for (what, took) in thread.measure(size).await? {
             let name = |size: usize| format!("{what}, {size} checkpoints");
             report.against(name(size), millis(took), "ms", &name(SIZES[0]));
@@ -69,7 +66,7 @@ fn median(mut rounds: Vec<Duration>) -> Duration {
 }
 
 /// A thread with checkpoints.
-struct Filled<'a> {
+struct ThreadFixture<'a> {
     store: &'a Store,
     tenant: TenantId,
     id: ThreadId,
@@ -77,7 +74,7 @@ struct Filled<'a> {
     bytes: usize,
 }
 
-impl<'a> Filled<'a> {
+impl<'a> ThreadFixture<'a> {
     async fn new(store: &'a Store, bytes: usize, size: usize) -> anyhow::Result<Self> {
         let filled = Self {
             store,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use towpath_domain::job::{Ended, RetryPolicy};
+use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_durable::{Ctx, Outcome, Workflow};
 use towpath_store::{self as store, Tx};
 
@@ -60,10 +60,10 @@ impl Workflow for Job {
         for step in 0..self.steps {
             ctx.step(&format!("step {step}"), async || Ok(step)).await?;
         }
-        ctx.done()
+        ctx.complete()
     }
 
-    async fn end(_: &mut Tx<'_>, _: &Self, _: Ended) -> store::Result<()> {
+    async fn end(_: &mut Tx<'_>, _: &Self, _: EndReason) -> store::Result<()> {
         Ok(())
     }
 }

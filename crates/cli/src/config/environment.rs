@@ -9,12 +9,12 @@ use super::values::{Layer, Origin, Value};
 pub const CONFIG: &str = "TOWPATH_CONFIG";
 /// Names the server that commands talk to; the command line itself reads it.
 pub const SERVER: &str = "TOWPATH_SERVER";
-/// Names the point at which a test wants the process to die.
+/// Names the failpoint at which the process dies in a test.
 pub const FAILPOINT: &str = "TOWPATH_FAILPOINT";
-/// Names the file in which a test says by how many milliseconds the clock is to be ahead.
+/// Names the file with the offset of the clock in a test, in milliseconds.
 pub const CLOCK_OFFSET_FILE: &str = "TOWPATH_CLOCK_OFFSET_FILE";
 
-/// The environment of this process. Entries that are not UTF-8 are left out: no setting of ours can be one.
+/// The environment of this process, without entries that are not UTF-8: no setting can be one.
 #[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]
 pub fn read() -> Vec<(String, String)> {
     std::env::vars_os()
@@ -22,13 +22,13 @@ pub fn read() -> Vec<(String, String)> {
         .collect()
 }
 
-/// The settings the environment holds, and a warning for each name that looks like one and is not.
+/// Settings of the environment, and a warning for each unknown name that looks like a setting.
 ///
-/// A warning and no error: a container platform may add names of its own that begin with the service's name.
+/// Not an error: a container platform may add names of its own that begin with the service's name.
 pub fn layer(environment: &[(String, String)]) -> (Layer, Vec<String>) {
     let mut layer = Layer::new();
     for key in keys::all() {
-        // An empty variable is how shells and compose files say "not set".
+        // Shells and compose files express "not set" as an empty variable.
         let found = key.environment_names().find_map(|name| {
             let set = |(set, value): &&(String, String)| *set == name && !value.is_empty();
             environment
@@ -63,7 +63,17 @@ pub fn layer(environment: &[(String, String)]) -> (Layer, Vec<String>) {
     (layer, warnings)
 }
 
-/// Kubernetes adds such names to every container that runs beside a service called `towpath…`.
+/// A problem for each variable of a setting that was renamed.
+pub fn renamed(environment: &[(String, String)]) -> Vec<String> {
+    let variable = |setting: &str| format!("TOWPATH_{}", setting.replace('.', "_").to_uppercase());
+    let pairs = keys::RENAMED.map(|(old, new)| (variable(old), variable(new)));
+    let set = environment.iter().filter(|(_, value)| !value.is_empty());
+    set.filter_map(|(name, _)| pairs.iter().find(|(old, _)| old == name))
+        .map(|(old, new)| format!("environment variable {old} is now {new}: rename it"))
+        .collect()
+}
+
+/// Kubernetes adds such names to every container in the namespace of a service called `towpath…`.
 fn is_service_link(name: &str) -> bool {
     name.ends_with("_SERVICE_HOST")
         || name.contains("_SERVICE_PORT")

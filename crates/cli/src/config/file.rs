@@ -9,7 +9,7 @@ use super::keys;
 use super::nearest;
 use super::values::{Layer, Origin, Value};
 
-/// The settings of the file. Each unknown key and each value of a wrong type is a problem with its line.
+/// The settings of the file. Each unknown key and each value of a wrong type is a problem with its line number.
 pub fn layer(path: &Path, problems: &mut Vec<String>) -> Layer {
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
@@ -64,6 +64,9 @@ impl Reader<'_> {
                     None => self.complain(line, &format!("{name}: {UNUSABLE}")),
                 },
                 (None, DeValue::Table(inner)) if is_section(&name) => self.table(&name, inner),
+                (None, _) if let Some(new) = keys::renamed(&name) => {
+                    self.complain(line, &format!("{name} is now {new}: rename it"));
+                }
                 (None, _) => match nearest(&name, known_names()) {
                     Some(near) => self.complain(line, &format!("unknown key {name}; did you mean {near}?")),
                     None => self.complain(line, &format!("unknown key {name}")),
@@ -79,7 +82,7 @@ impl Reader<'_> {
 
 const UNUSABLE: &str = "expected a text, a number, true or false, or a list of texts";
 
-/// The value as text; the parts of a list have commas between them.
+/// The value as text; parts of a list are separated by commas.
 fn plain(value: &DeValue<'_>) -> Option<String> {
     match value {
         DeValue::String(text) => Some(text.to_string()),

@@ -1,62 +1,59 @@
-//! What a value must look like, and how it may be shown.
+//! Validation of values, and how they may be shown.
 
 use std::net::SocketAddr;
 
 use towpath_api::Proxies;
-use towpath_outbound::Allowed;
+use towpath_outbound::AllowEntry;
 use towpath_store::sealing::Keys;
 use tracing_subscriber::EnvFilter;
 use url::Url;
 use uuid::Uuid;
 
-/// Shapes of values. Every value is text until [`super::Settings`] reads it, so that its shape is checked at one
-/// place whichever source it comes from.
+/// Kinds of values. Every value is text until [`super::Settings`] reads it, so that it is validated in one place
+/// whatever its source.
 #[derive(Debug)]
 pub enum Kind {
     /// A file or folder.
     Path,
-    /// A URI of one of these schemes; a password in it is never shown.
+    /// A URI with one of these schemes; a password in it is never shown.
     Uri(&'static [&'static str]),
     /// `host:port` with a numeric host.
     Address,
     /// A whole number.
     Count {
-        /// Smallest allowed.
         least: u64,
-        /// Largest allowed.
         most: u64,
     },
     /// `true` or `false`.
     Switch,
     /// One of these.
     Choice(&'static [&'static str]),
-    /// Any of these, with commas between them.
-    Several(&'static [&'static str]),
-    /// Entries of `outbound.allow` with commas between them.
+    /// Any of these, separated by commas.
+    ChoiceList(&'static [&'static str]),
+    /// Entries of `outbound.allow`, separated by commas.
     Allowed,
-    /// Addresses and networks with commas between them.
+    /// Addresses and networks, separated by commas.
     Networks,
-    /// `pool=count` with commas between them.
+    /// `pool=count`, separated by commas.
     PoolSlots,
-    /// The path a surface stands below: empty, or `/` and more.
+    /// A path prefix: empty, or `/` and more.
     Prefix,
-    /// The name of an image or a network; `{…}` stands for something.
+    /// The name of an image or a network; `{…}` is a placeholder.
     Name,
-    /// Origins of web pages with commas between them, or `*`.
+    /// Origins of web pages, separated by commas, or `*`.
     Origins,
-    /// A UUID.
     Uuid,
     /// At least 32 characters; never shown.
     ApiKey,
-    /// 32 bytes as base64 or hex, several with commas between them; never shown.
+    /// 32 bytes as base64 or hex, several separated by commas; never shown.
     EncryptionKey,
     /// Directives of `tracing`.
     LogFilter,
 }
 
 impl Kind {
-    /// What is wrong with `text`, as the end of "expected …".
-    pub fn complaint(&self, text: &str) -> Option<String> {
+    /// The error in `text`, as the end of "expected …".
+    pub fn validation_error(&self, text: &str) -> Option<String> {
         match self {
             Self::Path => text.is_empty().then(|| "a path".to_owned()),
             Self::Uri(schemes) => {
@@ -74,22 +71,22 @@ impl Kind {
             }
             Self::Switch => text.parse::<bool>().is_err().then(|| "true or false".to_owned()),
             Self::Choice(choices) => (!choices.contains(&text)).then(|| alternatives(choices, "")),
-            Self::Several(choices) => {
+            Self::ChoiceList(choices) => {
                 let broken = items(text).any(|item| !choices.contains(&item));
-                broken.then(|| format!("{}, with commas between several", alternatives(choices, "")))
+                broken.then(|| format!("{}, separated by commas", alternatives(choices, "")))
             }
             Self::Allowed => {
-                let broken = items(text).find(|item| item.parse::<Allowed>().is_err());
+                let broken = items(text).find(|item| item.parse::<AllowEntry>().is_err());
                 broken
-                    .map(|_| "hosts, addresses, networks (10.0.0.0/8) or ports (:9000), with commas between".to_owned())
+                    .map(|_| "hosts, addresses, networks (10.0.0.0/8) or ports (:9000), separated by commas".to_owned())
             }
             Self::Networks => {
                 let broken = items(text).any(|item| Proxies::parse(item).is_none());
-                broken.then(|| "addresses or networks (10.0.0.0/8), with commas between".to_owned())
+                broken.then(|| "addresses or networks (10.0.0.0/8), separated by commas".to_owned())
             }
             Self::PoolSlots => {
                 let broken = items(text).any(|item| pool_slots(item).is_none());
-                broken.then(|| "pool=count, with commas between several".to_owned())
+                broken.then(|| "pool=count, separated by commas".to_owned())
             }
             Self::Prefix => {
                 let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-_.~".contains(&byte);
@@ -104,7 +101,7 @@ impl Kind {
             }
             Self::Origins => {
                 let broken = items(text).any(|item| item != "*" && Url::parse(item).is_err());
-                broken.then(|| "* or origins such as https://studio.example, with commas between".to_owned())
+                broken.then(|| "* or origins such as https://studio.example, separated by commas".to_owned())
             }
             Self::Uuid => text.parse::<Uuid>().is_err().then(|| "a UUID".to_owned()),
             Self::ApiKey => (text.chars().count() < 32).then(|| "at least 32 characters".to_owned()),
@@ -117,8 +114,8 @@ impl Kind {
         }
     }
 
-    /// `text` without what must not be seen.
-    pub fn shown(&self, text: &str) -> String {
+    /// `text` without its secret parts.
+    pub fn redacted(&self, text: &str) -> String {
         match self {
             Self::ApiKey | Self::EncryptionKey => "***".to_owned(),
             Self::Uri(_) => without_password(text),
@@ -127,12 +124,11 @@ impl Kind {
     }
 }
 
-/// The parts of a list, without blanks and empty ones.
+/// The parts of a list, trimmed, without empty ones.
 pub fn items(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').map(str::trim).filter(|item| !item.is_empty())
 }
 
-/// Reads `pool=count`.
 pub fn pool_slots(item: &str) -> Option<(&str, usize)> {
     let (pool, count) = item.split_once('=')?;
     let count = count.trim().parse().ok().filter(|count| (1..=4096).contains(count))?;
@@ -145,7 +141,7 @@ fn alternatives(choices: &[&str], ending: &str) -> String {
 }
 
 fn without_password(text: &str) -> String {
-    // A text that is no URI has no place to look for its password, so none of it is shown.
+    // The password of an invalid URI cannot be located, so nothing of it is shown.
     let Ok(mut uri) = Url::parse(text) else {
         return if text.contains('@') {
             "***".to_owned()

@@ -1,24 +1,24 @@
-//! Variables that the official agent server reads. Whoever comes from it and sets them must not believe in an effect that
-//! there is none of. `docs/agent-server.md` lists the same variables; a test compares them.
+//! Variables of the official agent server. Users who bring them along must learn which of them have no effect here.
+//! `docs/agent-server.md` lists the same variables; a test compares them.
 
 use towpath_domain::Secret;
 
 use super::keys;
 
-/// What a variable does here.
+/// Effect of a variable on this server.
 enum Effect {
-    /// What it does there.
+    /// As on the official server.
     Same,
-    /// Nothing, and nobody misses it.
-    Needless,
-    /// Nothing: this is what to do instead.
+    /// None, and none is needed.
+    Unnecessary,
+    /// None: the text names the alternative.
     None(&'static str),
-    /// The server does not start with it: who asks for this must not believe to have it. The value that asks for nothing
-    /// comes first.
+    /// The server does not start with it, because it would not give the requested protection. The first value is the
+    /// one that requests nothing.
     Refused(&'static str, &'static str),
 }
 
-/// Beside those that are other names of a setting.
+/// Variables that are not other names of a setting.
 const VARIABLES: &[(&str, Effect)] = &[
     ("LANGSMITH_TRACING", Effect::Same),
     ("LANGSMITH_TRACING_V2", Effect::Same),
@@ -31,23 +31,23 @@ const VARIABLES: &[(&str, Effect)] = &[
     ("LANGCHAIN_PROJECT", Effect::Same),
     ("LANGSMITH_WORKSPACE_ID", Effect::Same),
     ("LANGSMITH_TENANT_ID", Effect::Same),
-    ("LANGGRAPH_CLOUD_LICENSE_KEY", Effect::Needless),
+    ("LANGGRAPH_CLOUD_LICENSE_KEY", Effect::Unnecessary),
     ("LANGGRAPH_AES_KEY", Effect::Refused("", ENCRYPTION)),
     ("LANGGRAPH_AES_JSON_KEYS", Effect::Refused("", ENCRYPTION)),
     (
         "LANGGRAPH_AUTH_TYPE",
         Effect::Refused(
             "noop",
-            "callers are asked for keys of this server, as agent.auth says, or by auth.path of the graph file; unset the variable",
+            "callers need keys of this server (agent.auth), or the auth of the graph file (auth.path); unset the variable",
         ),
     ),
     (
         "LANGSMITH_AUTH_ENDPOINT",
-        Effect::None("callers are asked for keys of this server"),
+        Effect::None("callers need keys of this server"),
     ),
     (
         "LANGSMITH_AUTH_VERIFY_TENANT_ID",
-        Effect::None("callers are asked for keys of this server"),
+        Effect::None("callers need keys of this server"),
     ),
     ("POSTGRES_URI_CUSTOM", Effect::None("set DATABASE_URI")),
     (
@@ -58,19 +58,16 @@ const VARIABLES: &[(&str, Effect)] = &[
     ("REDIS_CLUSTER", Effect::None("name one Redis in REDIS_URI")),
     (
         "REDIS_KEY_PREFIX",
-        Effect::None("give each installation a database of Redis, as in redis://host/1"),
+        Effect::None("use one Redis database for each installation, as in redis://host/1"),
     ),
     ("REDIS_MAX_CONNECTIONS", Effect::None("few are needed")),
-    ("REDIS_CONNECT_TIMEOUT", Effect::None("it is the server's own")),
-    ("REDIS_HEALTH_CHECK_INTERVAL", Effect::None("it is the server's own")),
+    ("REDIS_CONNECT_TIMEOUT", Effect::None("the server chooses it")),
+    ("REDIS_HEALTH_CHECK_INTERVAL", Effect::None("the server chooses it")),
     (
         "REDIS_TLS_CA_CERT",
-        Effect::None("let the machine trust it, or SSL_CERT_FILE name it"),
+        Effect::None("add it to the trusted certificates of the machine, or name it in SSL_CERT_FILE"),
     ),
-    (
-        "MAX_STREAM_CHUNK_SIZE_BYTES",
-        Effect::None("events have the size that graphs give them"),
-    ),
+    ("MAX_STREAM_CHUNK_SIZE_BYTES", Effect::None("events are not split")),
     (
         "CORS_CONFIG",
         Effect::None("set CORS_ALLOW_ORIGINS, or http.cors in the graph file"),
@@ -78,16 +75,16 @@ const VARIABLES: &[(&str, Effect)] = &[
     ("PORT", Effect::None("set TOWPATH_LISTEN")),
     ("LANGGRAPH_SERVER_HOST", Effect::None("set TOWPATH_LISTEN")),
     ("BG_JOB_ISOLATED_LOOPS", Effect::None("set agent.isolation to process")),
-    ("FF_CRONS_ENABLED", Effect::None("crons are run where there are any")),
+    ("FF_CRONS_ENABLED", Effect::None("crons always run")),
     ("FF_USE_REDIS_QUEUE", Effect::None("jobs are in the database")),
     (
         "FF_V2_EVENT_STREAMING",
         Effect::None("set http.disable_event_streaming in the graph file"),
     ),
-    ("FF_ASYNC_PUBLISH_QUEUE", Effect::None("it is the server's own")),
-    ("CRON_SCHEDULER_SLEEP_TIME", Effect::None("it is the server's own")),
-    ("CRON_SCHEDULER_BATCH_SIZE", Effect::None("it is the server's own")),
-    ("STATS_INTERVAL_SECS", Effect::None("metrics have them at any time")),
+    ("FF_ASYNC_PUBLISH_QUEUE", Effect::None("the server chooses it")),
+    ("CRON_SCHEDULER_SLEEP_TIME", Effect::None("the server chooses it")),
+    ("CRON_SCHEDULER_BATCH_SIZE", Effect::None("the server chooses it")),
+    ("STATS_INTERVAL_SECS", Effect::None("the metrics have these figures")),
     ("METRIC_PREFIX", Effect::None("names of metrics begin with towpath_")),
     ("LOG_LEVEL", Effect::None("set log.filter")),
     ("LOG_JSON", Effect::None("set log.format")),
@@ -105,17 +102,17 @@ const VARIABLES: &[(&str, Effect)] = &[
     ("LANGGRAPH_UI", Effect::None(FILE)),
 ];
 
-const ENCRYPTION: &str = "this server does not encrypt checkpoints; encrypt the disk of its database instead and unset the \
-                          variable, or keep to the official server for these threads";
-const FILE: &str = "the graph file that --config names says it";
+const ENCRYPTION: &str = "this server does not encrypt checkpoints; encrypt the disk of its database instead and \
+                          unset the variable, or keep using the official server for these threads";
+const FILE: &str = "set it in the graph file that --config names";
 
-/// What is to be said about the variables of a process.
+/// Warnings about the variables of a process.
 pub fn warnings<'e>(environment: impl Iterator<Item = (&'e str, &'e str)>) -> Vec<String> {
     let set: Vec<&str> = environment
         .filter(|(_, value)| !value.is_empty())
         .map(|(name, _)| name)
         .collect();
-    // Containers of deployments are given both, since the images of others read the first.
+    // Containers of deployments get both, because images of other servers read the first.
     let listens = set.contains(&"TOWPATH_LISTEN");
     let told = set.into_iter().filter(|name| *name != "PORT" || !listens);
     told.filter_map(|name| {
@@ -124,13 +121,13 @@ pub fn warnings<'e>(environment: impl Iterator<Item = (&'e str, &'e str)>) -> Ve
             Effect::None(instead) => Some(format!(
                 "environment variable {name} has no effect on this server: {instead}"
             )),
-            Effect::Same | Effect::Needless | Effect::Refused(..) => None,
+            Effect::Same | Effect::Unnecessary | Effect::Refused(..) => None,
         }
     })
     .collect()
 }
 
-/// What is to be said about the variables that a graph file gives to the code of its graphs: they set nothing of the server.
+/// Warnings about variables that a graph file passes to its graphs: they do not configure the server.
 pub fn warnings_of_file<'e>(environment: impl Iterator<Item = (&'e str, &'e str)>) -> Vec<String> {
     let set: Vec<(&str, &str)> = environment.collect();
     let mut found = warnings(set.iter().copied());

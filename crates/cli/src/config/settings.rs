@@ -1,4 +1,4 @@
-//! The settings as the rest of the program uses them.
+//! Typed settings.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -6,112 +6,104 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use towpath_api::limits::Own;
+use towpath_api::limits::PerMinuteLimits;
 use towpath_api::{GatewayAccess, Proxies};
 use towpath_compute::isolation::Level;
 use towpath_domain::export::Limits;
 use towpath_domain::git::Transport;
-use towpath_domain::{Secret, TenantId};
-use towpath_outbound::Allowed;
+use towpath_domain::{Secret, TenantId, sandbox};
+use towpath_outbound::AllowEntry;
+use towpath_sandbox::Isolation;
 use towpath_store::pending_patches::Bounds;
-use towpath_store::quarantine::Quota;
-use towpath_workflows::run_agent;
+use towpath_store::quarantine;
+use towpath_workflows::{run_agent, sandbox_host};
 
 use super::kind;
-use super::values::Resolved;
+use super::values::ResolvedSetting;
 
-/// Typed values of every key.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Absolute.
     pub data_dir: PathBuf,
-    /// So much has to be free on the disks of this process; 0 is anything.
+    /// Minimum free space on the disks of this process; 0 is no limit.
     pub disk_least_free_bytes: u64,
-    /// May hold a password.
+    /// May contain a password.
     pub database_uri: Secret,
     /// Connections of this process to the database.
     pub database_connections: u32,
-    /// May hold a password.
+    /// May contain a password.
     pub redis_uri: Option<Secret>,
     /// `file:///…` or `s3://…`.
     pub objects: String,
-    /// The platform API, or health and metrics of a process without it.
+    /// Address of the platform API, or of health and metrics in a process without it.
     pub listen: SocketAddr,
-    /// Where others reach the platform, if not where it listens.
+    /// Address at which others reach the platform; `None`: the listen address.
     pub public_url: Option<String>,
-    /// Dev's agent server.
+    /// Address of dev's agent server.
     pub agent_listen: SocketAddr,
-    /// Seals stored credentials, as `store::sealing::Keys` reads it.
     pub encryption_key: Option<Secret>,
-    /// The first API key.
     pub api_key: Option<Secret>,
-    /// The first workspace.
     pub tenant_id: Option<TenantId>,
-    /// How long a silent worker keeps its jobs.
     pub lease: Duration,
-    /// What running jobs get at shutdown.
+    /// Time for running jobs to finish at shutdown.
     pub drain_grace: Duration,
-    /// Jobs of one pool at a time, where it was said: see [`Settings::slots_of`].
+    /// Slots of each pool, if set: see [`Settings::slots_of`].
     pub slots: Option<usize>,
-    /// Pools with another number.
+    /// Slots of single pools.
     pub pool_slots: BTreeMap<String, usize>,
     /// `file` destinations write below it.
     pub file_root: PathBuf,
     /// Whether destinations may use this process's own credentials.
     pub environment_credentials: bool,
-    /// A file of an export is closed at about this many bytes.
+    /// Approximate size at which a file of an export is closed.
     pub export_file_bytes: u64,
-    /// How many exports work at the same time, and how long one may take.
+    /// Number of concurrent exports and their time limit.
     pub exports: Limits,
-    /// Days that trace runs are kept; `None` is for ever.
+    /// `None` keeps trace runs for ever.
     pub retention_days: Option<u32>,
     /// Trace data that a workspace may keep; 0 is no limit.
     pub stored_bytes_per_workspace: u64,
-    /// Memory for finding trace runs by id, in bytes.
+    /// Memory for finding trace runs by id.
     pub index_cache_bytes: usize,
-    /// Requests worked on at once.
-    pub requests: usize,
-    /// Connections from one address of another machine.
+    /// Concurrent requests.
+    pub max_requests: usize,
+    /// Connections from one remote address.
     pub connections_per_address: usize,
-    /// Keys that open nothing which one address may send in a minute; 0 is no limit.
+    /// Invalid keys that one address may send in a minute; 0 is no limit.
     pub failed_keys_per_minute: u32,
-    /// Proxies whose word about their clients counts.
+    /// Proxies whose headers about their clients are trusted.
     pub trusted_proxies: Proxies,
-    /// What listeners speak TLS with.
+    /// Certificate and key of the listeners.
     pub tls: Option<TlsFiles>,
-    /// Where a platform that speaks TLS answers this machine without it.
+    /// Loopback address without TLS of a platform that uses TLS.
     pub tls_plain_listen: SocketAddr,
-    /// How often one caller may ask.
     pub limits: LimitSettings,
-    /// Opens metrics and what `/readyz` says of dependencies.
+    /// Required for metrics and for the names of dependencies in `/readyz`.
     pub metrics_key: Option<Secret>,
-    /// Largest ingest body as sent, in bytes.
+    /// Largest ingest body as sent.
     pub ingest_body_bytes: usize,
-    /// Memory that ingest bodies under way may take together, in bytes.
+    /// Memory of all ingest bodies in progress.
     pub ingest_memory_bytes: usize,
-    /// Accepted trace data that may wait to be folded.
+    /// Accepted trace data that may wait for its flush.
     pub ingest_backlog_bytes: u64,
-    /// How long it waits for more.
+    /// How long trace data waits for more before a flush.
     pub fold_delay: Duration,
     /// Patches of a workspace that may wait for their trace runs.
     pub pending: Bounds,
-    /// What a workspace may have in quarantine.
-    pub quarantine: Quota,
-    /// Private or local addresses that destinations may have.
-    pub outbound_allow: Vec<Allowed>,
-    /// The agent server.
+    /// Quarantine of one workspace.
+    pub quarantine: quarantine::Quota,
+    /// Private or local addresses that may be called.
+    pub outbound_allow: Vec<AllowEntry>,
     pub agent: AgentSettings,
-    /// Deployments.
     pub deployments: DeploymentSettings,
+    pub sandboxes: SandboxSettings,
     /// Directives of `tracing`.
     pub log_filter: String,
-    /// How log lines look.
     pub log_format: LogFormat,
-    /// Collector of spans.
+    /// OpenTelemetry collector for spans.
     pub otlp_endpoint: Option<String>,
 }
 
-/// A certificate and its key.
 #[derive(Clone, Debug)]
 pub struct TlsFiles {
     /// In PEM, with its chain.
@@ -120,150 +112,151 @@ pub struct TlsFiles {
     pub key: PathBuf,
 }
 
-/// How often one caller may ask.
 #[derive(Clone, Debug)]
 pub struct LimitSettings {
     /// `off`, `us`, `eu`, or a file.
     pub rules: String,
-    /// Limits of one's own.
-    pub own: Own,
+    /// Limits of the operator, besides the rules.
+    pub per_minute: PerMinuteLimits,
 }
 
-/// What the agent server alone is told.
+/// Settings of the agent server.
 #[derive(Clone, Debug)]
 pub struct AgentSettings {
-    /// The file that declares its graphs.
     pub graphs: Option<PathBuf>,
-    /// Whether callers need a key.
     pub auth: AgentAuth,
-    /// Only the gateway that signs with this may call.
+    /// Only requests that the gateway signed with this key are accepted.
     pub gateway_key: Option<Secret>,
-    /// Where it stands below its address; empty for the top.
+    /// Path prefix; empty for the root.
     pub mount_prefix: String,
-    /// Web pages that may call; empty means any.
+    /// Origins of web pages that may call; empty is any.
     pub cors_origins: Vec<String>,
-    /// Largest request body, in bytes.
     pub body_bytes: usize,
-    /// Events of every run are kept.
+    /// Whether events of every run are kept.
     pub always_resumable: bool,
-    /// How long kept events stay.
     pub event_retention: Duration,
-    /// How long a run may take.
     pub run_timeout: Duration,
-    /// A run whose worker failed so often ends as failed.
+    /// Attempts before a run ends as failed.
     pub run_attempts: u32,
-    /// Signs the bodies of webhooks.
     pub webhook_secret: Option<Secret>,
     /// Checkpoints kept for each thread; 0 keeps all.
     pub keep_checkpoints: u32,
-    /// How long checkpoints that are not the latest are kept; zero keeps all.
-    pub checkpoints_kept: Duration,
+    /// How long checkpoints except the latest are kept; zero keeps all.
+    pub checkpoint_retention: Duration,
     /// Processes that run users' own graphs.
     pub hosts: HostSettings,
 }
 
-/// How deployments are built and run.
+#[derive(Clone, Debug)]
+pub struct SandboxSettings {
+    /// Whether this process runs sandboxes.
+    pub enabled: SandboxMode,
+    /// The first user id for sandboxes.
+    pub first_user_id: u32,
+    pub host: sandbox_host::SandboxHostSettings,
+    pub quota: sandbox::SandboxQuota,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SandboxMode {
+    /// On if one process has all roles.
+    Auto,
+    On,
+    Off,
+}
+
 #[derive(Clone, Debug)]
 pub struct DeploymentSettings {
-    /// What runs them.
     pub backend: DeploymentBackend,
-    /// Whether processes of this machine run the code of one workspace alone.
+    /// Whether only one workspace may run code as processes of this machine.
     pub one_workspace: bool,
-    /// Whose keys the gateway opens them to.
+    /// Whose keys may call a deployment.
     pub access: GatewayAccess,
-    /// Whether they may judge their callers themselves, in place of keys.
+    /// Whether deployments may authenticate their callers themselves, without platform keys.
     pub own_auth: bool,
-    /// How far those have to be kept apart.
+    /// Required isolation of processes.
     pub min_isolation: Level,
-    /// The first of the user ids that are for them.
+    /// The first user id for processes of deployments.
     pub first_user_id: u32,
-    /// How repositories may be reached beside https.
+    /// Transports for repositories besides https.
     pub git_transports: Vec<Transport>,
-    /// What one program of a build may take.
+    /// Time limit of one program of a build.
     pub build_timeout: Duration,
-    /// Largest source tree, in bytes.
+    /// Largest source tree.
     pub source_bytes: u64,
-    /// What an agent server may take until it is healthy.
+    /// How long an agent server may take to become healthy.
     pub health_timeout: Duration,
-    /// What it gets to finish when it is replaced.
+    /// Time for an agent server to finish when it is replaced.
     pub drain_grace: Duration,
-    /// How long a request waits for it.
-    pub hold: Duration,
-    /// How long the right to keep deployments lasts, unless it is renewed.
+    /// How long a request waits for an agent server.
+    pub gateway_wait: Duration,
+    /// How long a keeper lease lasts unless it is renewed.
     pub keeper_lease: Duration,
-    /// Artifacts kept of each.
+    /// Artifacts kept of each deployment.
     pub keep_artifacts: u32,
-    /// Where containers run.
     pub docker: DockerSettings,
 }
 
-/// Deployments as containers.
 #[derive(Clone, Debug)]
 pub struct DockerSettings {
-    /// Where the engine answers.
+    /// Address of the Docker engine.
     pub host: String,
     /// How containers are reached.
     pub network: String,
-    /// What images are built from.
+    /// Base of built images.
     pub base_image: String,
     /// Logins of registries, as `docker login` writes them.
     pub config: Option<PathBuf>,
-    /// What containers are run with.
+    /// Runtime of containers, such as `runsc`.
     pub runtime: Option<String>,
-    /// Who images run as that name nobody.
+    /// User of images that name none.
     pub user: String,
-    /// Memory of a step of a build.
+    /// Memory of one step of a build.
     pub build_memory_bytes: i32,
-    /// CPUs of a step of a build.
+    /// CPUs of one step of a build.
     pub build_cpus: i32,
 }
 
-/// What runs deployments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeploymentBackend {
-    /// Processes, where one process does everything.
+    /// Processes if one process has all roles.
     Auto,
     /// Processes of this machine.
     Process,
     /// Containers of this machine's Docker engine.
     Docker,
-    /// Nothing here.
+    /// This process runs none.
     None,
 }
 
-/// What the processes that run users' own graphs are told.
+/// Settings of the processes that run users' own graphs.
 #[derive(Clone, Debug)]
 pub struct HostSettings {
-    /// The interpreter.
     pub python: Option<PathBuf>,
-    /// Where environments are made.
+    /// Folder for their environments.
     pub folder: PathBuf,
-    /// At most so many; 0 by the number of processors.
-    pub most: usize,
-    /// One run for each.
+    /// 0 derives the number from the processors.
+    pub max_processes: usize,
+    /// Whether each run has its own process.
     pub isolated: bool,
-    /// Runs until one is replaced; 0 is never.
+    /// Runs after which a process is replaced; 0 is never.
     pub max_runs: u64,
-    /// Memory until one is replaced; 0 is never.
+    /// Memory at which a process is replaced; 0 is never.
     pub max_rss_bytes: u64,
     /// How long imports may take.
     pub start_timeout: Duration,
-    /// How long a cancelled run may go on.
+    /// How long a cancelled run may continue.
     pub cancel_grace: Duration,
 }
 
-/// Whether callers of the agent server need an API key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AgentAuth {
-    /// Unless it listens on loopback.
+    /// Required unless the server listens on loopback.
     Auto,
-    /// Always.
     Key,
-    /// Never.
     None,
 }
 
-/// How log lines look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFormat {
     /// Text on a terminal, JSON elsewhere.
@@ -274,19 +267,19 @@ pub enum LogFormat {
     Json,
 }
 
-/// Jobs of one pool at a time where nobody says another number, as the official server has it.
+/// Default slots of a pool, as in the official server.
 const SLOTS: usize = 10;
-/// Runs of agents that share processes: they mostly wait for models, and with ten the processes stand idle while the
-/// last of ten is written.
+/// Agent runs that share processes mostly wait for models. With only ten slots, the processes would be idle while the
+/// last of ten results is written.
 const AGENT_SLOTS: usize = 64;
 
 impl Settings {
-    /// The folder of objects, where they are in one of this machine.
+    /// The folder of objects, if they are on this machine.
     pub fn objects_folder(&self) -> Option<PathBuf> {
         self.objects.parse::<url::Url>().ok()?.to_file_path().ok()
     }
 
-    /// How many jobs of a pool this process performs at a time.
+    /// How many jobs of a pool this process performs at the same time.
     pub fn slots_of(&self, pool: &str) -> usize {
         let own = self.pool_slots.get(pool).copied().or(self.slots);
         own.unwrap_or(if pool == run_agent::POOL && !self.agent.hosts.isolated {
@@ -296,12 +289,12 @@ impl Settings {
         })
     }
 
-    /// How clients of `listen` speak.
+    /// URL scheme of `listen`.
     pub const fn scheme(&self) -> &'static str {
         if self.tls.is_some() { "https" } else { "http" }
     }
 
-    /// Where this machine reaches the platform that these settings start.
+    /// Address at which this machine reaches the platform.
     pub fn local_url(&self) -> String {
         let address = match self.tls {
             Some(_) => self.tls_plain_listen,
@@ -310,12 +303,12 @@ impl Settings {
         format!("http://{address}")
     }
 
-    /// Reads values whose kinds were checked before.
-    pub(super) fn from_checked(resolved: &[Resolved]) -> Self {
-        let values = Checked(resolved);
+    /// Reads values whose kinds are already validated.
+    pub(super) fn from_checked(resolved: &[ResolvedSetting]) -> Self {
+        let values = CheckedValues(resolved);
         Self {
             data_dir: values.path("data_dir"),
-            disk_least_free_bytes: values.number::<u64>("disk.least_free_mb") << 20,
+            disk_least_free_bytes: values.number::<u64>("disk.min_free_mb") << 20,
             database_uri: Secret::new(values.text("database_uri")),
             database_connections: values.number("database_connections"),
             redis_uri: values.optional("redis_uri").map(Secret::new),
@@ -345,7 +338,7 @@ impl Settings {
             retention_days: Some(values.number("traces.retention_days")).filter(|days| *days > 0),
             stored_bytes_per_workspace: values.number::<u64>("traces.workspace_limit_mb") << 20,
             index_cache_bytes: values.number::<usize>("traces.index_cache_mb") << 20,
-            requests: values.number("http.requests"),
+            max_requests: values.number("http.requests"),
             connections_per_address: values.number("http.connections_per_address"),
             failed_keys_per_minute: values.number("http.failed_keys_per_minute"),
             trusted_proxies: Proxies::new(kind::items(values.text("http.trusted_proxies")).filter_map(Proxies::parse)),
@@ -356,7 +349,7 @@ impl Settings {
             tls_plain_listen: values.number("tls.plain_listen"),
             limits: LimitSettings {
                 rules: values.text("limits.rules").to_owned(),
-                own: Own {
+                per_minute: PerMinuteLimits {
                     key: values.number("limits.requests_per_key"),
                     workspace: values.number("limits.requests_per_workspace"),
                     deployment: values.number("limits.requests_per_deployment"),
@@ -365,12 +358,12 @@ impl Settings {
             metrics_key: values.optional("metrics.key").map(Secret::new),
             ingest_body_bytes: values.number::<usize>("ingest.body_limit_mb") << 20,
             ingest_backlog_bytes: values.number::<u64>("ingest.backlog_mb") << 20,
-            fold_delay: Duration::from_millis(values.number("ingest.fold_delay_ms")),
+            fold_delay: Duration::from_millis(values.number("ingest.flush_delay_ms")),
             pending: Bounds {
                 patches: values.number("ingest.pending_patches"),
                 bytes: values.number("ingest.pending_bytes"),
             },
-            quarantine: Quota {
+            quarantine: quarantine::Quota {
                 entries: values.number("ingest.quarantine_entries"),
                 bytes: values.number("ingest.quarantine_bytes"),
             },
@@ -398,11 +391,11 @@ impl Settings {
                 run_attempts: values.number("agent.run_attempts"),
                 webhook_secret: values.optional("agent.webhook_secret").map(Secret::new),
                 keep_checkpoints: values.number("agent.keep_checkpoints"),
-                checkpoints_kept: Duration::from_secs(86_400 * values.number::<u64>("agent.keep_checkpoints_days")),
+                checkpoint_retention: Duration::from_secs(86_400 * values.number::<u64>("agent.keep_checkpoints_days")),
                 hosts: HostSettings {
                     python: values.optional("agent.python").map(PathBuf::from),
                     folder: values.path("agent.hosts_dir"),
-                    most: values.number("agent.hosts"),
+                    max_processes: values.number("agent.hosts"),
                     isolated: values.text("agent.isolation") == "process",
                     max_runs: values.number("agent.host_runs"),
                     max_rss_bytes: values.number::<u64>("agent.host_memory_mb") << 20,
@@ -440,8 +433,8 @@ impl Settings {
                 source_bytes: values.number::<u64>("deployments.source_limit_mb") << 20,
                 health_timeout: Duration::from_secs(values.number("deployments.health_timeout_seconds")),
                 drain_grace: Duration::from_secs(values.number("deployments.drain_grace_seconds")),
-                hold: Duration::from_secs(values.number("deployments.hold_seconds")),
-                keeper_lease: Duration::from_secs(values.number("deployments.keeper_lease_seconds")),
+                gateway_wait: Duration::from_secs(values.number("deployments.hold_seconds")),
+                keeper_lease: Duration::from_secs(values.number("deployments.lease_seconds")),
                 keep_artifacts: values.number("deployments.keep_artifacts"),
                 docker: DockerSettings {
                     host: values.text("deployments.docker_host").to_owned(),
@@ -452,6 +445,31 @@ impl Settings {
                     user: values.text("deployments.docker_user").to_owned(),
                     build_memory_bytes: values.number::<i32>("deployments.docker_build_memory_mb") << 20,
                     build_cpus: values.number("deployments.docker_build_cpus"),
+                },
+            },
+            sandboxes: SandboxSettings {
+                enabled: match values.text("sandboxes.enabled") {
+                    "on" => SandboxMode::On,
+                    "off" => SandboxMode::Off,
+                    _ => SandboxMode::Auto,
+                },
+                first_user_id: values.number("sandboxes.first_user_id"),
+                host: sandbox_host::SandboxHostSettings {
+                    min_isolation: match values.text("sandboxes.min_isolation") {
+                        "gvisor" => Isolation::Gvisor,
+                        "vm" => Isolation::Vm,
+                        _ => Isolation::Namespace,
+                    },
+                    allow_unenforced: values.text("sandboxes.unenforced_limits") == "allow",
+                    memory_bytes: values.number::<u64>("sandboxes.memory_mb") << 20,
+                    processes: values.number("sandboxes.processes"),
+                    grace: Duration::from_secs(values.number("sandboxes.stop_grace_seconds")),
+                },
+                quota: sandbox::SandboxQuota {
+                    boxes: values.number("sandboxes.max_per_workspace"),
+                    snapshots: values.number("sandboxes.snapshots_per_workspace"),
+                    volumes: values.number("sandboxes.volumes_per_workspace"),
+                    volume_bytes: values.number::<i64>("sandboxes.volume_mb_per_workspace") << 20,
                 },
             },
             log_filter: values.text("log.filter").to_owned(),
@@ -465,15 +483,15 @@ impl Settings {
     }
 }
 
-struct Checked<'a>(&'a [Resolved]);
+struct CheckedValues<'a>(&'a [ResolvedSetting]);
 
-impl<'a> Checked<'a> {
+impl<'a> CheckedValues<'a> {
     fn optional(&self, name: &str) -> Option<&'a str> {
         self.0.iter().find(|value| value.key.name == name)?.text.as_deref()
     }
 
     fn text(&self, name: &str) -> &'a str {
-        self.optional(name).expect("the table of keys gives this one a default")
+        self.optional(name).expect("the table of keys has a default for it")
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -485,7 +503,7 @@ impl<'a> Checked<'a> {
     }
 
     fn number<T: FromStr>(&self, name: &str) -> T {
-        self.text(name).parse().ok().expect("its kind was checked before")
+        self.text(name).parse().ok().expect("its kind was validated")
     }
 }
 

@@ -1,4 +1,4 @@
-//! Precedence, provenance, unknown names, and what may be seen.
+//! Precedence, provenance, unknown names and redaction.
 
 use std::path::PathBuf;
 
@@ -14,7 +14,7 @@ fn flag(key: &'static str, value: &str) -> Flag {
 }
 
 fn inputs() -> Inputs {
-    Inputs::closed(Mode::Dev, Vec::new())
+    Inputs::isolated(Mode::Dev, Vec::new())
 }
 
 fn set(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
@@ -24,7 +24,7 @@ fn set(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
         .collect()
 }
 
-/// A file that lives as long as its folder.
+/// The file exists as long as its folder.
 fn file(text: &str) -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("towpath.toml");
@@ -78,7 +78,7 @@ fn what_lies_below_the_data_folder_follows_it() {
 #[test]
 fn roles_have_ports_of_their_own() {
     let port = |mode| {
-        Config::load(&Inputs::closed(mode, Vec::new()))
+        Config::load(&Inputs::isolated(mode, Vec::new()))
             .unwrap()
             .settings
             .listen
@@ -93,14 +93,14 @@ fn roles_have_ports_of_their_own() {
 #[test]
 fn roles_have_connections_of_their_own() {
     let connections = |mode, pairs: &[(&str, &str)]| {
-        let mut inputs = Inputs::closed(mode, Vec::new());
+        let mut inputs = Inputs::isolated(mode, Vec::new());
         inputs.environment = set(pairs);
         let config = Config::load(&inputs).unwrap();
         let shown = config
             .resolved
             .iter()
             .find(|value| value.key.name == "database_connections");
-        let shown = shown.and_then(Resolved::shown).unwrap();
+        let shown = shown.and_then(ResolvedSetting::redacted).unwrap();
         assert_eq!(shown, config.settings.database_connections.to_string());
         config.settings.database_connections
     };
@@ -119,7 +119,7 @@ fn roles_have_connections_of_their_own() {
 #[test]
 fn only_dev_lends_its_own_credentials() {
     let lends = |mode| {
-        Config::load(&Inputs::closed(mode, Vec::new()))
+        Config::load(&Inputs::isolated(mode, Vec::new()))
             .unwrap()
             .settings
             .environment_credentials
@@ -204,6 +204,29 @@ fn unknown_keys_of_the_file_are_errors_that_say_what_was_meant() {
 }
 
 #[test]
+fn renamed_settings_are_refused_with_their_new_names() {
+    let (_folder, path) = file("[ingest]\nfold_delay_ms = 1\n");
+    let mut inputs = inputs();
+    inputs.file = Some(path.clone());
+    inputs.environment = set(&[
+        ("TOWPATH_DISK_LEAST_FREE_MB", "1"),
+        ("TOWPATH_SANDBOXES_MOST_PER_WORKSPACE", ""),
+    ]);
+    let expected = [
+        "environment variable TOWPATH_DISK_LEAST_FREE_MB is now TOWPATH_DISK_MIN_FREE_MB: rename it".to_owned(),
+        format!(
+            "{}:2: ingest.fold_delay_ms is now ingest.flush_delay_ms: rename it",
+            path.display()
+        ),
+    ];
+    assert_eq!(problems(&inputs), expected);
+    for (old, new) in keys::RENAMED {
+        assert!(keys::all().all(|key| key.name != old), "{old} is a setting");
+        assert!(keys::all().any(|key| key.name == new), "{new} is none");
+    }
+}
+
+#[test]
 fn a_file_that_is_no_toml_names_its_line() {
     let (_folder, path) = file("listen = \"127.0.0.1:1\"\nworkers = = 3\n");
     let mut inputs = inputs();
@@ -216,12 +239,12 @@ fn a_file_that_is_no_toml_names_its_line() {
 #[test]
 fn lists_and_numbers_of_the_file_are_read() {
     let (_folder, path) = file(
-        "[workers]\nslots = 3\npool_slots = [\"exports=2\", \"folds=1\"]\n[outbound]\nallow = [\"10.0.0.0/8\", \"minio:9000\"]\n",
+        "[workers]\nslots = 3\npool_slots = [\"exports=2\", \"flushes=1\"]\n[outbound]\nallow = [\"10.0.0.0/8\", \"minio:9000\"]\n",
     );
     let mut inputs = inputs();
     inputs.file = Some(path);
     let settings = Config::load(&inputs).unwrap().settings;
-    let slots = ["exports", "folds", "sweeps", "agent"].map(|pool| settings.slots_of(pool));
+    let slots = ["exports", "flushes", "sweeps", "agent"].map(|pool| settings.slots_of(pool));
     assert_eq!(slots, [2, 1, 3, 3]);
     assert_eq!(settings.outbound_allow.len(), 2);
 }
@@ -285,7 +308,7 @@ fn secrets_are_not_shown() {
         ("TOWPATH_API_KEY", key),
     ]);
     let config = Config::load(&inputs).unwrap();
-    let shown: Vec<String> = config.resolved.iter().filter_map(Resolved::shown).collect();
+    let shown: Vec<String> = config.resolved.iter().filter_map(ResolvedSetting::redacted).collect();
     for secret in ["hunter2", "hunter3", "hunter4", key] {
         assert!(!shown.iter().any(|text| text.contains(secret)), "{shown:?}");
         assert!(

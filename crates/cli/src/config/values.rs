@@ -1,4 +1,4 @@
-//! Layers of values and the one that wins.
+//! Layers of values and their precedence.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,14 +10,12 @@ use super::key::{Fallback, Key};
 use super::keys;
 use super::{Inputs, Mode};
 
-/// Where a value comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Nobody said anything.
     Default,
     /// The configuration file.
     File {
-        /// As it was named.
+        /// As named by the caller.
         path: PathBuf,
         /// Counted from 1.
         line: usize,
@@ -39,40 +37,35 @@ impl fmt::Display for Origin {
     }
 }
 
-/// A value and where it comes from.
 #[derive(Clone, Debug)]
 pub struct Value {
     /// As text, whatever its kind.
     pub text: String,
-    /// Where it comes from.
     pub origin: Origin,
 }
 
 /// The values of one source, by key.
 pub type Layer = BTreeMap<&'static str, Value>;
 
-/// What a key came to.
 #[derive(Clone, Debug)]
-pub struct Resolved {
-    /// Which.
+pub struct ResolvedSetting {
     pub key: &'static Key,
-    /// Absent where it has no value and needs none.
+    /// `None` if it has no value and needs none.
     pub text: Option<String>,
-    /// Where it comes from.
     pub origin: Origin,
 }
 
-impl Resolved {
-    /// The value as it may be seen.
-    pub fn shown(&self) -> Option<String> {
-        self.text.as_deref().map(|text| self.key.kind.shown(text))
+impl ResolvedSetting {
+    /// The value without its secret parts.
+    pub fn redacted(&self) -> Option<String> {
+        self.text.as_deref().map(|text| self.key.kind.redacted(text))
     }
 
-    /// What is wrong with it, if anything, naming the key, what was expected and where the value stands.
+    /// The problem of the value, if any: the key, what was expected and the origin.
     pub fn problem(&self) -> Option<String> {
         let text = self.text.as_deref()?;
-        let expected = self.key.kind.complaint(text)?;
-        let shown = self.key.kind.shown(text);
+        let expected = self.key.kind.validation_error(text)?;
+        let shown = self.key.kind.redacted(text);
         Some(format!(
             "{}: expected {expected}, got \"{shown}\" ({})",
             self.key.name, self.origin
@@ -81,8 +74,8 @@ impl Resolved {
 }
 
 /// One value for each key: flag, else environment, else file, else default.
-pub fn resolve(inputs: &Inputs, environment: &Layer, file: &Layer) -> Vec<Resolved> {
-    let mut resolved: Vec<Resolved> = Vec::new();
+pub fn resolve(inputs: &Inputs, environment: &Layer, file: &Layer) -> Vec<ResolvedSetting> {
+    let mut resolved: Vec<ResolvedSetting> = Vec::new();
     let mut data_dir = PathBuf::new();
     for key in keys::all() {
         let flag = inputs.flags.iter().rev().find(|flag| flag.key == key.name);
@@ -98,10 +91,10 @@ pub fn resolve(inputs: &Inputs, environment: &Layer, file: &Layer) -> Vec<Resolv
             None => (fallback(key, inputs.mode, &data_dir), Origin::Default),
         };
         if key.name == "data_dir" {
-            // The first key of all, because defaults further down lie below it.
+            // It must be the first key, because later defaults depend on it.
             data_dir = absolute(Path::new(text.as_deref().unwrap_or_default()));
         }
-        resolved.push(Resolved { key, text, origin });
+        resolved.push(ResolvedSetting { key, text, origin });
     }
     resolved
 }
@@ -111,7 +104,7 @@ fn fallback(key: &Key, mode: Mode, data_dir: &Path) -> Option<String> {
         Fallback::Absent => None,
         Fallback::Text(text) => Some(text.to_owned()),
         Fallback::ByMode(choose) => Some(choose(mode).to_owned()),
-        // A folder's name may hold what means something else in a URL.
+        // A folder name may contain characters with another meaning in a URL.
         Fallback::BelowData {
             scheme: "file://",
             file,
@@ -121,7 +114,7 @@ fn fallback(key: &Key, mode: Mode, data_dir: &Path) -> Option<String> {
     }
 }
 
-/// Absolute without touching the disk, so that a message names a folder that people can find.
+/// Absolute without touching the disk, so that messages name a complete path.
 fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }

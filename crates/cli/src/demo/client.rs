@@ -10,10 +10,9 @@ use serde_json::Value;
 use towpath_domain::{Secret, TenantId};
 use towpath_traces::sample::Body;
 
-/// Tries to send one body before the demo gives up on it.
+/// Attempts to send one body before the demo gives up.
 const TRIES: u32 = 20;
 
-/// Talks to one server with one key.
 #[derive(Clone)]
 pub struct Client {
     http: reqwest::Client,
@@ -21,10 +20,6 @@ pub struct Client {
 }
 
 impl Client {
-    /// For the server at `address`.
-    ///
-    /// # Errors
-    /// When the key cannot stand in a header.
     pub fn new(address: SocketAddr, key: &Secret, tenant: TenantId) -> anyhow::Result<Self> {
         let mut headers = HeaderMap::new();
         let mut key = HeaderValue::from_str(key.reveal()).context("the API key")?;
@@ -33,8 +28,8 @@ impl Client {
         headers.insert("x-tenant-id", HeaderValue::from_str(&tenant.to_string())?);
         let http = reqwest::Client::builder()
             .default_headers(headers)
-            // The server is on this machine, whatever proxy the environment names, and speaks plain HTTP: reading
-            // the machine's certificates would only take time.
+            // The server is on this machine and uses plain HTTP: no proxy applies, and loading the machine's
+            // certificates would only cost time.
             .no_proxy()
             .tls_built_in_root_certs(false)
             .timeout(Duration::from_secs(60))
@@ -45,26 +40,17 @@ impl Client {
         })
     }
 
-    /// GET.
-    ///
-    /// # Errors
-    /// Anything but a JSON answer with a 2xx.
+    /// GET. Fails unless the response is JSON with a 2xx status.
     pub async fn get(&self, path: &str) -> anyhow::Result<Value> {
         json(self.http.get(self.url(path)), path).await
     }
 
-    /// POST of JSON.
-    ///
-    /// # Errors
-    /// Anything but a JSON answer with a 2xx.
+    /// POST of JSON. Fails unless the response is JSON with a 2xx status.
     pub async fn post(&self, path: &str, body: &Value) -> anyhow::Result<Value> {
         json(self.http.post(self.url(path)).json(body), path).await
     }
 
-    /// POST of a trace body. A server under pressure says when to come back; this does.
-    ///
-    /// # Errors
-    /// Any other answer than a 2xx, or one that still says "later" after many tries.
+    /// POST of a trace body. Retries after the time that an overloaded server names.
     pub async fn ingest(&self, path: &str, body: Body) -> anyhow::Result<()> {
         for _ in 0..TRIES {
             let mut request = self.http.post(self.url(path)).header(CONTENT_TYPE, &body.content_type);
@@ -84,7 +70,7 @@ impl Client {
                 ),
             }
         }
-        bail!("POST {path}: the server was still too busy after {TRIES} tries")
+        bail!("POST {path}: the server was still too busy after {TRIES} attempts")
     }
 
     fn url(&self, path: &str) -> String {
@@ -99,7 +85,7 @@ async fn json(request: RequestBuilder, path: &str) -> anyhow::Result<Value> {
     if !status.is_success() {
         bail!("{path} answered {status}: {text}");
     }
-    serde_json::from_str(&text).with_context(|| format!("{path} answered no JSON: {text}"))
+    serde_json::from_str(&text).with_context(|| format!("{path} did not answer with JSON: {text}"))
 }
 
 fn retry_after(answer: &Response) -> Duration {

@@ -1,4 +1,4 @@
-//! A destination, an export, and waiting for it.
+//! Creates a destination and an export, and waits for the export.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -7,37 +7,30 @@ use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 
 use super::client::Client;
-use super::ingest::Sent;
+use super::ingest::SentRuns;
 use super::progress::Progress;
 
-/// Between two looks at the export.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A finished export.
 pub struct Export {
-    /// Its id.
     pub id: String,
-    /// The project's id.
+    /// Id of the project.
     pub session: String,
-    /// Below the folder of `file` destinations.
+    /// Path below the folder of `file` destinations.
     pub prefix: String,
 }
 
 impl Export {
-    /// Where its files lie.
     pub fn folder(&self, file_root: &Path) -> PathBuf {
         file_root.join(&self.prefix).join(format!("export_id={}", self.id))
     }
 }
 
-/// Makes an export of what was sent and waits for its end.
-///
-/// # Errors
-/// When it does not end as COMPLETED.
-pub async fn make(client: &Client, sent: &Sent) -> anyhow::Result<Export> {
+/// Exports what was sent and waits for the end. Fails unless the export ends as COMPLETED.
+pub async fn make(client: &Client, sent: &SentRuns) -> anyhow::Result<Export> {
     let prefix = "demo".to_owned();
     let sessions = client.get(&format!("/api/v1/sessions?name={}", sent.project)).await?;
-    let session = text(&sessions[0], "id").context("the project made by ingest")?;
+    let session = text(&sessions[0], "id").context("the project created by ingest")?;
     let destination = json!({ "destination_type": "file", "display_name": "demo", "config": { "prefix": prefix } });
     let destination = text(
         &client.post("/api/v1/bulk-exports/destinations", &destination).await?,
@@ -69,7 +62,7 @@ async fn follow(client: &Client, id: &str, progress: &Progress) -> anyhow::Resul
         let status = text(&client.get(&format!("/api/v1/bulk-exports/{id}")).await?, "status")?;
         match status.as_str() {
             "COMPLETED" => return Ok(()),
-            "CREATED" | "RUNNING" => tokio::time::sleep(LOOK_EVERY).await,
+            "CREATED" | "RUNNING" => tokio::time::sleep(POLL_INTERVAL).await,
             ended => {
                 let errors: Vec<String> = runs
                     .as_array()

@@ -1,4 +1,4 @@
-//! Reading an export back from its files, with nothing but a Parquet reader.
+//! Reads an export back from its files, with only a Parquet reader.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -9,21 +9,15 @@ use arrow::array::{Array as _, AsArray as _};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
-/// What the files of an export hold.
 #[derive(Debug, Default)]
 pub struct Contents {
     /// Each file with its rows and bytes, in the order of their paths.
     pub files: Vec<(PathBuf, u64, u64)>,
-    /// Rows in all of them.
     pub rows: u64,
-    /// Different ids among them.
+    /// Number of different ids.
     pub ids: u64,
 }
 
-/// Reads every Parquet file below `folder`.
-///
-/// # Errors
-/// When a file cannot be read.
 pub fn read(folder: &Path) -> anyhow::Result<Contents> {
     let mut paths = Vec::new();
     find(folder, &mut paths).with_context(|| format!("folder {}", folder.display()))?;
@@ -39,7 +33,7 @@ pub fn read(folder: &Path) -> anyhow::Result<Contents> {
     Ok(contents)
 }
 
-/// Counts rows by reading them, not by believing the footer.
+/// Counts rows by reading them, independently of the footer.
 fn read_file(path: &Path, ids: &mut HashSet<u128>) -> anyhow::Result<(u64, u64)> {
     let file = File::open(path)?;
     let bytes = file.metadata()?.len();
@@ -48,7 +42,10 @@ fn read_file(path: &Path, ids: &mut HashSet<u128>) -> anyhow::Result<(u64, u64)>
     let mut rows = 0;
     for batch in builder.with_projection(id).with_batch_size(8192).build()? {
         let batch = batch?;
-        let column = batch.column(0).as_string_opt::<i32>().context("column id is no text")?;
+        let column = batch
+            .column(0)
+            .as_string_opt::<i32>()
+            .context("column id is not text")?;
         rows += column.len() as u64;
         for id in column.iter().flatten() {
             ids.insert(

@@ -1,4 +1,4 @@
-//! Trace runs in, over several connections, as SDKs send them.
+//! Sends trace runs over several connections, as SDKs do.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,36 +7,30 @@ use chrono::Days;
 use tokio::task::JoinSet;
 use towpath_domain::{Clock, Timestamp};
 use towpath_traces::body::Encoding;
-use towpath_traces::sample::{Plan, Sample, Which};
+use towpath_traces::sample::{Plan, Sample, SampleOperations};
 
 use super::client::Client;
 use super::progress::Progress;
 
-/// Runs in one body: what a busy client gathers.
+/// Runs in one body, as a busy client collects them.
 const BODY: u64 = 250;
-/// Days that the runs start on; each becomes an export run.
+/// Days on which the runs start; each becomes an export run.
 const DAYS: u32 = 3;
 
-/// What was sent.
-pub struct Sent {
-    /// Name of the project.
+pub struct SentRuns {
     pub project: String,
-    /// Trace runs.
     pub runs: u64,
     /// Start of the first day.
     pub from: Timestamp,
-    /// End of the last one.
+    /// End of the last day.
     pub until: Timestamp,
 }
 
-/// Sends `runs` trace runs, `connections` bodies at a time. When this returns, all were acknowledged.
-///
-/// # Errors
-/// When a body is refused.
-pub async fn send(client: &Client, runs: u64, connections: u64) -> anyhow::Result<Sent> {
+/// Sends `runs` trace runs over `connections` connections. All are acknowledged when it returns.
+pub async fn send(client: &Client, runs: u64, connections: u64) -> anyhow::Result<SentRuns> {
     let today = Clock::system().now().day();
     let first_day = today.checked_sub_days(Days::new(DAYS.into())).unwrap_or(today);
-    // Another demo in the same folder must not send the same ids again.
+    // Another demo in the same folder must not send the same ids.
     let seed: u64 = rand::random();
     let project = format!("demo-{:08x}", seed >> 32);
     let sample = Arc::new(Sample::new(Plan {
@@ -63,7 +57,7 @@ pub async fn send(client: &Client, runs: u64, connections: u64) -> anyhow::Resul
     }
     progress.finish();
     let from = Timestamp::start_of(first_day);
-    Ok(Sent {
+    Ok(SentRuns {
         project,
         runs,
         from,
@@ -71,7 +65,6 @@ pub async fn send(client: &Client, runs: u64, connections: u64) -> anyhow::Resul
     })
 }
 
-/// Takes the next body until all are sent.
 async fn sender(
     client: Client,
     sample: Arc<Sample>,
@@ -87,8 +80,9 @@ async fn sender(
         let range = first..(first + BODY).min(runs);
         let count = range.end - range.start;
         let sample = sample.clone();
-        // Writing and compressing a body holds on to a core for milliseconds.
-        let body = tokio::task::spawn_blocking(move || sample.body(range, Which::Both, Encoding::Zstd)).await?;
+        // Writing and compressing a body occupies a core for milliseconds.
+        let body =
+            tokio::task::spawn_blocking(move || sample.body(range, SampleOperations::Both, Encoding::Zstd)).await?;
         client.ingest("/runs/multipart", body).await?;
         progress.add(count);
     }

@@ -1,11 +1,10 @@
-//! Progress for people: a bar on a terminal, plain lines elsewhere.
+//! Progress: a bar on a terminal, plain lines elsewhere.
 
 use std::io::IsTerminal as _;
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Work with a known size.
 pub struct Progress {
     bar: ProgressBar,
     done: &'static str,
@@ -14,7 +13,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Begins; `doing` and `done` say what happens to the rows (sending, sent).
+    /// `doing` and `done` are two forms of one verb, such as "sending" and "sent".
     pub fn start(doing: &'static str, done: &'static str, total: u64) -> Self {
         let terminal = std::io::stdout().is_terminal();
         let target = if terminal {
@@ -39,17 +38,15 @@ impl Progress {
         }
     }
 
-    /// So many more.
     pub fn add(&self, rows: u64) {
         self.bar.inc(rows);
     }
 
-    /// So many in all.
     pub fn set(&self, rows: u64) {
         self.bar.set_position(rows);
     }
 
-    /// Ends, and says how long it took.
+    /// Ends the progress and prints how long it took.
     pub fn finish(&self) {
         self.bar.finish_and_clear();
         let seconds = self.started.elapsed().as_secs_f64().max(1e-6);
@@ -62,7 +59,6 @@ impl Progress {
     }
 }
 
-/// Rows per second.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,

@@ -1,4 +1,4 @@
-//! Whether the rules of rate limits can be used.
+//! Validates the rules of rate limits.
 
 use towpath_api::limits::Table;
 
@@ -7,14 +7,13 @@ use crate::config::Settings;
 
 const CHECK: &str = "limits";
 
-/// Reads them as the server will.
-pub(super) fn look(settings: &Settings, findings: &mut Findings) {
+pub(super) fn check(settings: &Settings, findings: &mut Findings) {
     let rules = settings.limits.rules.as_str();
     if rules == "off" {
         return;
     }
     match Table::load(rules) {
-        Ok(_) => findings.add(CHECK, Verdict::Ok, format!("the rules of {rules} can be used")),
+        Ok(_) => findings.add(CHECK, Verdict::Ok, format!("the rules of {rules} are valid")),
         Err(why) => findings.add(CHECK, Verdict::Failed, format!("limits.rules: {rules}: {why}")),
     }
 }

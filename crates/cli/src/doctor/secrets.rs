@@ -1,9 +1,9 @@
-//! Whether every stored secret can be opened, and under which encryption keys they are sealed.
+//! Whether every stored secret can be opened, and which encryption keys seal them.
 
 use std::collections::BTreeMap;
 
 use towpath_store::Store;
-use towpath_store::sealed::{self, Count, Standing};
+use towpath_store::sealed::{self, Count, KeyStatus};
 use towpath_store::sealing::{Keys, Sealer};
 
 use super::{Findings, Verdict};
@@ -12,8 +12,7 @@ use crate::storage;
 
 const CHECK: &str = "secrets";
 
-/// Counts the sealed records of each key.
-pub(super) async fn look(settings: &Settings, store: &Store, findings: &mut Findings) {
+pub(super) async fn check(settings: &Settings, store: &Store, findings: &mut Findings) {
     let read = store.read(async |tx| Ok((sealed::canary(tx).await?, sealed::counts(tx).await?)));
     let (canary, counts) = match read.await {
         Ok(read) => read,
@@ -28,9 +27,13 @@ pub(super) async fn look(settings: &Settings, store: &Store, findings: &mut Find
         Err(error) => return findings.add(CHECK, Verdict::Failed, error.to_string()),
     };
     if let (Some(canary), Some(sealer)) = (&canary, &sealer)
-        && let Standing::Unknown { key } = sealed::opens(sealer, canary)
+        && let KeyStatus::Unknown { key } = sealed::key_status(sealer, canary)
     {
-        return findings.add(CHECK, Verdict::Failed, storage::unknown(&key, sealer, settings));
+        return findings.add(
+            CHECK,
+            Verdict::Failed,
+            storage::unknown_key_message(&key, sealer, settings),
+        );
     }
     let given = sealer.map_or_else(Vec::new, |sealer| sealer.key_ids());
     for (verdict, text) in judge(&counts, &given) {
@@ -38,7 +41,7 @@ pub(super) async fn look(settings: &Settings, store: &Store, findings: &mut Find
     }
 }
 
-/// What the counts say, where these keys were given.
+/// Findings for the counts, with these keys configured.
 fn judge(counts: &[Count], given: &[String]) -> Vec<(Verdict, String)> {
     let mut keys: BTreeMap<&str, (i64, Vec<String>)> = BTreeMap::new();
     for count in counts {
@@ -51,16 +54,17 @@ fn judge(counts: &[Count], given: &[String]) -> Vec<(Verdict, String)> {
         match given.iter().position(|id| id == key) {
             Some(0) => (
                 Verdict::Ok,
-                format!("{rows} are sealed under the encryption key {key}: {places}"),
+                format!("{rows} sealed under the encryption key {key}: {places}"),
             ),
             Some(_) => (
                 Verdict::Warning,
-                format!("{rows} are sealed under the former encryption key {key}: {places}; towpath keys reseal"),
+                format!("{rows} sealed under the former encryption key {key}: {places}; run towpath keys reseal"),
             ),
             None => (
                 Verdict::Failed,
                 format!(
-                    "{rows} are sealed under the encryption key {key}, which was not given, and cannot be opened: {places}"
+                    "{rows} sealed under the encryption key {key}, which is not configured; they cannot be \
+                     opened: {places}"
                 ),
             ),
         }
@@ -93,7 +97,7 @@ mod tests {
         let judged = judge(&counts, &["aa".to_owned(), "bb".to_owned()]);
         let verdicts: Vec<Verdict> = judged.iter().map(|(verdict, _)| *verdict).collect();
         assert_eq!(verdicts, [Verdict::Ok, Verdict::Warning, Verdict::Failed]);
-        assert!(judged[0].1.starts_with("4 are sealed"), "{}", judged[0].1);
+        assert!(judged[0].1.starts_with("4 sealed"), "{}", judged[0].1);
         assert!(judged[1].1.contains("towpath keys reseal"), "{}", judged[1].1);
         assert!(judged[2].1.contains("cannot be opened"), "{}", judged[2].1);
         assert_eq!(judge(&[], &[]), [(Verdict::Ok, "none are stored".to_owned())]);

@@ -1,4 +1,4 @@
-//! Whether what passes between clients and the server is protected, and for how long.
+//! Whether the traffic of clients is encrypted, and when the certificate expires.
 
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -9,17 +9,17 @@ use crate::config::{Settings, TlsFiles};
 use crate::serve::is_in_clear;
 use crate::tls;
 
-pub(super) fn look(settings: &Settings, findings: &mut Findings) {
+pub(super) fn check(settings: &Settings, findings: &mut Findings) {
     let Some(files) = &settings.tls else {
         let listen = settings.listen;
         if is_in_clear(settings, listen) {
             let text = format!(
-                "keys and traces travel in clear to {listen}: set tls.cert and tls.key, or name the proxy that speaks TLS \
-                 in http.trusted_proxies and its https address in public_url"
+                "keys and traces are sent to {listen} without encryption: set tls.cert and tls.key, or name the TLS \
+                 proxy in http.trusted_proxies and its https address in public_url"
             );
             findings.add("tls", Verdict::Warning, text);
         } else {
-            let text = "not spoken, and not needed: this machine alone or a proxy of yours reaches the server";
+            let text = "off and not needed: only this machine or a trusted proxy reaches the server";
             findings.add("tls", Verdict::Ok, text);
         }
         return;
@@ -36,7 +36,7 @@ pub(super) fn look(settings: &Settings, findings: &mut Findings) {
 
 fn judge(ends: Option<Timestamp>, now: Timestamp) -> (Verdict, String) {
     let Some(ends) = ends else {
-        let text = "the key is that of the certificate; when the certificate expires cannot be read".to_owned();
+        let text = "the key matches the certificate; the expiry date of the certificate cannot be read".to_owned();
         return (Verdict::Warning, text);
     };
     let left = ends.since(now);
@@ -44,17 +44,20 @@ fn judge(ends: Option<Timestamp>, now: Timestamp) -> (Verdict, String) {
     if left.is_zero() {
         return (Verdict::Failed, format!("the certificate expired at {ends}"));
     }
-    if left < tls::SOON {
+    if left < tls::EXPIRY_WARNING {
         return (Verdict::Warning, format!("the certificate expires at {ends}"));
     }
-    let text = format!("the key is that of the certificate, which is valid until {ends}");
+    let text = format!("the key matches the certificate, which is valid until {ends}");
     (Verdict::Ok, text)
 }
 
 fn permissions(files: &TlsFiles, findings: &mut Findings) {
     let mode = std::fs::metadata(&files.key).map(|about| about.permissions().mode());
     if mode.is_ok_and(|mode| mode & 0o007 != 0) {
-        let text = format!("{} may be read by everybody; chmod 640 or 600 it", files.key.display());
+        let text = format!(
+            "{} is readable by all users; run chmod 640 or 600 on it",
+            files.key.display()
+        );
         findings.add("tls", Verdict::Warning, text);
     }
 }

@@ -1,18 +1,18 @@
-//! What the author of a graph file should know about it.
+//! Warnings about the keys of a graph file.
 
 use serde_json::{Map, Value};
 
-/// What a key of the file does.
+/// Effect of a key on this server.
 enum Effect {
-    /// What it says.
+    /// As documented.
     Some,
-    /// It is for who builds an image, which says so itself.
+    /// Used by image builds, which report it themselves.
     Image,
-    /// Nothing, and this is why, or what to do instead.
+    /// None: the text names the reason or the alternative.
     None(&'static str),
 }
 
-/// Every key there is, with those inside of it after a dot. `docs/agent-server.md` lists the same keys; a test compares them.
+/// Every known key, with nested ones after a dot. `docs/agent-server.md` lists the same keys; a test compares them.
 const KEYS: &[(&str, Effect)] = &[
     ("$schema", Effect::Some),
     ("graphs", Effect::Some),
@@ -24,23 +24,26 @@ const KEYS: &[(&str, Effect)] = &[
     ("store.ttl", Effect::Some),
     ("store.ttl.default_ttl", Effect::Some),
     ("store.ttl.refresh_on_read", Effect::Some),
-    ("store.ttl.sweep_interval_minutes", Effect::None(PACE)),
+    ("store.ttl.sweep_interval_minutes", Effect::None(EXPIRY_PACE)),
     (
         "store.index",
-        Effect::None("this build keeps no vectors; a search with a query finds by filter and time"),
+        Effect::None("this build stores no vectors; a search with a query uses only the filter and the time"),
     ),
-    ("store.path", Effect::None("the server keeps items itself")),
+    ("store.path", Effect::None("the server stores items itself")),
     ("checkpointer", Effect::Some),
     ("checkpointer.ttl", Effect::Some),
     ("checkpointer.ttl.strategy", Effect::Some),
     ("checkpointer.ttl.default_ttl", Effect::Some),
-    ("checkpointer.ttl.sweep_interval_minutes", Effect::None(PACE)),
-    ("checkpointer.ttl.sweep_limit", Effect::None(PACE)),
+    ("checkpointer.ttl.sweep_interval_minutes", Effect::None(EXPIRY_PACE)),
+    ("checkpointer.ttl.sweep_limit", Effect::None(EXPIRY_PACE)),
     ("checkpointer.serde", Effect::Some),
-    ("checkpointer.path", Effect::None("the server keeps checkpoints itself")),
+    (
+        "checkpointer.path",
+        Effect::None("the server stores checkpoints itself"),
+    ),
     (
         "checkpointer.backend",
-        Effect::None("the server keeps checkpoints itself"),
+        Effect::None("the server stores checkpoints itself"),
     ),
     ("auth", Effect::Some),
     ("auth.path", Effect::Some),
@@ -49,10 +52,7 @@ const KEYS: &[(&str, Effect)] = &[
     ("auth.cache.ttl_seconds", Effect::Some),
     ("auth.cache.max_size", Effect::Some),
     ("auth.disable_studio_auth", Effect::Some),
-    (
-        "auth.openapi",
-        Effect::None("the server's description names API keys alone"),
-    ),
+    ("auth.openapi", Effect::None("the API description names only API keys")),
     ("encryption", Effect::Some),
     ("http", Effect::Some),
     ("http.app", Effect::Some),
@@ -79,9 +79,9 @@ const KEYS: &[(&str, Effect)] = &[
     ("http.enable_custom_route_auth", Effect::Some),
     (
         "http.middleware_order",
-        Effect::None("middleware of http.app is asked for the author's own routes alone"),
+        Effect::None("middleware of http.app applies only to the author's own routes"),
     ),
-    ("http.logging_headers", Effect::None("no header of a request is logged")),
+    ("http.logging_headers", Effect::None("request headers are not logged")),
     ("webhooks", Effect::Some),
     ("webhooks.env_prefix", Effect::Some),
     ("webhooks.url", Effect::Some),
@@ -101,14 +101,17 @@ const KEYS: &[(&str, Effect)] = &[
     ("_INTERNAL_docker_tag", Effect::Image),
     ("api_version", Effect::None("it is the version of another server")),
     ("source", Effect::None("packages come from dependencies")),
-    ("ui", Effect::None("there are no pages of the author's own")),
-    ("ui_config", Effect::None("there are no pages of the author's own")),
-    ("priority", Effect::None("runs are taken in the order they came in")),
+    ("ui", Effect::None("pages of the author are not served")),
+    ("ui_config", Effect::None("pages of the author are not served")),
+    (
+        "priority",
+        Effect::None("runs are claimed in the order of their creation"),
+    ),
 ];
 
-const PACE: &str = "what is over is deleted at the server's own pace";
+const EXPIRY_PACE: &str = "the server deletes expired rows at its own pace";
 
-/// Says which keys of the file nobody knows, and which have no effect.
+/// Logs unknown keys and keys without effect.
 pub fn report(text: &str, file: &str) {
     let config: Value = serde_json::from_str(text).unwrap_or_default();
     for finding in findings(&config) {
@@ -119,27 +122,27 @@ pub fn report(text: &str, file: &str) {
 fn findings(config: &Value) -> Vec<String> {
     let mut found = Vec::new();
     if let Some(keys) = config.as_object() {
-        look("", keys, &mut found);
+        check_keys("", keys, &mut found);
     }
     if config.pointer("/webhooks/url/disable_loopback") == Some(&Value::Bool(false)) {
-        let text = "webhooks.url.disable_loopback: this machine is called where outbound.allow names it";
+        let text = "webhooks.url.disable_loopback: calls to this machine depend on outbound.allow";
         found.push(text.to_owned());
     }
-    if let Some(cache) = config.pointer("/auth/cache").filter(|cache| asks(cache)) {
+    if let Some(cache) = config.pointer("/auth/cache").filter(|cache| has_effect(cache)) {
         let keys = cache.get("cache_keys").and_then(Value::as_array);
         if keys.is_none_or(Vec::is_empty) {
-            found.push("auth.cache: without effect: cache_keys names no header that tells callers apart".to_owned());
+            found.push("auth.cache: without effect: cache_keys names no header that distinguishes callers".to_owned());
         }
     }
     found
 }
 
-fn look(place: &str, keys: &Map<String, Value>, found: &mut Vec<String>) {
+fn check_keys(place: &str, keys: &Map<String, Value>, found: &mut Vec<String>) {
     for (key, value) in keys {
         let name = format!("{place}{key}");
         match KEYS.iter().find(|(known, _)| *known == name) {
             None => found.push(format!("unknown key {name:?}")),
-            Some((_, Effect::None(why))) if asks(value) => found.push(format!("{name}: without effect: {why}")),
+            Some((_, Effect::None(why))) if has_effect(value) => found.push(format!("{name}: without effect: {why}")),
             Some(_) => {}
         }
         let inside = format!("{name}.");
@@ -147,13 +150,13 @@ fn look(place: &str, keys: &Map<String, Value>, found: &mut Vec<String>) {
             .as_object()
             .filter(|_| KEYS.iter().any(|(known, _)| known.starts_with(&inside)));
         if let Some(inner) = inner {
-            look(&inside, inner, found);
+            check_keys(&inside, inner, found);
         }
     }
 }
 
-/// Whether a value asks for something else than what there is without it.
-fn asks(value: &Value) -> bool {
+/// Whether a value differs from the default.
+fn has_effect(value: &Value) -> bool {
     !matches!(value, Value::Null | Value::Bool(false)) && value != "default"
 }
 

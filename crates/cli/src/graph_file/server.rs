@@ -1,4 +1,4 @@
-//! What a graph file says about the server.
+//! The server settings of a graph file.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -8,13 +8,13 @@ use towpath_api::agent::{Cors, CorsFile};
 use towpath_domain::agent::TtlStrategy;
 use towpath_store::threads::Ttl;
 
-/// What a graph file says about the server. Every part may be missing.
+/// The server settings of a graph file. Every part is optional.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Server {
     #[serde(default)]
-    store: Part,
+    store: TtlSection,
     #[serde(default)]
-    checkpointer: Part,
+    checkpointer: TtlSection,
     #[serde(default)]
     http: Http,
     #[serde(default)]
@@ -28,7 +28,6 @@ pub struct Server {
     pub(super) pip_config_file: Option<String>,
 }
 
-/// What the file says about webhooks.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(super) struct Webhooks {
     pub(super) env_prefix: Option<String>,
@@ -48,29 +47,27 @@ pub(super) struct WebhookUrl {
     pub(super) max_url_length: Option<usize>,
 }
 
-/// Who may call, as the file says.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Auth {
     /// The user's auth object.
     pub path: Option<String>,
-    /// How long an answer of it may be used again.
+    /// Caching of its results.
     pub cache: Option<AuthCache>,
 }
 
-/// How long an answer of a user's auth may be used again.
+/// Caching of results of a user's auth.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct AuthCache {
-    /// Headers that tell callers apart.
+    /// Headers that distinguish callers.
     #[serde(default)]
     pub cache_keys: Vec<String>,
-    /// Seconds.
     pub ttl_seconds: Option<u64>,
-    /// Answers kept.
+    /// Number of cached results.
     pub max_size: Option<usize>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
-struct Part {
+struct TtlSection {
     ttl: Option<TimeToLive>,
 }
 
@@ -93,13 +90,13 @@ struct Http {
     rest: BTreeMap<String, serde_json::Value>,
 }
 
-/// Names of headers, with `*` for any part.
+/// Header names, with `*` for any part.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Headers {
-    /// These too.
+    /// Additional headers.
     #[serde(default, alias = "include")]
     pub includes: Option<Vec<String>>,
-    /// Not these.
+    /// Excluded headers.
     #[serde(default, alias = "exclude")]
     pub excludes: Option<Vec<String>>,
 }
@@ -108,7 +105,7 @@ pub struct Headers {
 #[serde(untagged)]
 pub(super) enum Env {
     File(PathBuf),
-    Here(BTreeMap<String, String>),
+    Inline(BTreeMap<String, String>),
 }
 
 impl std::fmt::Debug for Env {
@@ -118,18 +115,18 @@ impl std::fmt::Debug for Env {
 }
 
 impl Server {
-    /// How long items of the store live that do not say, in minutes.
+    /// Default lifetime of items in the store, in minutes.
     pub fn item_ttl_minutes(&self) -> Option<f64> {
         self.store.ttl.as_ref()?.default_ttl.filter(|minutes| *minutes > 0.0)
     }
 
-    /// Whether reading an item lets its time begin anew.
+    /// Whether a read restarts the lifetime of an item.
     pub fn refresh_on_read(&self) -> bool {
         let ttl = self.store.ttl.as_ref();
         ttl.and_then(|ttl| ttl.refresh_on_read).unwrap_or(true)
     }
 
-    /// How long threads live that do not say.
+    /// Default lifetime of threads.
     pub fn thread_ttl(&self) -> Option<Ttl> {
         let ttl = self.checkpointer.ttl.as_ref()?;
         Some(Ttl {
@@ -138,40 +135,35 @@ impl Server {
         })
     }
 
-    /// Which web pages may call, and how.
-    ///
-    /// # Errors
-    /// A text that names the key that cannot be used.
+    /// CORS settings. The error names the invalid key.
     pub fn cors(&self) -> Result<Cors, String> {
         Cors::read(&self.http.cors.clone().unwrap_or_default())
     }
 
-    /// Whether nobody is called when a run is over.
+    /// Whether webhooks are disabled.
     pub fn webhooks_are_off(&self) -> bool {
         self.http.rest.get("disable_webhooks") == Some(&serde_json::Value::Bool(true))
     }
 
-    /// Whether the file names routes of the user's own.
-    pub fn own_routes(&self) -> bool {
+    pub fn has_custom_routes(&self) -> bool {
         self.http.app.is_some()
     }
 
-    /// Whether the user's auth, or the server's keys, decide about those routes too.
-    pub fn own_routes_auth(&self) -> bool {
+    /// Whether the user's auth, or the server's keys, also apply to custom routes.
+    pub fn custom_routes_auth(&self) -> bool {
         self.http.rest.get("enable_custom_route_auth") == Some(&serde_json::Value::Bool(true))
     }
 
-    /// Who may call.
     pub const fn auth(&self) -> &Auth {
         &self.auth
     }
 
-    /// Which headers reach a run's `configurable`.
+    /// Headers that are passed to a run's `configurable`.
     pub const fn configurable_headers(&self) -> &Headers {
         &self.http.configurable_headers
     }
 
-    /// Groups of routes that are not offered: `assistants`, `threads`, `runs`, `store`, `meta`, …
+    /// Disabled groups of routes: `assistants`, `threads`, `runs`, `store`, `meta`, …
     pub fn disabled(&self) -> Vec<String> {
         let on = self
             .http
@@ -182,7 +174,6 @@ impl Server {
             .collect()
     }
 
-    /// Where the server stands below its address.
     pub fn mount_prefix(&self) -> Option<&str> {
         self.http
             .mount_prefix

@@ -1,4 +1,4 @@
-//! Keys in the database itself, in the words of the server's answers.
+//! Keys through the database, in the format of the server's responses.
 
 use std::time::Duration;
 
@@ -9,15 +9,15 @@ use towpath_store::access::{self, ApiKey, KeyLimits, NewKey};
 use towpath_store::{Store, Tx};
 use towpath_workflows::reseal_secrets;
 
-use super::New;
+use super::KeyRequest;
 use crate::exit::Usage;
 
-pub(super) async fn create(store: &Store, new: &New<'_>) -> anyhow::Result<Value> {
+pub(super) async fn create(store: &Store, new: &KeyRequest<'_>) -> anyhow::Result<Value> {
     let made = store
         .write(async |tx| {
             let (organization, tenant) = owner(tx, new.workspace).await?;
             let is_limited = !new.scopes.is_empty();
-            // Whoever makes the first key runs the place.
+            // The creator of the first key is the operator.
             let operator =
                 new.operator || (!is_limited && new.workspace.is_none() && !access::has_operator(tx).await?);
             let added = operator.then_some(Scope::Operator);
@@ -66,14 +66,13 @@ pub(super) async fn rotate(store: &Store, id: KeyId, overlap_hours: u32) -> anyh
     Ok(made)
 }
 
-/// Records the job, which the workers of the installation perform.
+/// Records the job; workers of the installation perform it.
 pub(super) async fn reseal(store: &Store) -> anyhow::Result<Value> {
     let started = store.write(async |tx| reseal_secrets::start(tx).await).await;
     Ok(json!({ "job_id": started.context("starting the job")? }))
 }
 
-/// The organisation a new key belongs to and a workspace it opens: the one asked for, else the first there is, else
-/// new ones.
+/// The organization of a new key and a workspace that it opens: the requested one, else the first one, else new ones.
 async fn owner(tx: &mut Tx<'_>, wanted: Option<TenantId>) -> towpath_store::Result<(OrganizationId, TenantId)> {
     if let Some(tenant) = wanted {
         let workspace = access::workspace(tx, tenant)
@@ -97,7 +96,7 @@ pub(super) async fn list(store: &Store) -> anyhow::Result<Vec<Value>> {
     Ok(keys.iter().map(entry).collect())
 }
 
-/// The last operator's key goes like any other: this command can make a new one.
+/// Also revokes the last operator key: this command can create a new one.
 pub(super) async fn revoke(store: &Store, id: KeyId) -> anyhow::Result<Value> {
     let revoked = store
         .write(async |tx| match access::key(tx, id).await? {

@@ -1,23 +1,20 @@
-//! Keys by way of a server, as an operator.
+//! Keys through a server, as an operator.
 
 use serde_json::{Value, json};
 use towpath_domain::KeyId;
 
-use super::New;
+use super::KeyRequest;
 use crate::arguments::Keys;
 use crate::config::Settings;
 use crate::remote::Client;
 use crate::remote::arguments::ServerOptions;
 
-/// More than anybody has.
+/// Larger than any real number of keys.
 const MOST: u64 = 100_000;
 
-/// A server that is asked.
 pub(super) struct Server(Client);
 
 impl Server {
-    /// # Errors
-    /// Wrong usage: an address that is none, no key.
     pub(super) fn new(url: String, command: &Keys, settings: &Settings) -> anyhow::Result<Self> {
         let options = ServerOptions {
             server: url,
@@ -29,9 +26,9 @@ impl Server {
         Client::new(&options).map(Self)
     }
 
-    pub(super) async fn create(&self, new: &New<'_>) -> anyhow::Result<Value> {
+    pub(super) async fn create(&self, new: &KeyRequest<'_>) -> anyhow::Result<Value> {
         let mut body = json!({ "name": new.name, "tenant_id": new.workspace, "operator": new.operator });
-        // A server of the version before does not know these fields.
+        // A server of the previous version does not know these fields.
         if !new.scopes.is_empty() {
             body["scopes"] = json!(new.scopes);
         }

@@ -2,6 +2,7 @@
 
 mod deployments;
 mod quarantine;
+mod sandbox;
 
 use std::convert::Infallible;
 use std::path::PathBuf;
@@ -13,11 +14,15 @@ use uuid::Uuid;
 use crate::arguments::Output;
 
 pub use deployments::{
-    DeploymentKind, DeploymentUpdate, Deployments, DeploymentsCommand, Level, Lines, NewDeployment, Revisions,
+    DeploymentKind, DeploymentUpdate, Deployments, DeploymentsCommand, Level, LogOptions, NewDeployment, Revisions,
     RevisionsCommand,
 };
 
-pub use quarantine::{ChosenEntries, QuarantineCommand, Traces, TracesCommand};
+pub use quarantine::{EntrySelection, QuarantineCommand, Traces, TracesCommand};
+
+#[cfg(test)]
+pub use sandbox::VolumeMount;
+pub use sandbox::{CopyPath, Exec, NewSandbox, Sandbox, SandboxCommand, SandboxStatus};
 
 /// Which server, and who asks.
 #[derive(Debug, Clone, Args)]
@@ -31,14 +36,14 @@ pub struct ServerOptions {
         global = true
     )]
     pub server: String,
-    /// API key; better given in the environment, where nobody sees it in a list of processes [default: for a server on
-    /// this machine, the key that `towpath dev` keeps in its data folder]
+    /// API key; prefer the environment, because arguments are visible in process lists [default: for a server on this
+    /// machine, the key that `towpath dev` keeps in its data folder]
     #[arg(long, value_name = "KEY", env = "TOWPATH_API_KEY", hide_env_values = true, value_parser = secret, global = true)]
     pub api_key: Option<Secret>,
-    /// Workspace; needed where the key opens several.
+    /// Workspace; required if the key opens several.
     #[arg(long, value_name = "UUID", env = "TOWPATH_TENANT_ID", global = true)]
     pub tenant: Option<TenantId>,
-    /// Data folder of `towpath dev`, to find its key in [default: .towpath]
+    /// Data folder of `towpath dev`, which contains its key [default: .towpath]
     #[arg(long, value_name = "DIR", env = "TOWPATH_DATA_DIR", global = true)]
     pub data_dir: Option<PathBuf>,
     /// Table for people or JSON for programs.
@@ -64,7 +69,7 @@ pub struct Queues {
 /// What `towpath queues` does.
 #[derive(Debug, Default, Subcommand)]
 pub enum QueuesCommand {
-    /// List pools with what waits in them.
+    /// List pools with their waiting jobs.
     #[default]
     Ls,
     /// Show one pool.
@@ -72,7 +77,7 @@ pub enum QueuesCommand {
         /// The pool.
         pool: String,
     },
-    /// Stop claiming jobs of a pool; those at work go on.
+    /// Stop claiming jobs of a pool; running jobs continue.
     Pause {
         /// The pool.
         pool: String,
@@ -82,11 +87,11 @@ pub enum QueuesCommand {
         /// The pool.
         pool: String,
     },
-    /// Claim nothing more of a pool, so that it gets empty.
+    /// Stop claiming jobs of a pool, to wait until none runs.
     Drain {
         /// The pool.
         pool: String,
-        /// Wait until its last job at work is over.
+        /// Wait until its last running job has ended.
         #[arg(long)]
         wait: bool,
     },
@@ -110,44 +115,44 @@ pub enum JobsCommand {
     Ls {
         /// Which jobs.
         #[command(flatten)]
-        which: Which,
-        /// At most so many.
+        which: JobFilter,
+        /// Maximum number of rows.
         #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
         limit: u64,
     },
     /// Show a job with its steps, attempts and children.
     Show {
-        /// The job; at an agent server also a run, for the job that does it.
+        /// The job; at an agent server also a run, for its job.
         job: JobId,
-        /// Show also what it was given; that may hold data of users.
+        /// Also show its input, which may contain user data.
         #[arg(long)]
         input: bool,
     },
-    /// Say why a job is not running now.
+    /// Explain why a job is not running.
     Explain {
         /// The job.
         job: JobId,
     },
-    /// Try jobs again that ended badly, or that back off.
-    Retry(Chosen),
-    /// Cancel jobs with all they started.
-    Cancel(Chosen),
+    /// Retry jobs that failed or wait for a retry.
+    Retry(JobSelection),
+    /// Cancel jobs and the jobs they started.
+    Cancel(JobSelection),
 }
 
 /// Jobs named, or found.
 #[derive(Debug, Args)]
-pub struct Chosen {
+pub struct JobSelection {
     /// These jobs.
     #[arg(value_name = "JOB", required_unless_present_any = ["pool", "kind", "state", "lane", "of"], conflicts_with_all = ["pool", "kind", "state", "lane", "of"])]
     pub jobs: Vec<JobId>,
-    /// All jobs that fit.
+    /// All matching jobs.
     #[command(flatten)]
-    pub which: Which,
+    pub which: JobFilter,
 }
 
 /// Which jobs.
 #[derive(Debug, Default, Args)]
-pub struct Which {
+pub struct JobFilter {
     /// In this pool.
     #[arg(long)]
     pub pool: Option<String>,
@@ -194,13 +199,13 @@ pub struct Dead {
 /// What `towpath dead` does.
 #[derive(Debug, Subcommand)]
 pub enum DeadCommand {
-    /// List dead letters, the latest to end first.
+    /// List dead letters, the most recent first.
     Ls {
-        /// At most so many.
+        /// Maximum number of rows.
         #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
         limit: u64,
     },
-    /// Try dead letters again.
+    /// Retry dead letters.
     Retry {
         /// The jobs.
         #[arg(required = true)]
@@ -231,11 +236,11 @@ pub enum WorkersCommand {
     /// List worker processes.
     #[default]
     Ls,
-    /// Tell a worker to claim nothing more.
+    /// Stop a worker from claiming jobs.
     Drain {
         /// The worker.
         worker: WorkerId,
-        /// Wait until its last job is over.
+        /// Wait until its last job has ended.
         #[arg(long)]
         wait: bool,
     },
@@ -247,7 +252,7 @@ pub struct Limits {
     /// Which server.
     #[command(flatten)]
     pub server: ServerOptions,
-    /// List also limits that counted nothing yet
+    /// Also list limits without counted requests
     #[arg(long)]
     pub all: bool,
 }
@@ -269,12 +274,12 @@ pub enum SchedulesCommand {
     /// List schedules that have not ended.
     #[default]
     Ls,
-    /// Spawn nothing more until it is resumed.
+    /// Record no more jobs until it is resumed.
     Pause {
         /// The schedule.
         schedule: Uuid,
     },
-    /// Go on spawning.
+    /// Resume a schedule.
     Resume {
         /// The schedule.
         schedule: Uuid,
@@ -297,7 +302,7 @@ pub struct Exports {
 pub enum ExportsCommand {
     /// List exports, the latest first.
     Ls {
-        /// At most so many.
+        /// Maximum number of rows.
         #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=1000))]
         limit: u64,
     },
@@ -324,7 +329,7 @@ impl Default for ExportsCommand {
 /// An export to be made.
 #[derive(Debug, Args)]
 pub struct NewExport {
-    /// Where to, as `destinations ls` shows it.
+    /// The destination, as shown by `destinations ls`.
     #[arg(long, value_name = "UUID")]
     pub destination: Uuid,
     /// The tracing project, by name or id.
@@ -336,7 +341,7 @@ pub struct NewExport {
     /// … and before this one.
     #[arg(long, value_name = "TIME", required_unless_present = "every")]
     pub end: Option<String>,
-    /// A schedule in place of one export: one for each so many hours (1 to 168) from --start on.
+    /// Create a schedule instead: one export for every HOURS hours (1 to 168), beginning at --start.
     #[arg(long, value_name = "HOURS", conflicts_with_all = ["end", "wait"], value_parser = clap::value_parser!(u32).range(1..=168))]
     pub every: Option<u32>,
     /// v1 or v2_beta [default: the server's]
@@ -345,10 +350,10 @@ pub struct NewExport {
     /// zstandard, gzip, snappy or none [default: the server's]
     #[arg(long, value_name = "NAME")]
     pub compression: Option<String>,
-    /// Only these fields, with commas between them.
+    /// Only these fields, separated by commas.
     #[arg(long, value_name = "FIELDS", value_delimiter = ',')]
     pub fields: Vec<String>,
-    /// Wait until it is over, and show how far it is. Exit code 1 unless it completes.
+    /// Wait until it ends, and show its progress. Exit code 1 unless it completes.
     #[arg(long)]
     pub wait: bool,
 }
@@ -370,14 +375,14 @@ pub enum DestinationsCommand {
     /// List destinations.
     #[default]
     Ls,
-    /// Show one.
+    /// Show a destination.
     Show {
         /// Id of the destination.
         destination: Uuid,
     },
-    /// Make one. The server tries it before it keeps it.
+    /// Create a destination. The server tests it before it stores it.
     Create(NewDestination),
-    /// Delete one and its credentials. Its unfinished exports fail and its schedules stop; finished files stay.
+    /// Delete a destination and its credentials. Unfinished exports fail and schedules stop; finished files stay.
     Delete {
         /// Id of the destination.
         destination: Uuid,
@@ -387,16 +392,16 @@ pub enum DestinationsCommand {
 /// A destination to be made.
 #[derive(Debug, Args)]
 pub struct NewDestination {
-    /// What people call it.
+    /// Name of the destination.
     #[arg(long)]
     pub name: String,
-    /// Kind.
+    /// Type of the destination.
     #[arg(long = "type", value_enum, default_value_t)]
     pub kind: DestinationType,
     /// The bucket, for s3.
     #[arg(long, required_if_eq("kind", "s3"))]
     pub bucket: Option<String>,
-    /// Below which everything is written.
+    /// Prefix of all files.
     #[arg(long, default_value = "")]
     pub prefix: String,
     /// Region of the bucket.
@@ -408,7 +413,7 @@ pub struct NewDestination {
     /// Name the bucket in the path, not in the host name.
     #[arg(long)]
     pub path_style: bool,
-    /// Where the credentials of the bucket are. They are never taken from the command line.
+    /// Source of the bucket's credentials. They are never read from the command line.
     #[arg(long, value_enum, default_value_t)]
     pub credentials: CredentialsFrom,
 }
@@ -416,7 +421,7 @@ pub struct NewDestination {
 /// Kinds of destination.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum DestinationType {
-    /// A bucket of any store that speaks S3.
+    /// A bucket of an S3-compatible store.
     #[default]
     S3,
     /// A folder below the one the server's operator configured.
@@ -426,11 +431,11 @@ pub enum DestinationType {
 /// Where credentials are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum CredentialsFrom {
-    /// The server has its own, and its operator allows them.
+    /// The server's own, if its operator allows that.
     #[default]
     Server,
-    /// In this command's environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN.
+    /// The environment of this command: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN.
     Environment,
-    /// On standard input: JSON with access_key_id, secret_access_key and perhaps session_token.
+    /// Standard input: JSON with access_key_id, secret_access_key and optionally session_token.
     Stdin,
 }

@@ -4,11 +4,18 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::{Context as _, anyhow, bail};
 use bytes::Bytes;
-use reqwest::header::{HeaderMap, HeaderValue};
-use reqwest::{Method, StatusCode};
+use reqwest::header::{
+    CONNECTION, CONTENT_TYPE, HeaderMap, HeaderValue, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_VERSION,
+    UPGRADE,
+};
+use reqwest::{Body, ClientBuilder, Method, RequestBuilder, Response, StatusCode, Upgraded};
 use serde_json::Value;
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::handshake::client::generate_key;
+use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
+use tokio_tungstenite::tungstenite::protocol::Role;
 use towpath_domain::Secret;
 use url::{Host, Url};
 
@@ -16,19 +23,21 @@ use super::arguments::ServerOptions;
 use super::key_file;
 use crate::exit::{Unreachable, Usage};
 
-/// Talks to one server.
+/// Long enough for a large file over a slow connection.
+const STREAM_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
+
 pub struct Client {
     http: reqwest::Client,
+    /// Headers of every request.
+    headers: HeaderMap,
+    /// Whether the server is on this machine.
+    is_local_server: bool,
     base: Url,
-    /// Where a key was looked for, when none is sent: agent servers on this machine ask for none.
-    keyless: Option<PathBuf>,
+    /// Where a key was searched, if none is sent: agent servers on this machine need none.
+    missing_key_file: Option<PathBuf>,
 }
 
 impl Client {
-    /// For the server and the key that the options name.
-    ///
-    /// # Errors
-    /// Wrong usage: an address that is none, no key.
     pub fn new(options: &ServerOptions) -> anyhow::Result<Self> {
         let base: Url = options
             .server
@@ -36,86 +45,100 @@ impl Client {
             .ok()
             .filter(|url: &Url| matches!(url.scheme(), "http" | "https") && url.has_host())
             .ok_or_else(|| Usage("--server: expected an address such as http://127.0.0.1:8400".to_owned()))?;
-        let here = is_here(&base);
+        let here = is_local_server(&base);
         let file = key_file(options.data_dir.as_ref());
         let key = match (&options.api_key, here) {
             (Some(key), _) => Some(key.clone()),
             (None, true) => std::fs::read_to_string(&file).ok().map(Secret::new),
-            (None, false) => return Err(Usage("an API key is needed: set TOWPATH_API_KEY".to_owned()).into()),
+            (None, false) => return Err(Usage("an API key is required: set TOWPATH_API_KEY".to_owned()).into()),
         };
         let mut headers = HeaderMap::new();
         if let Some(key) = &key {
             let mut key = HeaderValue::from_str(key.reveal().trim())
-                .map_err(|_| Usage("the API key has characters that no key has".to_owned()))?;
+                .map_err(|_| Usage("the API key contains invalid characters".to_owned()))?;
             key.set_sensitive(true);
             headers.insert("x-api-key", key);
         }
         if let Some(tenant) = options.tenant {
             headers.insert("x-tenant-id", HeaderValue::from_str(&tenant.to_string())?);
         }
-        let mut http = reqwest::Client::builder()
-            .default_headers(headers)
-            .user_agent(concat!("towpath/", env!("CARGO_PKG_VERSION")))
-            .connect_timeout(Duration::from_secs(5))
-            .timeout(Duration::from_secs(120))
-            // A key must not follow to wherever an answer points.
-            .redirect(reqwest::redirect::Policy::none());
-        if here {
-            // On this machine, whatever proxy the environment names.
-            http = http.no_proxy();
-        }
         Ok(Self {
-            http: http.build().context("the HTTP client")?,
+            http: builder(headers.clone(), here).build().context("the HTTP client")?,
+            headers,
+            is_local_server: here,
             base,
-            keyless: key.is_none().then_some(file),
+            missing_key_file: key.is_none().then_some(file),
         })
     }
 
-    /// GET.
-    ///
-    /// # Errors
-    /// What the server refuses, in its words; [`Unreachable`].
     pub async fn get(&self, path: &str, query: &[(&str, String)]) -> anyhow::Result<Value> {
         self.call(Method::GET, path, query, None).await
     }
 
-    /// GET of what is not JSON.
-    ///
-    /// # Errors
-    /// What the server refuses, in its words; [`Unreachable`].
+    /// GET of data that is not JSON.
     pub async fn download(&self, path: &str, query: &[(&str, String)]) -> anyhow::Result<Bytes> {
         let (_, bytes) = self.ask(Method::GET, path, query, None).await?;
         Ok(bytes)
     }
 
-    /// POST, with a body where there is one.
-    ///
-    /// # Errors
-    /// What the server refuses, in its words; [`Unreachable`].
+    /// GET whose response is streamed, without a time limit.
+    pub async fn stream(&self, path: &str, query: &[(&str, String)]) -> anyhow::Result<Response> {
+        self.send_checked(self.http.get(self.url(path)).query(query).timeout(STREAM_TIMEOUT))
+            .await
+    }
+
+    /// POST of a streamed body, without a time limit.
+    pub async fn upload(
+        &self,
+        path: &str,
+        query: &[(&str, String)],
+        content_type: &str,
+        body: Body,
+    ) -> anyhow::Result<Value> {
+        let request = self.http.post(self.url(path)).query(query).timeout(STREAM_TIMEOUT);
+        let answer = self
+            .send_checked(request.header(CONTENT_TYPE, content_type).body(body))
+            .await?;
+        answer.json().await.map_err(|error| self.unreachable(&error))
+    }
+
+    /// Opens a WebSocket.
+    pub async fn socket(&self, path: &str) -> anyhow::Result<WebSocketStream<Upgraded>> {
+        // HTTP/2 has no upgrades.
+        let http = builder(self.headers.clone(), self.is_local_server).http1_only().build();
+        let http = http.context("the HTTP client")?;
+        let key = generate_key();
+        let request = http
+            .get(self.url(path))
+            .header(CONNECTION, "upgrade")
+            .header(UPGRADE, "websocket")
+            .header(SEC_WEBSOCKET_VERSION, "13")
+            .header(SEC_WEBSOCKET_KEY, &key);
+        let answer = self.send_checked(request).await?;
+        let accepted = answer.headers().get(SEC_WEBSOCKET_ACCEPT);
+        if accepted.is_none_or(|accepted| accepted.as_bytes() != derive_accept_key(key.as_bytes()).as_bytes()) {
+            bail!(
+                "{} does not open a WebSocket; does a proxy in between block it?",
+                self.base
+            );
+        }
+        let upgraded = answer.upgrade().await.map_err(|error| self.unreachable(&error))?;
+        Ok(WebSocketStream::from_raw_socket(upgraded, Role::Client, None).await)
+    }
+
     pub async fn post(&self, path: &str, body: Option<&Value>) -> anyhow::Result<Value> {
         self.call(Method::POST, path, &[], body).await
     }
 
-    /// PATCH.
-    ///
-    /// # Errors
-    /// What the server refuses, in its words; [`Unreachable`].
     pub async fn patch(&self, path: &str, body: &Value) -> anyhow::Result<Value> {
         self.call(Method::PATCH, path, &[], Some(body)).await
     }
 
-    /// DELETE.
-    ///
-    /// # Errors
-    /// What the server refuses, in its words; [`Unreachable`].
     pub async fn delete(&self, path: &str, query: &[(&str, String)]) -> anyhow::Result<Value> {
         self.call(Method::DELETE, path, query, None).await
     }
 
-    /// The items of a list that is read on by its cursor, at most `limit`.
-    ///
-    /// # Errors
-    /// What the server refuses, in its words; [`Unreachable`].
+    /// Reads a list page by page, up to `limit` items.
     pub async fn list(&self, path: &str, query: &[(&str, String)], limit: u64) -> anyhow::Result<Vec<Value>> {
         let mut items: Vec<Value> = Vec::new();
         let mut cursor: Option<String> = None;
@@ -154,7 +177,6 @@ impl Client {
         })
     }
 
-    /// The answer to what the server did not refuse.
     async fn ask(
         &self,
         method: Method,
@@ -162,24 +184,37 @@ impl Client {
         query: &[(&str, String)],
         body: Option<&Value>,
     ) -> anyhow::Result<(StatusCode, Bytes)> {
-        let mut url = self.base.clone();
-        url.set_path(&format!("{}{path}", self.base.path().trim_end_matches('/')));
-        url.set_query(None);
-        let mut request = self.http.request(method, url).query(query);
+        let mut request = self.http.request(method, self.url(path)).query(query);
         if let Some(body) = body {
             request = request.json(body);
         }
-        let answer = request.send().await.map_err(|error| self.unreachable(&error))?;
+        let answer = self.send_checked(request).await?;
         let status = answer.status();
         let bytes = answer.bytes().await.map_err(|error| self.unreachable(&error))?;
-        if status.is_success() {
-            return Ok((status, bytes));
+        Ok((status, bytes))
+    }
+
+    fn url(&self, path: &str) -> Url {
+        let mut url = self.base.clone();
+        url.set_path(&format!("{}{path}", self.base.path().trim_end_matches('/')));
+        url.set_query(None);
+        url
+    }
+
+    /// Sends a request and checks its status.
+    async fn send_checked(&self, request: RequestBuilder) -> anyhow::Result<Response> {
+        let answer = request.send().await.map_err(|error| self.unreachable(&error))?;
+        let status = answer.status();
+        if status.is_success() || status == StatusCode::SWITCHING_PROTOCOLS {
+            return Ok(answer);
         }
+        let bytes = answer.bytes().await.map_err(|error| self.unreachable(&error))?;
         let said = refusal(&String::from_utf8_lossy(&bytes))
             .unwrap_or_else(|| status.canonical_reason().unwrap_or("no reason given").to_owned());
-        match (status, &self.keyless) {
+        match (status, &self.missing_key_file) {
             (StatusCode::UNAUTHORIZED, Some(file)) => Err(Usage(format!(
-                "an API key is needed: set TOWPATH_API_KEY, or run this where towpath dev keeps its data (there is no {})",
+                "an API key is required: set TOWPATH_API_KEY, or run this in the folder of towpath dev \
+                 ({} does not exist)",
                 file.display()
             ))
             .into()),
@@ -201,7 +236,7 @@ impl Client {
 
     fn unreachable(&self, error: &reqwest::Error) -> anyhow::Error {
         let why = if error.is_timeout() {
-            "it does not answer in time"
+            "no answer in time"
         } else if error.is_connect() {
             "no connection; is it running?"
         } else {
@@ -212,14 +247,26 @@ impl Client {
     }
 }
 
-/// A path segment of text that people gave.
+fn builder(headers: HeaderMap, here: bool) -> ClientBuilder {
+    let http = reqwest::Client::builder()
+        .default_headers(headers)
+        .user_agent(concat!("towpath/", env!("CARGO_PKG_VERSION")))
+        .connect_timeout(Duration::from_secs(5))
+        .timeout(Duration::from_secs(120))
+        // A redirect must not carry the key to another server.
+        .redirect(reqwest::redirect::Policy::none());
+    // No proxy applies to a server on this machine.
+    if here { http.no_proxy() } else { http }
+}
+
+/// Encodes user input as a path segment.
 pub fn segment(text: &str) -> String {
     url::form_urlencoded::byte_serialize(text.as_bytes())
         .collect::<String>()
         .replace('+', "%20")
 }
 
-fn is_here(url: &Url) -> bool {
+fn is_local_server(url: &Url) -> bool {
     match url.host() {
         Some(Host::Ipv4(address)) => IpAddr::from(address).is_loopback(),
         Some(Host::Ipv6(address)) => IpAddr::from(address).is_loopback(),
@@ -228,10 +275,12 @@ fn is_here(url: &Url) -> bool {
     }
 }
 
-/// What a refusal says: `detail` as a text or as a list of what is wrong, or `details` of the tracing routes.
+/// The message of an error response: `detail` as text, as a list of problems or with a `message`, or `details` of the
+/// tracing routes.
 fn refusal(text: &str) -> Option<String> {
     let body: Value = serde_json::from_str(text).ok()?;
-    if let Some(text) = body["detail"].as_str().or(body["details"].as_str()) {
+    let said = [&body["detail"], &body["detail"]["message"], &body["details"]];
+    if let Some(text) = said.into_iter().find_map(Value::as_str) {
         return Some(text.to_owned());
     }
     let issues = body["detail"].as_array()?;
@@ -255,6 +304,8 @@ mod tests {
         let list = r#"{"detail":[{"loc":["query","limit"],"msg":"expected 1 to 1000","type":"value_error"}]}"#;
         assert_eq!(refusal(list).unwrap(), "limit: expected 1 to 1000");
         assert_eq!(refusal(r#"{"error":"x","details":"too much"}"#).unwrap(), "too much");
+        let nested = r#"{"detail":{"error":"NotFound","message":"Sandbox 'a' not found"}}"#;
+        assert_eq!(refusal(nested).unwrap(), "Sandbox 'a' not found");
         assert_eq!(refusal("<html>"), None);
     }
 
@@ -266,10 +317,10 @@ mod tests {
     #[test]
     fn a_kept_key_goes_to_this_machine_only() {
         for here in ["http://127.0.0.1:8400", "http://localhost", "http://[::1]:1"] {
-            assert!(is_here(&here.parse().unwrap()), "{here}");
+            assert!(is_local_server(&here.parse().unwrap()), "{here}");
         }
         for there in ["http://10.0.0.1", "https://localhost.example", "http://0.0.0.0"] {
-            assert!(!is_here(&there.parse().unwrap()), "{there}");
+            assert!(!is_local_server(&there.parse().unwrap()), "{there}");
         }
     }
 }

@@ -6,10 +6,10 @@ use anyhow::{Context as _, anyhow, bail};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::arguments::{DeploymentKind, DeploymentUpdate, DeploymentsCommand, Level, Lines, NewDeployment};
+use super::arguments::{DeploymentKind, DeploymentUpdate, DeploymentsCommand, Level, LogOptions, NewDeployment};
 use super::client::Client;
 use super::revisions;
-use super::{LOOK, patiently, print};
+use super::{POLL_INTERVAL, print, retry_while_unavailable};
 use crate::arguments::Output;
 use crate::exit::Usage;
 
@@ -27,7 +27,7 @@ pub async fn run(client: &Client, command: DeploymentsCommand, output: Output) -
         DeploymentsCommand::Show { deployment } => show(&find(client, &deployment).await?, output),
         DeploymentsCommand::Create(new) => {
             let made = client.post(PATH, Some(&body(&new)?)).await?;
-            follow_up(client, &made, new.wait, output).await?;
+            wait_and_show(client, &made, new.wait, output).await?;
         }
         DeploymentsCommand::Update(update) => change(client, update, output).await?,
         DeploymentsCommand::Delete {
@@ -39,16 +39,16 @@ pub async fn run(client: &Client, command: DeploymentsCommand, output: Output) -
             let query = [("delete_tracing_project", with_project.to_string())];
             client.delete(&format!("{PATH}/{id}"), &query).await?;
             if wait {
-                gone(client, &id).await?;
+                wait_until_deleted(client, &id).await?;
             }
             match output {
                 Output::Json => print::json(&json!({"id": id, "gone": wait})),
-                Output::Table if wait => println!("deployment {id} is gone"),
-                Output::Table => println!("deployment {id} is being torn down"),
+                Output::Table if wait => println!("deployment {id} is deleted"),
+                Output::Table => println!("deployment {id} is being deleted"),
             }
         }
         DeploymentsCommand::AcceptDatabase { deployment } => {
-            // An operator need not open its workspace.
+            // An operator need not have access to its workspace.
             let id = match deployment.parse::<Uuid>() {
                 Ok(id) => id.to_string(),
                 Err(_) => id(client, &deployment).await?,
@@ -58,13 +58,13 @@ pub async fn run(client: &Client, command: DeploymentsCommand, output: Output) -
             match output {
                 Output::Json => print::json(&placement),
                 Output::Table => {
-                    println!("deployment {id} may start on the database that is there; it is tried within a minute");
+                    println!("deployment {id} may start on the existing database; the next attempt is within a minute");
                 }
             }
         }
         DeploymentsCommand::Logs { deployment, lines } => {
             let id = id(client, &deployment).await?;
-            // It goes on saying something as long as it is there.
+            // It writes lines as long as it exists.
             logs(
                 client,
                 &format!("/v1/projects/{id}/deploy_logs"),
@@ -78,7 +78,7 @@ pub async fn run(client: &Client, command: DeploymentsCommand, output: Output) -
     Ok(())
 }
 
-/// The deployment of that id or name.
+/// Finds a deployment by its id or name.
 pub(super) async fn find(client: &Client, given: &str) -> anyhow::Result<Value> {
     if given.parse::<Uuid>().is_ok() {
         return client.get(&format!("{PATH}/{given}"), &[]).await;
@@ -121,7 +121,7 @@ fn body(new: &NewDeployment) -> anyhow::Result<Value> {
     }))
 }
 
-/// Reads lines `NAME=VALUE`. What is wrong with a line is told by its number: the line may be the secret itself.
+/// Reads lines `NAME=VALUE`. Errors name the line number only, because the line may contain the secret.
 fn secrets(file: &Path) -> anyhow::Result<Value> {
     let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
     let mut secrets = Vec::new();
@@ -162,14 +162,14 @@ async fn change(client: &Client, update: DeploymentUpdate, output: Output) -> an
     }
     let makes_revision = body.get("source_revision_config").is_some() || body.get("secrets").is_some();
     if body == json!({}) && !update.rebuild {
-        return Err(Usage("nothing to change: give one of --ref, --image, --secrets, --rebuild …".to_owned()).into());
+        return Err(Usage("nothing to change: use one of --ref, --image, --secrets, --rebuild …".to_owned()).into());
     }
     let mut changed = client.patch(&format!("{PATH}/{id}"), &body).await?;
     if update.rebuild && !makes_revision {
         client.post(&format!("{PATH}/{id}/revisions"), None).await?;
         changed = client.get(&format!("{PATH}/{id}"), &[]).await?;
     }
-    follow_up(
+    wait_and_show(
         client,
         &changed,
         update.wait && (makes_revision || update.rebuild),
@@ -178,8 +178,8 @@ async fn change(client: &Client, update: DeploymentUpdate, output: Output) -> an
     .await
 }
 
-/// Shows a deployment, after its newest revision is over where that is waited for.
-pub(super) async fn follow_up(client: &Client, changed: &Value, wait: bool, output: Output) -> anyhow::Result<()> {
+/// Shows a deployment, with `wait` after its newest revision has ended.
+pub(super) async fn wait_and_show(client: &Client, changed: &Value, wait: bool, output: Output) -> anyhow::Result<()> {
     let id = print::text(&changed["id"]);
     if !wait {
         show(changed, output);
@@ -188,7 +188,10 @@ pub(super) async fn follow_up(client: &Client, changed: &Value, wait: bool, outp
     let revision = print::text(&changed["latest_revision_id"]);
     let ended = revisions::wait(client, &id, &revision).await?;
     let path = format!("{PATH}/{id}");
-    show(&patiently(async || client.get(&path, &[]).await).await?, output);
+    show(
+        &retry_while_unavailable(async || client.get(&path, &[]).await).await?,
+        output,
+    );
     match ended["status"].as_str() {
         Some("DEPLOYED") => Ok(()),
         status => bail!(
@@ -202,22 +205,22 @@ pub(super) async fn follow_up(client: &Client, changed: &Value, wait: bool, outp
     }
 }
 
-async fn gone(client: &Client, id: &str) -> anyhow::Result<()> {
+async fn wait_until_deleted(client: &Client, id: &str) -> anyhow::Result<()> {
     loop {
         let query = [("deployment_ids", id.to_owned())];
-        let left = patiently(async || client.get(PATH, &query).await).await?;
+        let left = retry_while_unavailable(async || client.get(PATH, &query).await).await?;
         if left["resources"].as_array().is_none_or(Vec::is_empty) {
             return Ok(());
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
-/// Shows the latest lines, and what comes, until `ended` says that nothing more will.
+/// Prints the latest lines, and new ones until `ended` returns true.
 pub(super) async fn logs(
     client: &Client,
     path: &str,
-    lines: &Lines,
+    lines: &LogOptions,
     output: Output,
     ended: impl AsyncFn() -> anyhow::Result<bool>,
 ) -> anyhow::Result<()> {
@@ -235,31 +238,31 @@ pub(super) async fn logs(
     let mut latest = answer["logs"].as_array().cloned().unwrap_or_default();
     latest.reverse();
     let mut seen = latest.last().map(|line| print::text(&line["id"]));
-    shown(&latest, output);
+    print_lines(&latest, output);
     wanted["order"] = "asc".into();
     wanted["limit"] = 1000.into();
     if !lines.follow {
         return Ok(());
     }
     loop {
-        // Asked before the lines are: what it said last is read once more after its end.
+        // Checked before the read, so that lines written just before the end are read too.
         let over = ended().await?;
         wanted["offset"] = seen.clone().into();
-        let answer = patiently(async || client.post(path, Some(&wanted)).await).await?;
+        let answer = retry_while_unavailable(async || client.post(path, Some(&wanted)).await).await?;
         let more = answer["logs"].as_array().map(Vec::as_slice).unwrap_or_default();
-        shown(more, output);
+        print_lines(more, output);
         seen = answer["next_offset"].as_str().map(str::to_owned).or(seen);
         if over && more.is_empty() {
             return Ok(());
         }
         if more.is_empty() {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 }
 
-/// One line each, for programs too.
-fn shown(lines: &[Value], output: Output) {
+/// One line each, in JSON too.
+fn print_lines(lines: &[Value], output: Output) {
     for line in lines {
         match output {
             Output::Json => println!("{line}"),
@@ -304,7 +307,7 @@ fn show(deployment: &Value, output: Output) {
     let mut shown = deployment.clone();
     for part in ["source_config", "source_revision_config"] {
         if let Some(fields) = shown[part].as_object_mut() {
-            // The sizes are for programs; what is null says nothing.
+            // Sizes are for programs; null values are left out.
             fields.retain(|name, value| !value.is_null() && name != "resource_spec" && name != "langgraph_config_path");
         }
     }

@@ -72,7 +72,7 @@ fn body(new: &NewDestination) -> anyhow::Result<Value> {
         CredentialsFrom::Stdin => {
             let mut text = String::new();
             std::io::stdin().read_to_string(&mut text).context("standard input")?;
-            // What is wrong is not shown: it may be the secret itself.
+            // The input is not shown, because it may contain the secret.
             body["credentials"] = serde_json::from_str(&text).map_err(|_| {
                 Usage("standard input: expected JSON with access_key_id and secret_access_key".to_owned())
             })?;
@@ -82,7 +82,7 @@ fn body(new: &NewDestination) -> anyhow::Result<Value> {
 }
 
 fn of_environment() -> anyhow::Result<Value> {
-    let inputs = Inputs::of_process(Mode::Api, Vec::new(), None);
+    let inputs = Inputs::from_process(Mode::Api, Vec::new(), None);
     let find = |wanted: &str| {
         let found = inputs
             .environment
@@ -90,7 +90,7 @@ fn of_environment() -> anyhow::Result<Value> {
             .find(|(name, value)| name == wanted && !value.is_empty());
         found.map(|(_, value)| value.clone())
     };
-    let needed = |name: &str| find(name).ok_or_else(|| Usage(format!("the environment has no {name}")));
+    let needed = |name: &str| find(name).ok_or_else(|| Usage(format!("environment variable {name} is not set")));
     let mut credentials = json!({
         "access_key_id": needed("AWS_ACCESS_KEY_ID")?,
         "secret_access_key": needed("AWS_SECRET_ACCESS_KEY")?,

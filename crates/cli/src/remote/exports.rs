@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::arguments::{ExportsCommand, NewExport};
 use super::client::Client;
-use super::{LOOK, patiently, print};
+use super::{POLL_INTERVAL, print, retry_while_unavailable};
 use crate::arguments::Output;
 
 const PATH: &str = "/api/v1/bulk-exports";
@@ -65,9 +65,9 @@ async fn create(client: &Client, new: NewExport, output: Output) -> anyhow::Resu
         match output {
             Output::Json => print::json(&export),
             Output::Table if new.every.is_some() => {
-                println!("schedule {id} is recorded; stop it with: towpath exports cancel {id}");
+                println!("schedule {id} is created; stop it with: towpath exports cancel {id}");
             }
-            Output::Table => println!("export {id} is recorded; follow it with: towpath exports show {id}"),
+            Output::Table => println!("export {id} is created; follow it with: towpath exports show {id}"),
         }
         return Ok(());
     }
@@ -86,7 +86,7 @@ async fn create(client: &Client, new: NewExport, output: Output) -> anyhow::Resu
     }
 }
 
-/// Shows how far an export is until it is over. On standard error: what is printed at the end may go into a program.
+/// Shows progress until the export ends. Uses standard error, because standard output may be piped.
 async fn wait(client: &Client, id: &str) -> anyhow::Result<Value> {
     let target = if std::io::stderr().is_terminal() {
         ProgressDrawTarget::stderr()
@@ -100,8 +100,8 @@ async fn wait(client: &Client, id: &str) -> anyhow::Result<Value> {
     let path = format!("{PATH}/{id}");
     let path_of_runs = format!("{path}/runs");
     loop {
-        let export = patiently(async || client.get(&path, &[]).await).await?;
-        let runs = patiently(async || client.get(&path_of_runs, &[]).await).await?;
+        let export = retry_while_unavailable(async || client.get(&path, &[]).await).await?;
+        let runs = retry_while_unavailable(async || client.get(&path_of_runs, &[]).await).await?;
         let runs = runs.as_array().map(Vec::as_slice).unwrap_or_default();
         let over = runs.iter().filter(|run| !run["finished_at"].is_null()).count();
         let sum = |name: &str| -> u64 {
@@ -122,11 +122,11 @@ async fn wait(client: &Client, id: &str) -> anyhow::Result<Value> {
             bar.finish_and_clear();
             return Ok(export);
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
-/// The id of a project that is given by its name or its id.
+/// The id of a project by its name or id.
 async fn project(client: &Client, given: &str) -> anyhow::Result<String> {
     if given.parse::<Uuid>().is_ok() {
         return Ok(given.to_owned());
@@ -166,7 +166,8 @@ async fn show(client: &Client, id: &str, output: Output) -> anyhow::Result<()> {
     let missing = export["metadata"]["result"]["missing_operations"].as_u64();
     if let Some(missing) = missing.filter(|missing| *missing > 0) {
         println!(
-            "\n{missing} accepted operations may be missing from it: they could not be folded when it was planned"
+            "\n{missing} accepted operations may be missing from it: they could not be flushed when \
+             the export was planned"
         );
     }
     let runs = runs.as_array().map(Vec::as_slice).unwrap_or_default();
@@ -195,7 +196,7 @@ async fn show(client: &Client, id: &str, output: Output) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The error of the latest attempt: `retry_10` comes after `retry_9`, whatever the letters say.
+/// The error of the latest attempt: `retry_10` comes after `retry_9`, despite the order of the letters.
 fn last_error(errors: &Map<String, Value>) -> Option<&Value> {
     let number = |name: &str| name.rsplit('_').next().and_then(|n| n.parse::<u32>().ok());
     errors

@@ -5,7 +5,7 @@ use clap::ValueEnum as _;
 use serde_json::{Map, Value, json};
 use towpath_domain::JobId;
 
-use super::arguments::{Chosen, DeadCommand, JobsCommand, Which};
+use super::arguments::{DeadCommand, JobFilter, JobSelection, JobsCommand};
 use super::client::Client;
 use super::print;
 use crate::arguments::Output;
@@ -14,7 +14,7 @@ pub async fn run(client: &Client, command: JobsCommand, output: Output) -> anyho
     match command {
         JobsCommand::Ls { which, limit } => {
             let jobs = client.list("/internal/jobs", &query(&which), limit).await?;
-            list(jobs, output, "no job fits");
+            list(jobs, output, "no matching jobs");
         }
         JobsCommand::Show { job, input } => {
             let query = if input {
@@ -49,13 +49,13 @@ pub async fn dead(client: &Client, command: DeadCommand, output: Output) -> anyh
             Ok(())
         }
         DeadCommand::Retry { jobs } => {
-            let which = Which::default();
-            act(client, "retry", Chosen { jobs, which }, output).await
+            let which = JobFilter::default();
+            act(client, "retry", JobSelection { jobs, which }, output).await
         }
     }
 }
 
-fn query(which: &Which) -> Vec<(&'static str, String)> {
+fn query(which: &JobFilter) -> Vec<(&'static str, String)> {
     let state = which.state.and_then(|state| state.to_possible_value());
     let fields = [
         ("pool", which.pool.clone()),
@@ -70,8 +70,8 @@ fn query(which: &Which) -> Vec<(&'static str, String)> {
         .collect()
 }
 
-/// The same to many jobs. Fails when one of those that were named refuses.
-async fn act(client: &Client, action: &str, chosen: Chosen, output: Output) -> anyhow::Result<()> {
+/// Applies an action to many jobs. Fails if a named job refuses it.
+async fn act(client: &Client, action: &str, chosen: JobSelection, output: Output) -> anyhow::Result<()> {
     let mut done = 0;
     let mut refused: Vec<Value> = Vec::new();
     let mut add = |mut outcome: Value| -> Option<String> {
@@ -101,7 +101,7 @@ async fn act(client: &Client, action: &str, chosen: Chosen, output: Output) -> a
     match output {
         Output::Json => print::json(&json!({"done": done, "refused": refused})),
         Output::Table => {
-            let did = if action == "retry" { "tried again" } else { "cancelled" };
+            let did = if action == "retry" { "retried" } else { "cancelled" };
             println!("{did}: {done}");
             for job in &refused {
                 println!("refused: {}: {}", print::text(&job["id"]), print::text(&job["reason"]));
@@ -178,7 +178,7 @@ fn show(job: &Value) {
     let lane = &job["lane_state"];
     if lane.is_object() {
         println!(
-            "its lane {}: {} of {} places taken",
+            "its lane {}: {} of {} slots taken",
             print::text(&lane["key"]),
             lane["held"],
             lane["places"]
@@ -187,7 +187,7 @@ fn show(job: &Value) {
     let rows = |name: &str| job[name].as_array().cloned().unwrap_or_default();
     let attempts = rows("attempts");
     if !attempts.is_empty() {
-        println!("\nattempts that did not end well");
+        println!("\nattempts that did not succeed");
         let lines =
             |attempt: &Value| -> Vec<String> { print::text(&attempt["error"]).lines().map(str::to_owned).collect() };
         let rows = attempts.iter().map(|attempt| {
@@ -199,7 +199,7 @@ fn show(job: &Value) {
             ]
         });
         print::table(["at", "outcome", "worker", "error"], rows, "");
-        // A traceback, or what a process said last: in a column it could not be read.
+        // A traceback or the last output of a process does not fit into a column.
         for attempt in attempts.iter().filter(|attempt| lines(attempt).len() > 1) {
             println!("\nthe attempt of {}:", print::moment(&attempt["at"]));
             for line in lines(attempt) {
@@ -217,7 +217,7 @@ fn show(job: &Value) {
     }
     let children = rows("children");
     if !children.is_empty() {
-        println!("\njobs it recorded");
+        println!("\njobs it started");
         table(&children, "");
     }
 }

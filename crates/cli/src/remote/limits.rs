@@ -19,7 +19,7 @@ fn table(answer: &Value, all: bool) {
     let counted = match answer["counted"].as_str() {
         Some("here") => "counted in this process",
         Some("shared") => "counted for all processes",
-        Some("apart") => "each process counts by itself, because Redis does not answer",
+        Some("apart") => "each process counts by itself, because Redis is unavailable",
         _ => {
             println!("there are no limits; follow those of the hosted platform with: --limits us|eu|FILE");
             return;
@@ -45,7 +45,7 @@ fn table(answer: &Value, all: bool) {
     print::table(
         ["limit", "of each", "at most", "passed", "refused"],
         limits,
-        "no request was counted yet; --all lists every limit",
+        "no requests counted yet; --all lists every limit",
     );
     println!();
     let callers = answer["callers"].as_array().into_iter().flatten().map(|caller| {
@@ -65,6 +65,6 @@ fn table(answer: &Value, all: bool) {
     print::table(
         ["caller", "limit", "in its window", "seen", "refused", "last refused"],
         callers,
-        "nobody is near a limit or was refused within the last hour",
+        "no caller is near a limit or was refused within the last hour",
     );
 }

@@ -1,14 +1,13 @@
-//! Answers for people and for programs.
+//! Output for people and for programs.
 
 use comfy_table::{Table, presets};
 use serde_json::Value;
 
-/// JSON, indented.
 pub fn json(value: &Value) {
     println!("{value:#}");
 }
 
-/// A table; a line that says so where it is empty.
+/// Prints a table, or the text `empty` if there are no rows.
 pub fn table<const N: usize>(header: [&str; N], rows: impl IntoIterator<Item = [String; N]>, none: &str) {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING).set_header(header);
@@ -20,14 +19,14 @@ pub fn table<const N: usize>(header: [&str; N], rows: impl IntoIterator<Item = [
     if empty {
         println!("{none}");
     } else {
-        // Without the blanks that fill the last column.
+        // Trims the padding of the last column.
         for line in table.to_string().lines() {
             println!("{}", line.trim_end());
         }
     }
 }
 
-/// Names and values below each other; what is null is left out.
+/// Prints names and values line by line, without null values.
 pub fn facts(value: &Value, names: &[&str]) {
     let width = names.iter().map(|name| name.len()).max().unwrap_or(0);
     for name in names {
@@ -38,7 +37,7 @@ pub fn facts(value: &Value, names: &[&str]) {
     }
 }
 
-/// A value as one word; null as nothing.
+/// A value as one word; null as an empty text.
 pub fn text(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
@@ -81,7 +80,7 @@ pub fn counted(number: u64, one: &str, many: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { many })
 }
 
-/// Seconds by their largest parts.
+/// Seconds in their two largest units.
 pub fn age(seconds: &Value) -> String {
     let seconds = seconds.as_f64().unwrap_or(0.0);
     match seconds {
@@ -104,7 +103,7 @@ mod tests {
     fn values_read_well() {
         assert_eq!(moment(&json!("2026-03-01T12:00:00.123456Z")), "2026-03-01 12:00:00Z");
         assert_eq!(moment(&Value::Null), "");
-        assert_eq!(text(&json!({"folds": 2, "exports": 1})), "exports=1 folds=2");
+        assert_eq!(text(&json!({"flushes": 2, "exports": 1})), "exports=1 flushes=2");
         assert_eq!(age(&json!(0.0)), "-");
         assert_eq!(age(&json!(90)), "90 s");
         assert_eq!(age(&json!(7300)), "2 h");

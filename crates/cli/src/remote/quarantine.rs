@@ -9,7 +9,7 @@ use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 use towpath_domain::{QuarantineId, TenantId};
 
-use super::arguments::{ChosenEntries, QuarantineCommand};
+use super::arguments::{EntrySelection, QuarantineCommand};
 use super::client::Client;
 use super::print;
 use crate::arguments::Output;
@@ -53,11 +53,11 @@ pub async fn run(
     Ok(())
 }
 
-/// The same to many entries. Fails when one of those that were named refuses.
+/// Applies an action to many entries. Fails if a named entry refuses it.
 async fn act(
     client: &Client,
     action: &str,
-    chosen: ChosenEntries,
+    chosen: EntrySelection,
     tenant: Option<TenantId>,
     output: Output,
 ) -> anyhow::Result<()> {
@@ -130,12 +130,12 @@ fn table(entries: &[Value]) {
         "here since",
         "reason",
     ];
-    print::table(header, rows, "nothing is in quarantine");
+    print::table(header, rows, "the quarantine is empty");
 }
 
 fn show(mut entry: Value) {
     if entry["projects"].is_null() {
-        entry["projects"] = "any of the workspace".into();
+        entry["projects"] = "any in the workspace".into();
     }
     let names = [
         "id",
@@ -186,7 +186,7 @@ fn show(mut entry: Value) {
     print::table(header, rows, "");
 }
 
-/// For its owner alone: it holds data of users.
+/// Only its owner can read the file, because it contains user data.
 fn write(file: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     let write = || {
         let mut file = OpenOptions::new()

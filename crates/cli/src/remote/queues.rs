@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::arguments::QueuesCommand;
 use super::client::{Client, segment};
-use super::{LOOK, patiently, print};
+use super::{POLL_INTERVAL, print, retry_while_unavailable};
 use crate::arguments::Output;
 
 pub async fn run(client: &Client, command: QueuesCommand, output: Output) -> anyhow::Result<()> {
@@ -23,8 +23,8 @@ pub async fn run(client: &Client, command: QueuesCommand, output: Output) -> any
         QueuesCommand::Drain { pool, wait } => {
             let mut queue = client.post(&path(&pool, "/drain"), None).await?;
             while wait && queue["status"] == "draining" {
-                tokio::time::sleep(LOOK).await;
-                queue = patiently(async || client.get(&path(&pool, ""), &[]).await).await?;
+                tokio::time::sleep(POLL_INTERVAL).await;
+                queue = retry_while_unavailable(async || client.get(&path(&pool, ""), &[]).await).await?;
             }
             show(&queue, output);
         }
@@ -73,6 +73,6 @@ fn table<'a>(queues: impl IntoIterator<Item = &'a Value>) {
     print::table(
         header,
         rows,
-        "there are no pools yet: no job was recorded and no worker is there",
+        "there are no pools yet: no job was recorded and no worker is running",
     );
 }

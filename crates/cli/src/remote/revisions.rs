@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::arguments::RevisionsCommand;
 use super::client::Client;
 use super::deployments::{self, PATH};
-use super::{LOOK, patiently, print};
+use super::{POLL_INTERVAL, print, retry_while_unavailable};
 use crate::arguments::Output;
 
 pub async fn run(client: &Client, command: RevisionsCommand, output: Output) -> anyhow::Result<()> {
@@ -38,7 +38,7 @@ pub async fn run(client: &Client, command: RevisionsCommand, output: Output) -> 
             let id = deployments::id(client, &deployment).await?;
             let path = format!("{PATH}/{id}/revisions/{revision}/redeploy");
             let changed = client.post(&path, None).await?;
-            deployments::follow_up(client, &changed, wait, output).await?;
+            deployments::wait_and_show(client, &changed, wait, output).await?;
         }
         RevisionsCommand::Interrupt { deployment, revision } => {
             let id = deployments::id(client, &deployment).await?;
@@ -57,9 +57,9 @@ pub async fn run(client: &Client, command: RevisionsCommand, output: Output) -> 
             let kind = if deploy { "deploy_logs" } else { "build_logs" };
             let path = format!("/v1/projects/{id}/revisions/{revision}/{kind}");
             let ended = async || {
-                // A build is over with its revision at the latest; what serves goes on.
+                // The build log ends with the revision at the latest; the deploy log continues.
                 let path = format!("{PATH}/{id}/revisions/{revision}");
-                let now = patiently(async || client.get(&path, &[]).await).await?;
+                let now = retry_while_unavailable(async || client.get(&path, &[]).await).await?;
                 Ok(is_over(&now) && !(deploy && now["status"] == "DEPLOYED"))
             };
             deployments::logs(client, &path, &lines, output, ended).await?;
@@ -68,12 +68,12 @@ pub async fn run(client: &Client, command: RevisionsCommand, output: Output) -> 
     Ok(())
 }
 
-/// Whether nothing changes of a revision any more.
+/// Whether the revision has reached its final state.
 fn is_over(revision: &Value) -> bool {
     !revision["finished_at"].is_null()
 }
 
-/// Shows where a revision stands until it is over. On standard error: what is printed at the end may go into a program.
+/// Shows the status of a revision until it ends. Uses standard error, because standard output may be piped.
 pub(super) async fn wait(client: &Client, deployment: &str, revision: &str) -> anyhow::Result<Value> {
     let target = if std::io::stderr().is_terminal() {
         ProgressDrawTarget::stderr()
@@ -85,14 +85,14 @@ pub(super) async fn wait(client: &Client, deployment: &str, revision: &str) -> a
     bar.enable_steady_tick(Duration::from_millis(120));
     let path = format!("{PATH}/{deployment}/revisions/{revision}");
     loop {
-        let now = patiently(async || client.get(&path, &[]).await).await?;
+        let now = retry_while_unavailable(async || client.get(&path, &[]).await).await?;
         let status = print::text(&now["status"]).to_lowercase().replace('_', " ");
         bar.set_message(format!("revision {revision}: {status}"));
         if is_over(&now) {
             bar.finish_and_clear();
             return Ok(now);
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 

@@ -7,7 +7,7 @@ use super::client::Client;
 use super::print;
 use crate::arguments::Output;
 
-/// More than anybody looks at.
+/// Larger than any real number of schedules.
 const MOST: u64 = 10_000;
 const NOBODY: &str = "00000000-0000-0000-0000-000000000000";
 
@@ -37,7 +37,7 @@ pub async fn run(client: &Client, command: SchedulesCommand, output: Output) -> 
         [
             print::text(&schedule["id"]),
             print::text(&schedule["kind"]),
-            // Work of the installation itself has no workspace.
+            // Schedules of the installation have no workspace.
             print::text(&schedule["tenant_id"]).replace(NOBODY, "-"),
             print::moment(&schedule["next_at"]),
             if schedule["paused"] == true { "paused" } else { "active" }.to_owned(),

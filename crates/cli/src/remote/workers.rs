@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::arguments::WorkersCommand;
 use super::client::Client;
-use super::{LOOK, patiently, print};
+use super::{POLL_INTERVAL, print, retry_while_unavailable};
 use crate::arguments::Output;
 
 pub async fn run(client: &Client, command: WorkersCommand, output: Output) -> anyhow::Result<()> {
@@ -21,8 +21,8 @@ pub async fn run(client: &Client, command: WorkersCommand, output: Output) -> an
             let id = worker.to_string();
             let mut told = client.post(&format!("/internal/workers/{id}/drain"), None).await?;
             while wait && told["status"] == "draining" {
-                tokio::time::sleep(LOOK).await;
-                let answer = patiently(async || client.get("/internal/workers", &[]).await).await?;
+                tokio::time::sleep(POLL_INTERVAL).await;
+                let answer = retry_while_unavailable(async || client.get("/internal/workers", &[]).await).await?;
                 let found = answer["items"]
                     .as_array()
                     .into_iter()
@@ -39,7 +39,7 @@ pub async fn run(client: &Client, command: WorkersCommand, output: Output) -> an
                 Output::Table => table([&told]),
             }
             if told["status"] == "silent" {
-                bail!("the worker is silent: the scheduler gives its jobs to others once their leases end");
+                bail!("the worker does not respond: other workers get its jobs when its lease expires");
             }
         }
     }
@@ -64,7 +64,7 @@ fn table<'a>(workers: impl IntoIterator<Item = &'a Value>) {
         "status",
         "process",
         "slots",
-        "jobs in hand",
+        "running jobs",
         "started",
         "seen",
         "version",

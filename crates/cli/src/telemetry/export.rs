@@ -1,6 +1,6 @@
-//! Sends finished spans to an OpenTelemetry collector: OTLP, protobuf over HTTP.
+//! Exports finished spans to an OpenTelemetry collector: OTLP, protobuf over HTTP.
 //!
-//! Spans are hints for people: a collector that is slow or away costs spans (counted), never requests or jobs.
+//! A slow or unavailable collector loses spans, which are counted. It never affects requests or jobs.
 
 use std::time::Duration;
 
@@ -15,32 +15,25 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use url::Url;
 
-/// Spans that wait to be sent.
-pub const WAITING: usize = 4096;
-/// Spans in one request.
+pub const QUEUE_CAPACITY: usize = 4096;
 const BATCH: usize = 512;
-/// How long a batch waits for company.
-const LINGER: Duration = Duration::from_secs(1);
-/// What one request may take, and the last one at the end of the process.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a batch waits for more spans.
+const BATCH_DELAY: Duration = Duration::from_secs(1);
+/// Time limit of one request, and of the last one at the end of the process.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 const EXPORTED: &str = "towpath_spans_exported_total";
 const DROPPED: &str = "towpath_spans_dropped_total";
 
-/// Where spans go; keeps sending until it is closed.
+/// Exports spans until it is closed.
 pub struct Exporter(Option<(JoinHandle<()>, mpsc::Sender<()>)>);
 
 impl Exporter {
-    /// Nowhere.
     pub const fn none() -> Self {
         Self(None)
     }
 
-    /// Sends what comes out of `spans` to the collector at `endpoint`. Where the address has no path, the one of the
-    /// standard is used.
-    ///
-    /// # Errors
-    /// When the address cannot be used.
+    /// Exports `spans` to the collector at `endpoint`. An address without a path gets the standard path.
     pub fn start(endpoint: &str, spans: mpsc::Receiver<SpanData>) -> anyhow::Result<Self> {
         let exporter = exporter(endpoint)?;
         let (close, closed) = mpsc::channel(1);
@@ -48,11 +41,11 @@ impl Exporter {
         Ok(Self(Some((task, close))))
     }
 
-    /// Sends what is left, as far as the collector takes it within some seconds.
+    /// Exports the remaining spans, with a time limit of some seconds.
     pub async fn close(self) {
         let Some((task, close)) = self.0 else { return };
         let _ = close.send(()).await;
-        let _ = tokio::time::timeout(PATIENCE, task).await;
+        let _ = tokio::time::timeout(REQUEST_TIMEOUT, task).await;
     }
 }
 
@@ -61,15 +54,15 @@ fn exporter(endpoint: &str) -> anyhow::Result<SpanExporter> {
     if matches!(url.path(), "" | "/") {
         url.set_path("/v1/traces");
     }
-    // Where the operator's own collector is: no address of a user.
+    // The operator chose the address; the guard for users' addresses does not apply.
     let client = reqwest::Client::builder()
-        .timeout(PATIENCE)
+        .timeout(REQUEST_TIMEOUT)
         .build()
         .context("a client for telemetry.otlp_endpoint")?;
     let mut exporter = SpanExporter::builder()
         .with_http()
         .with_endpoint(url.as_str())
-        .with_timeout(PATIENCE)
+        .with_timeout(REQUEST_TIMEOUT)
         .with_http_client(Client(client))
         .build()
         .context("telemetry.otlp_endpoint")?;
@@ -101,7 +94,7 @@ async fn run(exporter: SpanExporter, mut spans: mpsc::Receiver<SpanData>, mut cl
                 };
                 tokio::select! {
                     () = full => {}
-                    () = tokio::time::sleep(LINGER) => {}
+                    () = tokio::time::sleep(BATCH_DELAY) => {}
                     _ = closed.recv() => open = false,
                 }
                 send(&exporter, &mut batch).await;
@@ -129,28 +122,27 @@ async fn send(exporter: &SpanExporter, batch: &mut Vec<SpanData>) {
         Ok(()) => metrics::counter!(EXPORTED).increment(count),
         Err(error) => {
             dropped("collector", count);
-            tracing::warn!(%error, spans = count, "the collector took no spans; they are dropped");
+            tracing::warn!(%error, spans = count, "the collector did not accept spans; they are dropped");
         }
     }
 }
 
-/// Counts spans that nobody will see.
+/// Counts lost spans.
 pub fn dropped(reason: &'static str, spans: u64) {
     metrics::counter!(DROPPED, "reason" => reason).increment(spans);
 }
 
-/// Says what these metrics mean.
 pub fn describe() {
-    metrics::describe_counter!(EXPORTED, metrics::Unit::Count, "Spans taken by the collector");
+    metrics::describe_counter!(EXPORTED, metrics::Unit::Count, "Spans accepted by the collector");
     metrics::describe_counter!(
         DROPPED,
         metrics::Unit::Count,
-        "Spans lost because too many waited (full) or the collector did not take them (collector)"
+        "Spans lost because too many waited (full) or the collector did not accept them (collector)"
     );
     metrics::counter!(EXPORTED).absolute(0);
 }
 
-/// The one HTTP client of the tree, as the exporter wants it.
+/// Adapts the HTTP client of the tree to the exporter's interface.
 #[derive(Debug)]
 struct Client(reqwest::Client);
 

@@ -1,5 +1,5 @@
-//! Log lines as JSON: one flat object a line, with the fields of every span the line lies in, so that each line of a
-//! job carries `job.id`, `job.kind`, `job.attempt` and `trace_id`. Of two fields of one name the inner one is kept.
+//! Log lines as JSON: one flat object for each line, with the fields of all enclosing spans, so that each line of a job
+//! has `job.id`, `job.kind`, `job.attempt` and `trace_id`. The innermost of several equal fields wins.
 
 use std::fmt::Debug;
 use std::io::Write as _;
@@ -15,25 +15,23 @@ use tracing_subscriber::registry::{LookupSpan, Scope};
 
 use super::HIDDEN;
 
-/// Writes a line for each event.
 pub struct Lines<W> {
     clock: Clock,
     writer: W,
 }
 
 impl<W: Fn(&[u8])> Lines<W> {
-    /// Lines with the time of `clock`, given to `writer` whole.
+    /// Lines with the time of `clock`. `writer` gets complete lines.
     pub const fn new(clock: Clock, writer: W) -> Self {
         Self { clock, writer }
     }
 }
 
-/// To the error output. A reader that went away must not end the process.
+/// Writes to standard error. A closed reader must not end the process.
 pub fn to_stderr(line: &[u8]) {
     let _ = std::io::stderr().lock().write_all(line);
 }
 
-/// The fields of a span, as they go into each of its lines.
 struct Fields(Map<String, Value>);
 
 impl<S, W> Layer<S> for Lines<W>
@@ -44,14 +42,14 @@ where
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, ctx: Context<'_, S>) {
         let Some(span) = ctx.span(id) else { return };
         let mut fields = Map::new();
-        attributes.record(&mut Into(&mut fields));
+        attributes.record(&mut FieldVisitor(&mut fields));
         span.extensions_mut().insert(Fields(fields));
     }
 
     fn on_record(&self, id: &Id, values: &Record<'_>, ctx: Context<'_, S>) {
         let Some(span) = ctx.span(id) else { return };
         if let Some(Fields(fields)) = span.extensions_mut().get_mut() {
-            values.record(&mut Into(fields));
+            values.record(&mut FieldVisitor(fields));
         }
     }
 
@@ -65,17 +63,16 @@ where
                 line.extend(fields.iter().map(|(name, value)| (name.clone(), value.clone())));
             }
         }
-        event.record(&mut Into(&mut line));
+        event.record(&mut FieldVisitor(&mut line));
         let mut text = Value::Object(line).to_string();
         text.push('\n');
         (self.writer)(text.as_bytes());
     }
 }
 
-/// Puts fields into an object.
-struct Into<'m>(&'m mut Map<String, Value>);
+struct FieldVisitor<'m>(&'m mut Map<String, Value>);
 
-impl Into<'_> {
+impl FieldVisitor<'_> {
     fn put(&mut self, field: &Field, value: Value) {
         if !HIDDEN.contains(&field.name()) {
             self.0.insert(field.name().to_owned(), value);
@@ -83,7 +80,7 @@ impl Into<'_> {
     }
 }
 
-impl Visit for Into<'_> {
+impl Visit for FieldVisitor<'_> {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
         self.put(field, format!("{value:?}").into());
     }
@@ -109,7 +106,7 @@ impl Visit for Into<'_> {
     }
 
     fn record_error(&mut self, field: &Field, value: &(dyn std::error::Error + 'static)) {
-        // With what is behind it: the first sentence alone seldom says why.
+        // Includes the source errors, because the outer text alone seldom explains the cause.
         let mut text = value.to_string();
         let mut source = value.source();
         while let Some(cause) = source {

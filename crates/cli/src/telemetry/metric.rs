@@ -1,4 +1,4 @@
-//! Metrics: the recorder, what is only known by looking, and what everything means.
+//! Metrics: the recorder, gauges that are polled, and descriptions.
 
 use std::time::{Duration, Instant};
 
@@ -14,19 +14,16 @@ const TASKS_WAITING: &str = "towpath_runtime_queue_depth";
 const THREADS: &str = "towpath_runtime_threads";
 const SCRAPE: &str = "towpath_scrape_seconds";
 
-/// Seconds; from a wake-up within one process to an export run of hours.
+/// Seconds, from a wake within one process to an export run of hours.
 const DURATION_BUCKETS: &[f64] = &[
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0, 1800.0, 14_400.0,
 ];
-/// How many at once.
+/// Group sizes.
 const GROUP_BUCKETS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0];
 
-/// Starts collecting metrics; `/metrics` prints what the handle renders.
-///
-/// # Errors
-/// When a recorder was installed already.
+/// Starts collecting metrics; the returned handle renders `/metrics`.
 pub fn start() -> anyhow::Result<PrometheusHandle> {
-    // Without buckets the exporter makes summaries, which cannot be added up over processes.
+    // Without buckets the exporter creates summaries, which cannot be summed over processes.
     let handle = PrometheusBuilder::new()
         .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), DURATION_BUCKETS)?
         .set_buckets_for_metric(Matcher::Suffix("_group".to_owned()), GROUP_BUCKETS)?
@@ -44,7 +41,7 @@ pub fn start() -> anyhow::Result<PrometheusHandle> {
     Ok(handle)
 }
 
-/// What to set before each scrape: connections, the runtime, the process itself.
+/// Returns a function that sets gauges before each scrape: connections, the runtime and the process.
 pub fn watch(store: Store, roles: String) -> impl Fn() + Send + Sync + 'static {
     let database = match store.dialect() {
         Dialect::Sqlite => "sqlite",
@@ -72,23 +69,23 @@ fn describe() {
     metrics::describe_gauge!(
         BUILD_INFO,
         Unit::Count,
-        "Always 1; its labels say which version this is, on which database, in which roles"
+        "Always 1; the labels have the version, the database and the roles"
     );
     metrics::describe_gauge!(
         CONNECTIONS,
         Unit::Count,
-        "Connections to the database that this process holds; on SQLite those for reading"
+        "Database connections of this process; on SQLite those for reading"
     );
-    metrics::describe_gauge!(TASKS, Unit::Count, "Asynchronous tasks that are alive");
+    metrics::describe_gauge!(TASKS, Unit::Count, "Live asynchronous tasks");
     metrics::describe_gauge!(
         TASKS_WAITING,
         Unit::Count,
-        "Tasks that wait for a thread in the runtime's shared queue"
+        "Tasks in the runtime's shared queue that wait for a thread"
     );
     metrics::describe_gauge!(THREADS, Unit::Count, "Threads of the runtime");
     metrics::describe_gauge!(
         SCRAPE,
         Unit::Seconds,
-        "How long it took to look at the process for the last scrape"
+        "Time spent collecting the figures of the process for the last scrape"
     );
 }

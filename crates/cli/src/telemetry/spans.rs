@@ -1,8 +1,8 @@
-//! Spans for a collector: a layer that follows the spans of a trace and hands them on when they end.
+//! A `tracing` layer that passes finished spans to a collector.
 //!
-//! A request and an attempt of a job say their place in the trace themselves (`trace_id`, `span_id`,
-//! `parent_span_id`), because it also stands in job rows. Spans inside of them get a place here. What lies in no
-//! such span belongs to no trace and is left out.
+//! Spans of requests and of job attempts carry their place in the trace as fields (`trace_id`, `span_id`,
+//! `parent_span_id`), because job rows store it. Inner spans get a place here. Spans outside of both belong to no trace
+//! and are dropped.
 
 use std::fmt::Debug;
 use std::time::SystemTime;
@@ -23,17 +23,17 @@ use tracing_subscriber::registry::LookupSpan;
 
 use super::HIDDEN;
 
-/// Events kept of one span. A job that logs without end must not grow without bound.
+/// Maximum number of events of one span: a job may log without end.
 const EVENTS: usize = 64;
 
-/// Hands finished spans to the exporter.
+/// Passes finished spans to the exporter.
 pub struct Spans {
     finished: mpsc::Sender<SpanData>,
     scope: InstrumentationScope,
 }
 
 impl Spans {
-    /// Gives spans to `finished`; those that find it full are dropped and counted.
+    /// Sends spans to `finished`; if that is full, they are dropped and counted.
     pub fn new(finished: mpsc::Sender<SpanData>) -> Self {
         let scope = InstrumentationScope::builder("towpath")
             .with_version(env!("CARGO_PKG_VERSION"))
@@ -42,12 +42,11 @@ impl Spans {
     }
 }
 
-/// A span on its way.
-struct Open {
+struct OpenSpan {
     trace: TraceId,
     span: SpanId,
     parent: SpanId,
-    /// The parent lies in another process or another time.
+    /// Whether the parent is in another process or process life.
     remote: bool,
     kind: SpanKind,
     began: SystemTime,
@@ -59,14 +58,14 @@ struct Open {
 impl<S: Subscriber + for<'span> LookupSpan<'span>> Layer<S> for Spans {
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, ctx: Context<'_, S>) {
         let Some(span) = ctx.span(id) else { return };
-        let mut told = Told::default();
+        let mut told = SpanFields::default();
         attributes.record(&mut told);
         let place = match (told.trace, told.span) {
             (Some(trace), Some(own)) if told.sampled => Some((trace, own, SpanId::INVALID, true)),
             (Some(_), _) => None,
             _ => span.parent().and_then(|parent| {
                 let extensions = parent.extensions();
-                let parent = extensions.get::<Open>()?;
+                let parent = extensions.get::<OpenSpan>()?;
                 let own = SpanId::from_bytes(Traceparent::new().span_bytes());
                 Some((parent.trace, own, parent.span, false))
             }),
@@ -74,7 +73,7 @@ impl<S: Subscriber + for<'span> LookupSpan<'span>> Layer<S> for Spans {
         let Some((trace, own, parent, remote)) = place else {
             return;
         };
-        span.extensions_mut().insert(Open {
+        span.extensions_mut().insert(OpenSpan {
             trace,
             span: own,
             parent,
@@ -90,10 +89,10 @@ impl<S: Subscriber + for<'span> LookupSpan<'span>> Layer<S> for Spans {
     fn on_record(&self, id: &Id, values: &Record<'_>, ctx: Context<'_, S>) {
         let Some(span) = ctx.span(id) else { return };
         let mut extensions = span.extensions_mut();
-        let Some(open) = extensions.get_mut::<Open>() else {
+        let Some(open) = extensions.get_mut::<OpenSpan>() else {
             return;
         };
-        let mut told = Told::default();
+        let mut told = SpanFields::default();
         values.record(&mut told);
         if let Some(parent) = told.parent {
             open.parent = parent;
@@ -107,10 +106,10 @@ impl<S: Subscriber + for<'span> LookupSpan<'span>> Layer<S> for Spans {
     fn on_event(&self, event: &Event<'_>, ctx: Context<'_, S>) {
         let Some(span) = ctx.event_span(event) else { return };
         let mut extensions = span.extensions_mut();
-        let Some(open) = extensions.get_mut::<Open>() else {
+        let Some(open) = extensions.get_mut::<OpenSpan>() else {
             return;
         };
-        let mut told = Told::default();
+        let mut told = SpanFields::default();
         event.record(&mut told);
         let level = *event.metadata().level();
         if level == Level::ERROR {
@@ -127,7 +126,7 @@ impl<S: Subscriber + for<'span> LookupSpan<'span>> Layer<S> for Spans {
 
     fn on_close(&self, id: Id, ctx: Context<'_, S>) {
         let Some(span) = ctx.span(&id) else { return };
-        let Some(open) = span.extensions_mut().remove::<Open>() else {
+        let Some(open) = span.extensions_mut().remove::<OpenSpan>() else {
             return;
         };
         let data = SpanData {
@@ -151,8 +150,7 @@ impl<S: Subscriber + for<'span> LookupSpan<'span>> Layer<S> for Spans {
     }
 }
 
-/// What the fields of a span or an event say.
-struct Told {
+struct SpanFields {
     trace: Option<TraceId>,
     span: Option<SpanId>,
     parent: Option<SpanId>,
@@ -163,7 +161,7 @@ struct Told {
     attributes: Vec<KeyValue>,
 }
 
-impl Default for Told {
+impl Default for SpanFields {
     fn default() -> Self {
         Self {
             trace: None,
@@ -178,7 +176,7 @@ impl Default for Told {
     }
 }
 
-impl Told {
+impl SpanFields {
     fn text(&mut self, field: &Field, text: String) {
         match field.name() {
             "trace_id" => self.trace = TraceId::from_hex(&text).ok(),
@@ -205,7 +203,7 @@ impl Told {
     }
 }
 
-impl Visit for Told {
+impl Visit for SpanFields {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
         self.text(field, format!("{value:?}"));
     }

@@ -1,4 +1,4 @@
-//! When a certificate ends: the one field of X.509 that is needed, and that the TLS library does not give.
+//! Reads the expiry date of a certificate, which the TLS library does not expose.
 
 use chrono::NaiveDateTime;
 use towpath_domain::Timestamp;
@@ -7,11 +7,11 @@ const CONTEXT_0: u8 = 0xa0;
 const UTC_TIME: u8 = 0x17;
 const GENERALIZED_TIME: u8 = 0x18;
 
-/// The end of a certificate in DER; `None` for what is none.
+/// The end of validity of a certificate in DER; `None` if it is not a certificate.
 pub fn not_after(certificate: &[u8]) -> Option<Timestamp> {
     let signed = element(certificate)?.value;
     let mut fields = element(signed)?.value;
-    // The version, which may be absent.
+    // The optional version.
     if fields.first() == Some(&CONTEXT_0) {
         fields = element(fields)?.rest;
     }

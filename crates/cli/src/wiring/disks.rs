@@ -1,63 +1,63 @@
-//! Watches how much room there is on the disks of this process.
+//! Monitors the free space on the disks of this process.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::sys::statvfs::statvfs;
 use tokio::time::{MissedTickBehavior, interval};
-use towpath_domain::{Disk, Disks};
+use towpath_domain::{DiskStatus, DiskStatuses};
 
 use crate::config::Settings;
 
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A disk, and which folders are on it.
-struct Watched {
+/// A disk and the folders on it.
+struct WatchedDisk {
     name: &'static str,
-    disk: Disk,
+    disk: DiskStatus,
     folders: Vec<PathBuf>,
-    /// Bytes that have to be free.
+    /// Minimum of free bytes.
     least: f64,
 }
 
-/// Looks at the disks now, and from now on as long as the process lives.
-pub fn watch(settings: &Settings) -> Disks {
-    let disks = Disks::default();
+/// Measures the disks now, and then regularly until the process ends.
+pub fn watch(settings: &Settings) -> DiskStatuses {
+    let disks = DiskStatuses::default();
     if settings.disk_least_free_bytes == 0 {
         return disks;
     }
     let least = settings.disk_least_free_bytes as f64;
     let objects = settings.objects_folder();
     let mut watched = [
-        Watched {
+        WatchedDisk {
             name: "data",
             disk: disks.data.clone(),
             folders: std::iter::once(settings.data_dir.clone()).chain(objects).collect(),
             least,
         },
-        Watched {
+        WatchedDisk {
             name: "exports",
             disk: disks.exports.clone(),
             folders: vec![settings.file_root.clone()],
             least,
         },
     ];
-    // Before the first request is taken.
-    watched.iter().for_each(Watched::look);
+    // The first request needs a value.
+    watched.iter().for_each(WatchedDisk::measure);
     tokio::spawn(async move {
-        let mut clock = interval(LOOK_EVERY);
+        let mut clock = interval(POLL_INTERVAL);
         clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             clock.tick().await;
-            // A file system of another machine may let this wait.
+            // A network file system may block.
             let look = tokio::task::spawn_blocking(move || {
-                watched.iter().for_each(Watched::look);
+                watched.iter().for_each(WatchedDisk::measure);
                 watched
             });
             match look.await {
                 Ok(looked) => watched = looked,
                 Err(error) => {
-                    tracing::error!(%error, "disks are not watched any more");
+                    tracing::error!(%error, "disk monitoring has stopped");
                     return;
                 }
             }
@@ -66,12 +66,12 @@ pub fn watch(settings: &Settings) -> Disks {
     disks
 }
 
-impl Watched {
-    fn look(&self) {
+impl WatchedDisk {
+    fn measure(&self) {
         let Some(free) = self.folders.iter().filter_map(|folder| free(folder)).reduce(f64::min) else {
             return;
         };
-        // A little more before it takes work again, so that it does not come and go with every file.
+        // The threshold for recovery is a little higher, so that the state does not flap.
         let enough = if self.disk.is_low() {
             self.least * 1.125
         } else {
@@ -86,15 +86,15 @@ impl Watched {
             tracing::warn!(
                 disk = self.name,
                 free_mb,
-                "less is free than disk.least_free_mb: new work is refused or waits"
+                "free space is below disk.min_free_mb: new work is refused or waits"
             );
         } else {
-            tracing::info!(disk = self.name, free_mb, "there is room on the disk again");
+            tracing::info!(disk = self.name, free_mb, "free space is above disk.min_free_mb again");
         }
     }
 }
 
-/// Bytes that this process may still write there. A folder that is yet to be made is where its parent is.
+/// Bytes that this process may still write there. For a missing folder, the disk of its parent counts.
 fn free(folder: &Path) -> Option<f64> {
     let found = folder.ancestors().find_map(|folder| statvfs(folder).ok())?;
     Some(found.blocks_available() as f64 * found.fragment_size() as f64)
@@ -109,16 +109,16 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let yet_to_come = folder.path().join("a/b");
         let free = free(&yet_to_come).unwrap();
-        let mut watched = Watched {
+        let mut watched = WatchedDisk {
             name: "test",
-            disk: Disk::default(),
+            disk: DiskStatus::default(),
             folders: vec![yet_to_come],
             least: free * 4.0,
         };
-        watched.look();
+        watched.measure();
         assert!(watched.disk.is_low());
         watched.least = free / 4.0;
-        watched.look();
+        watched.measure();
         assert!(!watched.disk.is_low());
     }
 }

@@ -1,5 +1,5 @@
-//! Small chores of a process, each in a task of its own: metrics upkeep, units of the log that nobody needs any more, and what
-//! writers left behind that died.
+//! Background tasks of a process: metrics upkeep, and removal of flushed WAL segments and of leftovers of crashed
+//! writers.
 
 use std::time::{Duration, Instant};
 
@@ -10,63 +10,63 @@ use tokio::time::{MissedTickBehavior, interval};
 use towpath_api::App;
 use towpath_domain::Timestamp;
 use towpath_scheduler::metric;
-use towpath_store::{Store, jobs, sweep_cursors, units};
+use towpath_store::{Store, jobs, sweep_cursors, wal_segments};
 use towpath_traces::objects::Objects;
-use towpath_traces::wal::sweep::{self, FoldedWalk};
+use towpath_traces::wal::sweep::{self, FlushedWalk};
 
-/// The exporter's histograms grow until this is done.
+/// The exporter's histograms grow until its upkeep runs.
 const UPKEEP_EVERY: Duration = Duration::from_secs(5);
-/// A folded unit stays this long, for a look at what came in.
+/// How long a flushed WAL segment is kept for inspection.
 const KEEP_FOLDED: Duration = Duration::from_secs(10 * 60);
-/// No writer takes this long: what is older and named by no row was left by a process that died.
+/// Older than any write in progress: an object of this age without a row was left by a crashed process.
 const ABANDONED: Duration = Duration::from_secs(60 * 60);
 /// Rows per statement.
 const BATCH: i64 = 1000;
-/// What is left is counted up to here.
+/// Limit of the count of remaining segments.
 const COUNTED: i64 = 10_000;
 
-/// A sweep that one process at a time does.
+/// A sweep that runs in one process at a time.
 struct Sweep {
-    /// In metrics, in logs, and of its turn in the database.
+    /// Name in metrics, logs and the lock in the database.
     name: &'static str,
-    /// How often a process asks for the turn.
+    /// How often a process tries to take the lock.
     every: Duration,
-    /// How long the turn lasts. Shorter than the time between two questions, or a multiple of it less a little, so that one
-    /// process alone never waits for itself.
-    turn: Duration,
+    /// How long the lock lasts. It is shorter than `every`, or a little less than a multiple of it, so that a single
+    /// process never waits for its own lock.
+    time_budget: Duration,
 }
 
 const FOLDED: Sweep = Sweep {
     name: "folded units",
     every: Duration::from_secs(60),
-    turn: Duration::from_secs(55),
+    time_budget: Duration::from_secs(55),
 };
 
-/// Listing a log takes as long as there are objects in it, and what it finds is in nobody's way.
+/// Rare, because listing a log takes as long as it has objects, and leftovers do no harm.
 const LEFTOVERS: Sweep = Sweep {
     name: "leftover objects",
     every: Duration::from_secs(10 * 60),
-    turn: Duration::from_secs(55 * 60),
+    time_budget: Duration::from_secs(55 * 60),
 };
 
-/// How often it is written when keys were used.
+/// How often the use of keys is recorded.
 const RECORD_KEYS_EVERY: Duration = Duration::from_secs(60);
 
-/// Writes when keys were used last, until it is aborted.
+/// Records when keys were last used, until it is aborted.
 pub async fn record_key_uses(app: App) {
     let mut clock = interval(RECORD_KEYS_EVERY);
     clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         clock.tick().await;
         if let Err(error) = app.record_key_uses().await {
-            tracing::warn!(%error, "it cannot be written when keys were used; the next time tries again");
+            tracing::warn!(%error, "the last uses of keys could not be recorded; retrying");
         }
     }
 }
 
 /// Runs until it is aborted.
 pub async fn run(store: Store, objects: Objects, metrics: PrometheusHandle, sweeps: bool) {
-    // They end with this task, which drops them.
+    // Dropping the set ends the tasks with this one.
     let mut chores = JoinSet::new();
     chores.spawn(upkeep(metrics));
     if sweeps {
@@ -87,14 +87,17 @@ async fn upkeep(metrics: PrometheusHandle) {
 
 async fn sweep_folded(store: Store, objects: Objects) {
     let mut ticks = FOLDED.ticks();
-    let mut walk = FoldedWalk::new(BATCH);
+    let mut walk = FlushedWalk::new(BATCH);
     loop {
         ticks.tick().await;
         let began = Instant::now();
-        match FOLDED.is_ours(&store).await {
+        match FOLDED.acquire_turn(&store).await {
             Ok(false) => {}
-            Ok(true) => FOLDED.note(began, folded(&store, &objects, &mut walk, began + FOLDED.turn).await),
-            Err(error) => FOLDED.note(began, Err(error)),
+            Ok(true) => FOLDED.record_result(
+                began,
+                folded(&store, &objects, &mut walk, began + FOLDED.time_budget).await,
+            ),
+            Err(error) => FOLDED.record_result(began, Err(error)),
         }
     }
 }
@@ -104,10 +107,10 @@ async fn sweep_leftovers(store: Store, objects: Objects) {
     loop {
         ticks.tick().await;
         let began = Instant::now();
-        match LEFTOVERS.is_ours(&store).await {
+        match LEFTOVERS.acquire_turn(&store).await {
             Ok(false) => {}
-            Ok(true) => LEFTOVERS.note(began, leftovers(&store, &objects).await),
-            Err(error) => LEFTOVERS.note(began, Err(error)),
+            Ok(true) => LEFTOVERS.record_result(began, leftovers(&store, &objects).await),
+            Err(error) => LEFTOVERS.record_result(began, Err(error)),
         }
     }
 }
@@ -119,57 +122,53 @@ impl Sweep {
         ticks
     }
 
-    /// Takes the turn. Several at once would only do the same twice.
-    async fn is_ours(&self, store: &Store) -> anyhow::Result<bool> {
-        let (name, turn) = (self.name, self.turn);
+    /// Takes the lock: concurrent sweeps would only repeat the same work.
+    async fn acquire_turn(&self, store: &Store) -> anyhow::Result<bool> {
+        let (name, turn) = (self.name, self.time_budget);
         let taken = store
-            .write(async |tx| sweep_cursors::take_turn(tx, name, turn).await)
+            .write(async |tx| sweep_cursors::claim_interval(tx, name, turn).await)
             .await;
-        taken.context("taking the turn")
+        taken.context("acquiring the sweep lock")
     }
 
-    fn note(&self, began: Instant, done: anyhow::Result<i64>) {
+    fn record_result(&self, began: Instant, done: anyhow::Result<i64>) {
         match done {
             Ok(left) => metric::swept(self.name, began.elapsed(), Some(left)),
             Err(error) => {
                 metric::swept(self.name, began.elapsed(), None);
                 let error = format!("{error:#}");
-                tracing::warn!(
-                    sweep = self.name,
-                    error,
-                    "a sweep of objects failed; it is repeated later"
-                );
+                tracing::warn!(sweep = self.name, error, "a sweep of objects failed; retrying later");
             }
         }
     }
 }
 
-/// The time by the earlier of this host's clock and the database's. On a host whose clock is ahead, what is being
-/// written at this moment would look old.
+/// The earlier of the clocks of this host and the database. On a host whose clock is ahead, current writes would
+/// otherwise look old.
 async fn earlier_clock(store: &Store) -> anyhow::Result<Timestamp> {
     let now = store.read(async |tx| jobs::db_now(tx).await).await;
     Ok(now
-        .context("asking the database for the time")?
+        .context("reading the time of the database")?
         .min(store.clock().now()))
 }
 
-/// Removes what is folded until it has caught up or the turn is over. Answers how many units are left.
-async fn folded(store: &Store, objects: &Objects, walk: &mut FoldedWalk, until: Instant) -> anyhow::Result<i64> {
+/// Removes flushed WAL segments until none is left or the time is over. Returns the number of remaining ones.
+async fn folded(store: &Store, objects: &Objects, walk: &mut FlushedWalk, until: Instant) -> anyhow::Result<i64> {
     let before = earlier_clock(store).await?.minus(KEEP_FOLDED);
-    walk.go_on(store, objects, before, until)
+    walk.sweep_next(store, objects, before, until)
         .await
         .context("folded units")?;
     Ok(store
-        .read(async |tx| units::count_folded(tx, before, COUNTED).await)
+        .read(async |tx| wal_segments::count_flushed(tx, before, COUNTED).await)
         .await?)
 }
 
-/// Removes objects that no row names, and files that were never finished.
+/// Removes objects without a row, and incomplete files.
 async fn leftovers(store: &Store, objects: &Objects) -> anyhow::Result<i64> {
     let abandoned = earlier_clock(store).await?.minus(ABANDONED);
     sweep::orphans(store, objects, abandoned)
         .await
-        .context("units without a row")?;
+        .context("WAL segments without a row")?;
     objects.sweep_unfinished(abandoned).await.context("unfinished files")?;
     Ok(0)
 }

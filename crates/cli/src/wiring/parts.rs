@@ -1,4 +1,4 @@
-//! The parts, made from settings.
+//! Builds the parts of a process from its settings.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use towpath_api::limits::{Own, Table};
+use towpath_api::limits::{PerMinuteLimits, Table};
 use towpath_api::ops::Probe;
-use towpath_api::{App, Health, Limits, Ops, Parts, Reading};
+use towpath_api::{App, Health, Limits, Ops, Parts, QueryExecutor};
 use towpath_domain::export::Credentials;
-use towpath_domain::{Clock, Disks, Secret};
+use towpath_domain::{Clock, DiskStatuses, Secret};
 use towpath_outbound::{Guard, Policy};
 use towpath_query::Reader;
 use towpath_queue::{Queue, Windows};
@@ -19,36 +19,33 @@ use towpath_store::Store;
 use towpath_store::sealing::Sealer;
 use towpath_traces::objects::Objects;
 use towpath_traces::wal::{self, Wal};
-use towpath_workflows::fold_units;
-use towpath_workflows::heavy::Heavy;
-use towpath_workflows::hosting::Hosting;
-use towpath_workflows::world::{Keeping, Sizes, World};
+use towpath_workflows::cpu_pool::CpuPool;
+use towpath_workflows::deployment_host::DeploymentHost;
+use towpath_workflows::flush_wal;
+use towpath_workflows::sandbox_host::SandboxHost;
+use towpath_workflows::services::{Retention, Services, Sizes};
 
 use crate::config::{Config, DeploymentBackend, Mode, Settings};
 use crate::storage;
 
 use super::disks;
 
-/// More would only make programs slow that look through all they may have.
+/// More would slow down programs that iterate over all possible descriptors.
 const OPEN_FILES: u64 = 65_536;
 
-/// What several roles use.
-pub struct Shared {
+/// Parts that several roles use.
+pub struct SharedParts {
     store: Store,
-    /// Wakes and cancel signals.
     pub queue: Queue,
-    /// Units and segments.
+    /// WAL segments and trace segments.
     pub objects: Objects,
     sealer: Sealer,
     destinations: towpath_outbound::Settings,
-    disks: Disks,
+    disks: DiskStatuses,
 }
 
-impl Shared {
-    /// Opens what lies outside of the database.
-    ///
-    /// # Errors
-    /// When settings do not fit. A Redis that is away is no error: it is found when it comes back.
+impl SharedParts {
+    /// Opens everything outside of the database.
     pub async fn open(config: &Config, store: Store) -> anyhow::Result<Self> {
         let settings = &config.settings;
         let queue = match &settings.redis_uri {
@@ -93,7 +90,6 @@ impl Shared {
         })
     }
 
-    /// The write-ahead log of ingest.
     pub fn wal(&self, settings: &Settings) -> Wal {
         let options = wal::Options {
             backlog_bytes: settings.ingest_backlog_bytes,
@@ -103,49 +99,48 @@ impl Shared {
             self.store.clone(),
             self.objects.clone(),
             options,
-            fold_units::on_registered(settings.fold_delay),
+            flush_wal::on_registered(settings.fold_delay),
         )
     }
 
-    /// The platform surface.
-    ///
-    /// # Errors
-    /// When the system gives no threads.
+    /// The HTTP surface of the platform.
     pub fn app(
         &self,
         settings: &Settings,
         address: SocketAddr,
-        agents: Option<Store>,
+        (agents, boxes): (Option<Store>, Option<Arc<SandboxHost>>),
         wal: Wal,
         (ops, limits): (Ops, Limits),
     ) -> anyhow::Result<App> {
         let reader = Reader::new(self.store.clone(), self.objects.clone());
-        // Queries work on threads made for them; this one only waits.
-        let threads = Heavy::with_threads(1).context("threads for queries")?;
-        let reading = Reading::new(reader, threads);
+        // Queries run on their own threads; this thread only waits.
+        let threads = CpuPool::with_threads(1).context("threads for queries")?;
+        let reading = QueryExecutor::new(reader, threads);
         Ok(App::new(Parts {
             store: self.store.clone(),
             agents,
             queue: self.queue.clone(),
             wal,
-            reading,
+            queries: reading,
             objects: self.objects.clone(),
             sealer: self.sealer.clone(),
             destinations: self.destinations.clone(),
             disk: self.disks.data.clone(),
             clock: Clock::system(),
             ops,
+            sandbox_host: boxes,
             limits,
             settings: towpath_api::Settings {
-                requests: settings.requests,
+                max_requests: settings.max_requests,
                 failed_keys_per_minute: settings.failed_keys_per_minute,
                 stored_bytes_per_workspace: settings.stored_bytes_per_workspace,
                 ingest_body_bytes: settings.ingest_body_bytes,
                 ingest_memory_bytes: settings.ingest_memory_bytes,
                 exports: settings.exports,
+                sandbox_quota: settings.sandboxes.quota,
                 loopback: address.ip().is_loopback(),
                 public_url: public_url(settings, address),
-                hold: settings.deployments.hold,
+                gateway_wait: settings.deployments.gateway_wait,
                 one_workspace: settings.deployments.one_workspace
                     && settings.deployments.backend != DeploymentBackend::Docker,
                 gateway_access: settings.deployments.access,
@@ -154,23 +149,25 @@ impl Shared {
         }))
     }
 
-    /// Judges addresses that users gave.
+    /// The guard for addresses from users.
     pub const fn guard(&self) -> &Guard {
         &self.destinations.guard
     }
 
-    /// What workflows need.
-    ///
-    /// # Errors
-    /// When the system gives no threads.
-    pub fn world(&self, settings: &Settings, hosting: Option<Arc<Hosting>>) -> anyhow::Result<World> {
-        Ok(World {
+    pub fn world(
+        &self,
+        settings: &Settings,
+        hosting: Option<Arc<DeploymentHost>>,
+        boxes: Option<Arc<SandboxHost>>,
+    ) -> anyhow::Result<Services> {
+        Ok(Services {
             store: self.store.clone(),
             objects: self.objects.clone(),
             sealer: self.sealer.clone(),
             destinations: self.destinations.clone(),
-            heavy: Heavy::new().context("threads for heavy work")?,
-            hosting,
+            cpu_pool: CpuPool::new().context("threads for CPU-bound work")?,
+            deployment_host: hosting,
+            sandbox_host: boxes,
             disks: self.disks.clone(),
             sizes: Sizes {
                 file_bytes: settings.export_file_bytes,
@@ -179,26 +176,24 @@ impl Shared {
                 ..Sizes::default()
             },
             exports: settings.exports,
-            keeping: Keeping {
+            retention: Retention {
                 days: settings.retention_days,
                 quarantine: settings.quarantine,
-                ..Keeping::default()
+                ..Retention::default()
             },
         })
     }
 
-    /// What readiness asks for: the database must answer. Without the others the process still does part of its work.
+    /// The readiness probes: only the database is required, because without the others the process still does part of
+    /// its work.
     pub fn health(&self, health: Health) -> Health {
         let store = self.store.clone();
         let database = probe(move || {
             let store = store.clone();
             async move {
                 store.check().await.map_err(|error| {
-                    tracing::debug!(
-                        error = &error as &dyn std::error::Error,
-                        "the database is asked in vain"
-                    );
-                    error.told()
+                    tracing::debug!(error = &error as &dyn std::error::Error, "the database is unavailable");
+                    error.user_message()
                 })
             }
         });
@@ -209,8 +204,8 @@ impl Shared {
         });
         let disk = self.disks.data.clone();
         let disk = probe(move || std::future::ready(if disk.is_low() { Err(DISK_LOW) } else { Ok(()) }));
-        let health = health.require("database", database).want("objects", objects);
-        let health = health.want("disk", disk);
+        let health = health.require("database", database).optional("objects", objects);
+        let health = health.optional("disk", disk);
         let queue = self.queue.clone();
         if queue.health().state == towpath_queue::State::Local {
             return health;
@@ -220,22 +215,21 @@ impl Shared {
             async move {
                 match state {
                     towpath_queue::State::Down { error, .. } => {
-                        tracing::debug!(%error, "redis is asked in vain");
+                        tracing::debug!(%error, "redis is unavailable");
                         Err(REDIS_AWAY)
                     }
                     _ => Ok(()),
                 }
             }
         });
-        health.want("redis", redis)
+        health.optional("redis", redis)
     }
 }
 
-/// Told where the disk has less room than it has to have.
-const DISK_LOW: &str = "less is free than disk.least_free_mb: new work is refused until there is room";
+const DISK_LOW: &str = "free space is below disk.min_free_mb: new work is refused";
 
-/// Told where Redis is away: the error itself names addresses.
-pub(super) const REDIS_AWAY: &str = "it does not answer as it should; work is found by looking";
+/// Does not include the error, which contains addresses.
+pub(super) const REDIS_AWAY: &str = "unavailable; workers poll instead";
 
 pub(super) fn probe<F: Future<Output = Result<(), &'static str>> + Send + 'static>(
     ask: impl Fn() -> F + Send + Sync + 'static,
@@ -243,7 +237,6 @@ pub(super) fn probe<F: Future<Output = Result<(), &'static str>> + Send + 'stati
     Box::new(move || Box::pin(ask()))
 }
 
-/// Times of the engine.
 pub fn engine(settings: &Settings) -> towpath_durable::Settings {
     towpath_durable::Settings {
         lease: settings.lease,
@@ -251,30 +244,30 @@ pub fn engine(settings: &Settings) -> towpath_durable::Settings {
     }
 }
 
-/// How many connections a listener takes.
+/// Maximum number of connections of a listener.
 pub fn connections(settings: &Settings) -> towpath_api::serve::Limits {
     let usual = towpath_api::serve::Limits::default();
     let files = open_files();
-    // Each is an open file. A quarter is for what is opened to answer, and an eighth for other addresses.
+    // Each connection is an open file. A quarter of the files is for serving them, and an eighth for other addresses.
     let connections = usual.connections.min(files - files / 4);
     let of_one = connections - connections / 8;
     if connections < usual.connections {
         tracing::info!(
             open_files = files,
             connections,
-            "fewer connections than usual fit into the limit of open files"
+            "the limit of open files allows fewer connections than the default"
         );
     }
     towpath_api::serve::Limits {
         connections,
         per_peer: settings.connections_per_address.min(of_one),
-        per_neighbour: usual.per_neighbour.min(of_one),
+        per_local_peer: usual.per_local_peer.min(of_one),
         proxies: settings.trusted_proxies.clone(),
     }
 }
 
-/// How many files this process may have open, after asking for as many as it may have: systems give a program a thousand
-/// where it does not ask.
+/// The limit of open files of this process, after raising it to the hard limit: the default soft limit is often a
+/// thousand.
 fn open_files() -> usize {
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else {
         return 1024;
@@ -284,17 +277,14 @@ fn open_files() -> usize {
     usize::try_from(if raised { wanted } else { soft }).unwrap_or(usize::MAX)
 }
 
-/// How often one caller of the platform may ask. Shared by all processes where there is a Redis.
-///
-/// # Errors
-/// When there are no rules that can be used.
+/// Rate limits of the platform. With Redis, all processes share the counters.
 pub async fn limits(settings: &Settings) -> anyhow::Result<Limits> {
     let table = match settings.limits.rules.as_str() {
         "off" => None,
         rules => Some(Table::load(rules).with_context(|| format!("limits.rules: {rules}"))?),
     };
-    let own = settings.limits.own;
-    if table.is_none() && own == Own::default() {
+    let own = settings.limits.per_minute;
+    if table.is_none() && own == PerMinuteLimits::default() {
         return Ok(Limits::off());
     }
     let clock = Clock::system();
@@ -307,7 +297,6 @@ pub async fn limits(settings: &Settings) -> anyhow::Result<Limits> {
     Ok(Limits::new(table, own, windows, clock))
 }
 
-/// Times of the scheduler.
 pub fn scheduler(settings: &Settings) -> towpath_scheduler::Settings {
     towpath_scheduler::Settings {
         lease: settings.lease,
@@ -315,7 +304,7 @@ pub fn scheduler(settings: &Settings) -> towpath_scheduler::Settings {
     }
 }
 
-/// Which pools this process serves, and with how many slots.
+/// The pools that this process serves, with their slots.
 pub fn pools(settings: &Settings, known: &[&'static str]) -> towpath_workers::Options {
     for pool in settings
         .pool_slots
@@ -331,23 +320,23 @@ pub fn pools(settings: &Settings, known: &[&'static str]) -> towpath_workers::Op
     towpath_workers::Options {
         host: host(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        fallback: Duration::from_secs(1),
+        poll_interval: Duration::from_secs(1),
         ..towpath_workers::Options::new(known.iter().map(|pool| (*pool, settings.slots_of(pool))))
     }
 }
 
-/// The machine's name, for operators.
+/// The name of the machine, for operators.
 pub fn host() -> String {
     let host = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
     host.unwrap_or_else(|| "localhost".to_owned())
 }
 
-/// Where others reach the platform: as configured, else where it listens.
+/// The configured public address, else the listen address.
 pub fn public_url(settings: &Settings, address: SocketAddr) -> String {
     if let Some(url) = &settings.public_url {
         return url.trim_end_matches('/').to_owned();
     }
-    // Nobody can call "any address"; from this machine the loopback one is answered.
+    // Clients cannot connect to an unspecified address; the loopback one works on this machine.
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
@@ -356,7 +345,7 @@ pub fn public_url(settings: &Settings, address: SocketAddr) -> String {
     format!("{}://{}", settings.scheme(), SocketAddr::new(ip, address.port()))
 }
 
-/// The credentials of this process's own environment, where it has any.
+/// The credentials in the environment of this process, if any.
 fn own_credentials(aws: &BTreeMap<String, Secret>) -> Option<Credentials> {
     Some(Credentials {
         access_key_id: aws.get("AWS_ACCESS_KEY_ID")?.clone(),

@@ -2,19 +2,19 @@
 
 use std::fmt;
 
-/// The roles of one process.
+/// Roles of one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Roles {
-    /// Answers HTTP.
+    /// Serves HTTP.
     pub api: bool,
     /// Performs jobs.
     pub worker: bool,
-    /// Keeps the clock.
+    /// Runs the scheduler.
     pub scheduler: bool,
 }
 
 impl Roles {
-    /// Everything.
+    /// All roles.
     pub const ALL: Self = Self {
         api: true,
         worker: true,

@@ -1,4 +1,4 @@
-//! Backups that are not whole, restores that are repeated, and the keys that go with them.
+//! Incomplete backups, repeated restores, and their keys.
 
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -44,13 +44,13 @@ fn a_restore_that_was_interrupted_is_repeated() {
     let restore = || run(folder, &["restore", "copy", "--data-dir", "other/data"]);
     let data = folder.join("other/data");
     std::fs::create_dir_all(&data).unwrap();
-    // It ends where the objects are to go.
+    // It fails when the objects are restored.
     std::fs::write(data.join("objects"), "in the way").unwrap();
     let broken = restore();
     assert_eq!(broken.status.code(), Some(1), "{}", err(&broken));
     let early = run(folder, &["keys", "list", "--data-dir", "other/data"]);
     assert_eq!(early.status.code(), Some(1), "{}", err(&early));
-    assert!(err(&early).contains("has not ended"), "{}", err(&early));
+    assert!(err(&early).contains("was interrupted"), "{}", err(&early));
     std::fs::remove_file(data.join("objects")).unwrap();
     let done = restore();
     assert_eq!(done.status.code(), Some(0), "{}", err(&done));
@@ -104,7 +104,7 @@ fn a_restore_replaces_no_other_key() {
     let refused = run(folder, &["restore", "copy", "--data-dir", "other"]);
     assert_eq!(refused.status.code(), Some(2), "{}", err(&refused));
     assert!(
-        err(&refused).contains("encryption.key is there already"),
+        err(&refused).contains("encryption.key exists already"),
         "{}",
         err(&refused)
     );
@@ -136,17 +136,13 @@ fn a_start_without_the_encryption_key_is_refused() {
     };
     let missing = start(None);
     assert_eq!(missing.status.code(), Some(1), "{}", err(&missing));
-    assert!(
-        err(&missing).contains("encryption.key is not there"),
-        "{}",
-        err(&missing)
-    );
+    assert!(err(&missing).contains("encryption.key is missing"), "{}", err(&missing));
     assert!(!file.exists(), "no other key is made");
     let other = start(Some(&"ab".repeat(32)));
     assert_eq!(other.status.code(), Some(1), "{}", err(&other));
     assert!(err(&other).contains("sealed under the key"), "{}", err(&other));
     assert!(!err(&other).contains(key.trim()) && !err(&other).contains(&"ab".repeat(32)));
-    // The way back.
+    // The correct key again.
     std::fs::write(&file, &key).unwrap();
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
     drop(Server::start(folder));

@@ -14,7 +14,7 @@ fn the_demo_reads_back_what_it_sent() {
     assert!(told.contains("500 different ids"), "{told}");
     assert!(told.contains("as many as were sent, each once"), "{told}");
     assert!(told.contains("curl -s"), "{told}");
-    // Killed or not, finished or not: a second demo in the same folder starts a project and an export of its own.
+    // A second demo in the same folder starts its own project and export, even after a killed one.
     let again = run(folder.path(), &["demo", "--runs", "300", "--data-dir", "kept"]);
     assert!(again.status.success(), "{}{}", out(&again), err(&again));
     assert!(out(&again).contains("300 different ids"), "{}", out(&again));

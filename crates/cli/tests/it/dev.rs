@@ -6,10 +6,10 @@ use std::process::{Child, ChildStdout, Stdio};
 
 use crate::{err, run, towpath};
 
-/// A server that is ended when it is dropped.
+/// A server that is stopped when it is dropped.
 pub struct Server {
     child: Child,
-    /// Kept open: a server whose output is gone could not print any more.
+    /// Kept open: a server whose output is closed cannot print any more.
     _output: BufReader<ChildStdout>,
     pub url: String,
     pub key: String,
@@ -17,7 +17,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts one and reads its banner, which it prints when it is ready.
+    /// Starts a server and reads the banner that it prints when it is ready.
     pub fn start(folder: &Path) -> Self {
         Self::start_with(folder, &[])
     }
@@ -62,7 +62,7 @@ impl Server {
         }
     }
 
-    /// GET with the printed pair, and its status and body.
+    /// GET with the printed key and workspace; returns status and body.
     pub fn get(&self, path: &str) -> (u16, String) {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()

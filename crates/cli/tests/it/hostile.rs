@@ -1,4 +1,4 @@
-//! What a process of the platform's own account, as code of a deployment is, can reach of it.
+//! Access of a process with the platform's own user, such as code of a deployment, to the platform.
 
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::MetadataExt as _;
@@ -7,28 +7,28 @@ use std::process::{Child, Command, Stdio};
 
 use crate::{err, out, run, towpath};
 
-/// A key that stands in the environment of the server alone.
+/// A key that is only in the environment of the server.
 const CANARY: &str = "canary-of-the-environment-0123456789abcdef";
-/// The account of tests that run as root.
+/// The user of tests that run as root.
 const NOBODY: &str = "65534";
 
-/// Ended when it is dropped.
-struct Victim(Child);
+/// Killed when it is dropped.
+struct ServerProcess(Child);
 
-impl Drop for Victim {
+impl Drop for ServerProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// A program as an account that is not root's: root reads everything.
+/// Runs programs as a user other than root, because root reads everything.
 struct Account {
     is_root: bool,
 }
 
 impl Account {
-    /// None, said aloud, where this machine has no way to be somebody else.
+    /// `None`, with a message, if this machine cannot run programs as another user.
     fn find(folder: &Path) -> Option<Self> {
         let is_root = folder.metadata().unwrap().uid() == 0;
         let account = Self { is_root };
@@ -60,7 +60,7 @@ impl Account {
         command
     }
 
-    /// What a process of this account reads of a file of `/proc`; empty where it may not.
+    /// What a process of this user reads of a file in `/proc`; empty if it may not.
     fn reads(&self, folder: &Path, pid: u32, file: &str) -> String {
         let read = self
             .command("cat", folder)
@@ -77,7 +77,7 @@ fn the_environment_of_the_platform_is_closed_to_its_account() {
     let folder = folder.path();
     let Some(account) = Account::find(folder) else { return };
 
-    // The same read of a process that does not close itself: so what follows is no fault of the reader's.
+    // The same read of a process that does not protect itself, to show that the reader works.
     let mut open = account
         .command("sh", folder)
         .args(["-c", "echo started; exec sleep 600"])
@@ -85,10 +85,10 @@ fn the_environment_of_the_platform_is_closed_to_its_account() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    // While it becomes another account the kernel has it closed.
+    // The kernel protects it while it changes its user.
     let mut started = String::new();
     let mut said = BufReader::new(open.stdout.take().unwrap());
-    let mut open = Victim(open);
+    let mut open = ServerProcess(open);
     said.read_line(&mut started).unwrap();
     assert_eq!(started, "started\n");
     if !account.reads(folder, open.0.id(), "environ").contains(CANARY) {
@@ -114,7 +114,7 @@ fn the_environment_of_the_platform_is_closed_to_its_account() {
         .spawn()
         .unwrap();
     let mut output = BufReader::new(server.stdout.take().unwrap());
-    let server = Victim(server);
+    let server = ServerProcess(server);
     let mut line = String::new();
     while !line.contains("reference") {
         line.clear();
@@ -127,7 +127,7 @@ fn the_environment_of_the_platform_is_closed_to_its_account() {
     }
 }
 
-/// What code in a cell tries, by what it is after. `$1` is the platform's folder, `$2` a process of the platform's.
+/// Attempts of code in a cell, by their target. `$1` is the platform's folder, `$2` a process of the platform.
 const TRIES: [(&str, &str); 8] = [
     ("the key file", "cat $1/encryption.key"),
     ("the database", "cat $1/towpath.db"),
@@ -163,12 +163,12 @@ fn code_in_a_cell_reaches_its_own_and_nothing_of_the_platform() {
     for path in [&own, &source, &temporary, &over.join("changes")] {
         std::os::unix::fs::chown(path, NOBODY.parse().ok(), NOBODY.parse().ok()).unwrap();
     }
-    // Open by their modes, so that what closes them is the cell.
+    // Readable by mode, so that only the cell protects them.
     for name in ["encryption.key", "towpath.db"] {
         std::fs::write(data.join(name), CANARY).unwrap();
     }
     let platform = Command::new("sleep").arg("600").env("CANARY", CANARY).spawn().unwrap();
-    let platform = Victim(platform);
+    let platform = ServerProcess(platform);
     let path = |path: &Path| path.to_str().unwrap().to_owned();
     let program = env!("CARGO_BIN_EXE_towpath");
     let enter = |script: &str| {
@@ -214,7 +214,7 @@ fn code_in_a_cell_reaches_its_own_and_nothing_of_the_platform() {
     }
 }
 
-/// The launcher is the program afterwards, or says why not.
+/// The launcher becomes the program, or reports why not.
 #[test]
 fn the_launcher_becomes_the_program() {
     let folder = tempfile::tempdir().unwrap();
@@ -234,7 +234,7 @@ fn the_launcher_becomes_the_program() {
     let missing = run(folder, &["enter", "--", "./no-such-program"]);
     assert_eq!(missing.status.code(), Some(1), "{}", err(&missing));
     assert!(err(&missing).contains("no-such-program"), "{}", err(&missing));
-    // It is not started outside of a group that it was to be in.
+    // It does not start if it cannot enter a required group.
     let group = folder.join("no/cgroup.procs");
     let refused = run(
         folder,

@@ -1,4 +1,4 @@
-//! Rate limits as an operator switches them on and looks at them.
+//! Rate limits: enabling and viewing them as an operator.
 
 use crate::dev::Server;
 use crate::{err, out, run, towpath};
@@ -8,7 +8,7 @@ fn an_operator_sees_who_was_refused() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let server = Server::start_with(folder, &["--limits", "us"]);
-    // 30 an hour, and no route.
+    // 30 per hour, and no such route.
     let statuses: Vec<u16> = (0..32).map(|_| server.get("/generate").0).collect();
     assert_eq!(statuses[..30], [404; 30]);
     assert_eq!(statuses[30..], [429; 2]);

@@ -1,4 +1,4 @@
-//! The binary from the outside: its output and its exit codes.
+//! Tests of the binary: its output and its exit codes.
 
 mod backup;
 mod config;
@@ -9,11 +9,12 @@ mod limits;
 mod older;
 mod operating;
 mod quarantine;
+mod sandbox;
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-/// The binary in `folder`, with nothing of this process's environment but what a program needs to run.
+/// The binary in `folder`, with a minimal environment.
 fn towpath(folder: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_towpath"));
     command
@@ -71,7 +72,7 @@ fn the_version_is_for_people_and_programs() {
 #[test]
 fn a_database_that_is_away_is_three() {
     let folder = tempfile::tempdir().unwrap();
-    // A port that was free a moment ago and that nobody listens on.
+    // A port without a listener.
     let port = std::net::TcpListener::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()

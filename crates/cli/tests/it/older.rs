@@ -1,4 +1,4 @@
-//! Databases and backups of builds from before the first release: each command that would work on one says so and ends.
+//! Databases and backups of builds before the first release: each command that would use one reports it and fails.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use sqlx::{Connection as _, SqliteConnection};
 
 use crate::{err, out, run};
 
-/// Lets a database look as such a build left it: its first migration had another content.
+/// Makes a database look like that of such a build: its first migration had another content.
 fn age(file: &Path) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -28,7 +28,7 @@ fn data(folder: &Path) {
     assert_eq!(made.status.code(), Some(0), "{}", err(&made));
 }
 
-/// Expects that a command ends with one line, which says all of `parts`.
+/// Expects that a command fails with one line that contains all `parts`.
 #[track_caller]
 fn refused(folder: &Path, arguments: &[&str], parts: &[&str]) {
     let output = run(folder, arguments);
@@ -105,7 +105,7 @@ fn restore_refuses_a_backup_of_another_build() {
     for copy in [folder.join("data/agent.db"), deployment.join("agent.db")] {
         std::fs::copy(folder.join("data/towpath.db"), copy).unwrap();
     }
-    // What `backup.json` says alone: a dump of PostgreSQL shows nothing else before it is loaded.
+    // Only `backup.json` is checked: a PostgreSQL dump shows nothing else before it is loaded.
     let about = |format: u32, migrations: &[i64]| {
         let file = folder.join("copy/backup.json");
         let mut about: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! The commands of operators, against a real server and without one.
+//! The operators' commands, with a running server and without one.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -10,13 +10,13 @@ use crate::dev::Server;
 use crate::{err, out, run, towpath};
 
 impl Server {
-    /// A command against this server, with the key that the data folder keeps.
+    /// A command for this server, with the key in the data folder.
     fn command(&self, folder: &Path, arguments: &[&str]) -> Output {
         let more = ["--server", &self.url, "--data-dir", "data", "--tenant", &self.tenant];
         run(folder, &[arguments, &more].concat())
     }
 
-    /// What it prints for programs, if it ends well.
+    /// Its JSON output; it must succeed.
     #[track_caller]
     pub fn json(&self, folder: &Path, arguments: &[&str]) -> Value {
         let output = self.command(folder, &[arguments, &["--output", "json"]].concat());
@@ -25,7 +25,7 @@ impl Server {
         serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{arguments:?}: {}", out(&output)))
     }
 
-    /// What it prints for people, if it ends well.
+    /// Its table output; it must succeed.
     #[track_caller]
     pub fn text(&self, folder: &Path, arguments: &[&str]) -> String {
         let output = self.command(folder, arguments);
@@ -78,7 +78,7 @@ fn an_operator_sees_and_does() {
     let server = Server::start(folder);
     server.project("a project");
 
-    // A destination and an export that is waited for.
+    // A destination, and an export with `--wait`.
     let create = [
         "destinations",
         "create",
@@ -108,7 +108,7 @@ fn an_operator_sees_and_does() {
     assert_eq!(ended["status"], "COMPLETED", "{ended}");
     assert_eq!(ended["runs"].as_array().map(Vec::len), Some(1), "one day");
 
-    // Its job, in each way it can be looked at.
+    // Its job, in each view.
     let jobs = server.json(folder, &["jobs", "ls", "--kind", "run_export"]);
     let job = id(&jobs[0]);
     assert_eq!(jobs[0]["state"], "succeeded");
@@ -117,7 +117,7 @@ fn an_operator_sees_and_does() {
         "run_export",
         "it is over: succeeded",
         "export_part",
-        "jobs it recorded",
+        "jobs it started",
         "its lane exports:",
     ] {
         assert!(shown.contains(part), "{part} is not in:\n{shown}");
@@ -135,7 +135,7 @@ fn an_operator_sees_and_does() {
     assert_eq!(refused.status.code(), Some(1));
     assert!(out(&refused).contains("the job succeeded"), "{}", out(&refused));
 
-    // A pool that is paused, and what is said of a job that waits for it.
+    // A paused pool, and the explanation of a job that waits for it.
     let paused = server.text(folder, &["queues", "pause", "exports"]);
     assert!(paused.contains("paused"), "{paused}");
     let waiting = id(&server.json(folder, &export));
@@ -161,7 +161,7 @@ fn an_operator_sees_and_does() {
     assert_eq!(id(&cancelled[0]), ready);
     let refused = server.command(folder, &["jobs", "retry", &ready]);
     assert!(out(&refused).contains("create a new export"), "{}", out(&refused));
-    // The same through a filter is no failure: it says what it did.
+    // With a filter, refusals are not a failure.
     let found = server.json(folder, &["jobs", "retry", "--state", "cancelled"]);
     assert_eq!(
         (&found["done"], found["refused"].as_array().map(Vec::len)),
@@ -225,7 +225,7 @@ fn exit_codes_tell_what_went_wrong() {
     for arguments in [
         &["queues", "--server", "nonsense"][..],
         &["queues", "--server", "ftp://127.0.0.1"],
-        // No key is kept here, and none goes elsewhere.
+        // There is no key here, and none is sent to other servers.
         &["queues", "--server", &server.url, "--data-dir", "none"],
         &["queues", "--server", "http://192.0.2.1", "--data-dir", "data"],
         &["jobs", "retry"],
@@ -247,7 +247,7 @@ fn exit_codes_tell_what_went_wrong() {
         .unwrap();
     assert_eq!(nobody.status.code(), Some(3), "{}", err(&nobody));
     assert!(err(&nobody).contains("cannot reach"), "{}", err(&nobody));
-    // The key is never in what help prints of the environment.
+    // Help never prints the key from the environment.
     let help = towpath(folder, &["queues", "--help"])
         .env("TOWPATH_API_KEY", wrong)
         .output()
@@ -402,7 +402,7 @@ fn keys_are_looked_after_by_the_server_that_runs() {
     let folder = folder.path();
     let server = Server::start(folder);
     let address = server.url.trim_start_matches("http://");
-    // Named, with the key that the data folder keeps.
+    // With `--server`, and the key in the data folder.
     let create = [
         "keys",
         "create",
@@ -421,7 +421,7 @@ fn keys_are_looked_after_by_the_server_that_runs() {
         (&json!(server.tenant), &json!(false))
     );
 
-    // Not named: the folder is in use, so the server that listens where the settings say is asked.
+    // Without `--server`: the folder is in use, so the server at the configured address is asked.
     let keys = |arguments: &[&str]| {
         let output = towpath(folder, &[&["keys"][..], arguments, &["--data-dir", "data"]].concat())
             .env("TOWPATH_LISTEN", address)
@@ -430,7 +430,7 @@ fn keys_are_looked_after_by_the_server_that_runs() {
         assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", err(&output));
         out(&output)
     };
-    assert!(keys(&["create", "--name", "deputy", "--operator"]).contains("An operator's key"));
+    assert!(keys(&["create", "--name", "deputy", "--operator"]).contains("an operator key"));
     let listed = keys(&["ls"]);
     for name in ["named", "deputy", "all workspaces"] {
         assert!(listed.contains(name), "{name} is not in\n{listed}");

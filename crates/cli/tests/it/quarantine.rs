@@ -1,4 +1,4 @@
-//! `towpath traces quarantine` against a real server, and what the doctor says of a quarantine.
+//! `towpath traces quarantine` with a running server, and the doctor's report of a quarantine.
 
 use std::path::Path;
 use std::process::Output;
@@ -9,7 +9,7 @@ use towpath_store::quarantine::{self, Entry, Kind};
 use towpath_store::{Options, Store};
 use towpath_traces::accept::{self, Request, Route};
 use towpath_traces::body::Limits;
-use towpath_traces::wal::unit;
+use towpath_traces::wal::frame;
 
 use crate::dev::Server;
 use crate::{err, out, run, towpath};
@@ -17,7 +17,7 @@ use crate::{err, out, run, towpath};
 const BODY: &str = r#"{"post": [{"id": "0194fdc2-0000-7000-8000-000000000001", "name": "one", "run_type": "chain",
     "session_name": "canal", "start_time": "2026-03-01T10:00:00Z", "inputs": {}}]}"#;
 
-/// Puts an entry into the quarantine of a data folder that nobody uses, with its object unless that is missing.
+/// Adds an entry to the quarantine of an unused data folder, with its object unless that is missing.
 fn quarantined(folder: &Path, tenant: TenantId, kind: Kind) -> Entry {
     let id = QuarantineId::new();
     let at = Timestamp::parse("2026-03-01T12:00:00Z").unwrap();
@@ -30,7 +30,7 @@ fn quarantined(folder: &Path, tenant: TenantId, kind: Kind) -> Entry {
         received_at: at,
     };
     let accepted = accept::accept(request, &Limits::default()).unwrap();
-    let object = unit::write(std::iter::once(&accepted.frame)).concat();
+    let object = frame::write(std::iter::once(&accepted.frame)).concat();
     let entry = Entry {
         id,
         tenant_id: tenant,
@@ -74,7 +74,7 @@ fn command(server: &Server, folder: &Path, arguments: &[&str]) -> Output {
     run(folder, &[&["traces", "quarantine"], arguments, &more].concat())
 }
 
-/// What it prints for programs, if it ends well.
+/// Its JSON output; it must succeed.
 #[track_caller]
 fn json(server: &Server, folder: &Path, arguments: &[&str]) -> Value {
     let output = command(server, folder, &[arguments, &["--json"]].concat());
@@ -82,7 +82,7 @@ fn json(server: &Server, folder: &Path, arguments: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{arguments:?}: {}", out(&output)))
 }
 
-/// The verdict of the doctor on the quarantine, and its words.
+/// Verdict and text of the doctor about the quarantine.
 fn diagnosis(folder: &Path, listen: &str) -> (String, String) {
     let output = towpath(folder, &["doctor", "--data-dir", "data", "--output", "json"])
         .env("TOWPATH_LISTEN", listen)
@@ -103,7 +103,7 @@ fn an_operator_looks_after_the_quarantine() {
     let server = Server::start(folder);
     let tenant: TenantId = server.tenant.parse().unwrap();
     let nothing = command(&server, folder, &[]);
-    assert_eq!(out(&nothing), "nothing is in quarantine\n", "{}", err(&nothing));
+    assert_eq!(out(&nothing), "the quarantine is empty\n", "{}", err(&nothing));
     drop(server);
     let free = "127.0.0.1:0";
     assert_eq!(diagnosis(folder, free).0, "ok");
@@ -116,7 +116,7 @@ fn an_operator_looks_after_the_quarantine() {
     assert!(text.contains("towpath traces quarantine ls"), "{text}");
 
     let server = Server::start(folder);
-    // The doctor asks whoever has the database open.
+    // The doctor asks the process that has the database open.
     let (verdict, text) = diagnosis(folder, server.url.trim_start_matches("http://"));
     assert_eq!(verdict, "warning");
     assert!(text.contains("3 entries"), "{text}");
@@ -138,7 +138,7 @@ fn an_operator_looks_after_the_quarantine() {
     let shown = command(&server, folder, &["show", &id, "--body", "body.json"]);
     assert_eq!(shown.status.code(), Some(0), "{}", err(&shown));
     for part in [
-        "any of the workspace",
+        "any in the workspace",
         "POST /runs/batch",
         "application/json",
         "identity",
@@ -159,7 +159,11 @@ fn an_operator_looks_after_the_quarantine() {
 
     let refused = command(&server, folder, &["retry", &missing.id.to_string()]);
     assert_eq!(refused.status.code(), Some(1));
-    assert!(out(&refused).contains("not in the object store"), "{}", out(&refused));
+    assert!(
+        out(&refused).contains("missing in the object store"),
+        "{}",
+        out(&refused)
+    );
     let retried = json(&server, folder, &["retry", &id]);
     assert_eq!(retried, json!({"done": 1, "items": 1, "refused": []}));
     let unknown = command(&server, folder, &["show", &id]);

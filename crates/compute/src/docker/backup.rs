@@ -1,8 +1,9 @@
-//! Volumes of deployments for backups: their files come out also while an agent server writes, and go into new volumes.
+//! Backup and restore of deployment volumes: files are copied even while an agent server writes, and restored into new
+//! volumes.
 //!
-//! Beside an agent server this program copies in a container with the same volume, on the same kernel, so that both see
-//! the locks of SQLite. Its image is the operator's base image where the engine has one, else the agent server's own:
-//! nobody else's program gets to see the volume. A volume that nothing runs with is read as it lies.
+//! Next to a running agent server, this program copies in a container with the same volume on the same kernel, so that
+//! both see the locks of SQLite. Its image is the operator's base image if the engine has it, else the agent server's
+//! own: no foreign program gets access to the volume. A volume without a running container is read directly.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Cursor;
@@ -23,9 +24,9 @@ use tokio_util::io::ReaderStream;
 use towpath_domain::DeploymentId;
 use uuid::Uuid;
 
-use super::container::{ended, mount};
+use super::container::{mount, wait_ended};
 use super::image::append;
-use super::volume::{self, Helper, PLACE};
+use super::volume::{self, HelperContainer, PLACE};
 use super::{DEPLOYMENT_LABEL, LIFE_LABEL, ROOT_LABEL, connect, dockerfile, engine_failed, is_gone, pack};
 use crate::error::{Error, Result};
 use crate::git::blocking;
@@ -37,13 +38,13 @@ const RESTORE_LABEL: &str = "dev.towpath.restore";
 const CALL_LIMIT_SECONDS: u64 = 6 * 3600;
 /// An engine that takes longer to say that it is there is not.
 const PING_LIMIT: Duration = Duration::from_secs(30);
-/// What a copy inside of a container may take.
+/// What a copy inside a container may take.
 const COPY_LIMIT: Duration = Duration::from_secs(6 * 3600);
-/// Where this program and what it copies lie in a container.
+/// Where this program and what it copies are in a container.
 const FOLDER: &str = "towpath-copy";
 const PROGRAM: &str = "towpath-copy/towpath";
 const OUT: &str = "towpath-copy/out";
-/// Runtimes whose containers share the machine's kernel: locks of one are seen by the other.
+/// Runtimes whose containers share the machine's kernel, so that they see each other's locks.
 const SHARED_KERNEL: [&str; 6] = ["", "runc", "io.containerd.runc.v2", "crun", "youki", "nvidia"];
 /// As much is told of what a program said.
 const TOLD: usize = 2000;
@@ -59,7 +60,7 @@ pub struct Ids {
 
 /// What a volume was, beside its files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Placed {
+pub struct VolumeMetadata {
     /// As the engine shows them.
     pub labels: BTreeMap<String, String>,
     /// Whose its folder was.
@@ -71,7 +72,7 @@ pub struct Placed {
 }
 
 /// As agent servers of images that are built here need it.
-impl Default for Placed {
+impl Default for VolumeMetadata {
     fn default() -> Self {
         let ids = Ids { uid: 10001, gid: 10001 };
         Self {
@@ -83,12 +84,11 @@ impl Default for Placed {
     }
 }
 
-/// Which restore it is.
 #[derive(Clone, Debug)]
-pub struct Restoring {
+pub struct RestoreRef {
     /// The same for attempts of the same backup in the same place.
     pub name: String,
-    /// Whether it was tried before: volumes that this made are made again.
+    /// Whether this is a repeated attempt: volumes that it created are created again.
     pub is_repeated: bool,
 }
 
@@ -99,18 +99,15 @@ pub struct Volumes {
     base_image: String,
     program: PathBuf,
     root: PathBuf,
-    /// As a platform's: what is left behind by one that was killed, the platform removes at its next start.
+    /// Like a platform's: leftovers of a killed process are removed at the platform's next start.
     life: String,
     /// An image with nothing in it, for containers that never run.
     empty: OnceCell<String>,
 }
 
 impl Volumes {
-    /// Those of the platform whose deployments lie in the folder `root`. `base_image` is what images are built from, and
-    /// `program` this program.
-    ///
-    /// # Errors
-    /// The engine does not answer.
+    /// The volumes of the platform with the root folder `root`. `base_image` is the base of built images, and `program`
+    /// this program.
     pub async fn open(host: &str, base_image: &str, program: PathBuf, root: PathBuf) -> Result<Self> {
         let engine = connect(host, CALL_LIMIT_SECONDS)?;
         let why = match tokio::time::timeout(PING_LIMIT, engine.ping()).await {
@@ -138,30 +135,24 @@ impl Volumes {
         if let Some(image) = self.empty.get() {
             let removed = self.engine.remove_image(image, None::<RemoveImageOptions>, None).await;
             if let Err(error) = removed {
-                tracing::debug!(%error, %image, "an empty image is left at the engine");
+                tracing::debug!(%error, %image, "an empty image could not be removed from the engine");
             }
         }
     }
 
     /// Whether a deployment has a volume.
-    ///
-    /// # Errors
-    /// Only the engine's.
     pub async fn has(&self, deployment: DeploymentId) -> Result<bool> {
         Ok(self.labels(deployment).await?.is_some())
     }
 
-    /// Copies the files of a deployment's volume into an empty folder. Its databases open there as they were at one moment
-    /// each. `None` where there is no volume.
-    ///
-    /// # Errors
-    /// The engine's and the disk's; nothing at the engine can run this program, or must not beside the agent server.
-    pub async fn fetch(&self, deployment: DeploymentId, into: &Path) -> Result<Option<Placed>> {
+    /// Copies the files of a deployment's volume into an empty folder, each database as of one moment. `None` if there
+    /// is no volume.
+    pub async fn fetch(&self, deployment: DeploymentId, into: &Path) -> Result<Option<VolumeMetadata>> {
         let Some(labels) = self.labels(deployment).await? else {
             return Ok(None);
         };
         let name = super::volume(deployment);
-        let folder = self.look(&name).await?;
+        let folder = self.inspect(&name).await?;
         let mut users = self.users(&name).await?;
         let mut files = None;
         if users.is_empty() {
@@ -176,12 +167,12 @@ impl Volumes {
             }
         }
         if !users.is_empty() {
-            files = self.fetch_used(&name, &users, into).await?;
+            files = self.fetch_in_use(&name, &users, into).await?;
         }
         let now = self.labels(deployment).await?;
         if now.as_ref() != Some(&labels) {
-            // It was deleted meanwhile. A container that is made with it brings it back, bare and empty.
-            if now.is_some_and(|now| now.is_empty()) && self.look(&name).await?.is_empty {
+            // It was deleted meanwhile; a container created with it would bring it back empty.
+            if now.is_some_and(|now| now.is_empty()) && self.inspect(&name).await?.is_empty {
                 let options = RemoveVolumeOptionsBuilder::new().build();
                 let _ = self.engine.remove_volume(&name, Some(options)).await;
             }
@@ -193,7 +184,7 @@ impl Volumes {
         };
         let mut labels: BTreeMap<String, String> = labels.into_iter().collect();
         labels.remove(RESTORE_LABEL);
-        Ok(Some(Placed {
+        Ok(Some(VolumeMetadata {
             labels,
             folder: own,
             mode: folder.mode & 0o7777,
@@ -202,10 +193,7 @@ impl Volumes {
     }
 
     /// Whether files may be put into the volume of a deployment.
-    ///
-    /// # Errors
-    /// There are others in it, or the engine's.
-    pub async fn expect_free(&self, deployment: DeploymentId, restoring: &Restoring) -> Result<()> {
+    pub async fn expect_free(&self, deployment: DeploymentId, restoring: &RestoreRef) -> Result<()> {
         let Some(labels) = self.labels(deployment).await? else {
             return Ok(());
         };
@@ -213,27 +201,24 @@ impl Volumes {
             return Ok(());
         }
         let name = super::volume(deployment);
-        if self.look(&name).await?.is_empty {
+        if self.inspect(&name).await?.is_empty {
             return Ok(());
         }
         Err(Error::Refused(format!(
-            "the Docker engine has a volume {name} with files in it already; if nothing needs it any more, remove it with \
+            "the Docker engine already has a volume {name} with files in it; if it is no longer needed, remove it with \
              `docker volume rm {name}`"
         )))
     }
 
-    /// Makes the volume of a deployment out of the files of a folder, but for those of its top that `leave` names. The
-    /// folder of deployments has to be there.
-    ///
-    /// # Errors
-    /// It is there already with files in it, or the engine's and the disk's.
+    /// Creates a deployment's volume from the files of a folder, except top-level ones named in `leave`. The folder of
+    /// deployments must exist.
     pub async fn put(
         &self,
         deployment: DeploymentId,
         from: PathBuf,
         leave: &'static [&'static str],
-        placed: Placed,
-        restoring: &Restoring,
+        placed: VolumeMetadata,
+        restoring: &RestoreRef,
     ) -> Result<()> {
         self.expect_free(deployment, restoring).await?;
         let name = super::volume(deployment);
@@ -254,7 +239,7 @@ impl Volumes {
             ..VolumeCreateRequest::default()
         };
         let made = self.engine.create_volume(request).await;
-        made.map_err(engine_failed("making the volume of a database"))?;
+        made.map_err(engine_failed("creating the volume of a database"))?;
         let root = self.root.clone();
         let archive = blocking(move || {
             let packed = tempfile::tempfile_in(root).and_then(|file| {
@@ -281,14 +266,14 @@ impl Volumes {
         match self.engine.inspect_volume(&super::volume(deployment)).await {
             Ok(found) => Ok(Some(found.labels)),
             Err(error) if is_gone(&error) => Ok(None),
-            Err(error) => Err(engine_failed("looking for the volume of a database")(error)),
+            Err(error) => Err(engine_failed("finding the volume of a database")(error)),
         }
     }
 
-    async fn look(&self, name: &str) -> Result<volume::Found> {
+    async fn inspect(&self, name: &str) -> Result<volume::VolumeOwnership> {
         let helper = self.helper(name).await?;
         helper
-            .run(|engine, id| async move { volume::look(&engine, &id).await })
+            .run(|engine, id| async move { volume::inspect_volume(&engine, &id).await })
             .await
     }
 
@@ -302,12 +287,12 @@ impl Volumes {
     }
 
     /// Has this program copy what agent servers use.
-    async fn fetch_used(&self, name: &str, users: &[ContainerSummary], into: &Path) -> Result<Option<Ids>> {
+    async fn fetch_in_use(&self, name: &str, users: &[ContainerSummary], into: &Path) -> Result<Option<Ids>> {
         let mut runtime = String::new();
         for user in users {
             let id = user.id.as_deref().unwrap_or_default();
             let found = self.engine.inspect_container(id, None::<InspectContainerOptions>).await;
-            let found = found.map_err(engine_failed("looking at the container of a database"))?;
+            let found = found.map_err(engine_failed("inspecting the container of a database"))?;
             runtime = found.host_config.and_then(|host| host.runtime).unwrap_or_default();
             if !SHARED_KERNEL.contains(&runtime.as_str()) {
                 return Err(Error::Refused(format!(
@@ -332,7 +317,7 @@ impl Volumes {
                 .await?;
             match copied {
                 Ok(files) => return Ok(files),
-                Err(error) => why = error.told(),
+                Err(error) => why = error.user_message(),
             }
         }
         Err(Error::Refused(format!(
@@ -353,14 +338,14 @@ impl Volumes {
     }
 
     /// A container that is never started, with the volume.
-    async fn helper(&self, name: &str) -> Result<Helper> {
+    async fn helper(&self, name: &str) -> Result<HelperContainer> {
         let image = self.empty.get_or_try_init(|| self.make_empty()).await?;
         let (engine, labels) = (self.engine.clone(), self.own_labels());
-        Ok(Helper::new(engine, image.clone(), name.to_owned(), labels))
+        Ok(HelperContainer::new(engine, image.clone(), name.to_owned(), labels))
     }
 
-    /// A container that copies. It runs as root without the rights of one, but for those that a volume of any user needs.
-    fn copier(&self, image: String, name: &str, runtime: &str) -> Helper {
+    /// A container that copies. It runs as root, with only the capabilities needed for a volume of any user.
+    fn copier(&self, image: String, name: &str, runtime: &str) -> HelperContainer {
         let body = ContainerCreateBody {
             image: Some(image),
             user: Some("0:0".to_owned()),
@@ -381,7 +366,7 @@ impl Volumes {
             }),
             ..ContainerCreateBody::default()
         };
-        Helper::of(self.engine.clone(), body)
+        HelperContainer::of(self.engine.clone(), body)
     }
 
     async fn make_empty(&self) -> Result<String> {
@@ -401,9 +386,9 @@ impl Volumes {
         let body = bollard::body_full(packed.into());
         let mut said = Box::pin(self.engine.build_image(options, None, Some(body)));
         while let Some(piece) = said.next().await {
-            let piece = piece.map_err(engine_failed("making an empty image"))?;
+            let piece = piece.map_err(engine_failed("creating an empty image"))?;
             if let Some(error) = piece.error_detail.and_then(|detail| detail.message) {
-                return Err(Error::Refused(format!("making an empty image: {error}")));
+                return Err(Error::Refused(format!("creating an empty image: {error}")));
             }
         }
         Ok(name)
@@ -423,7 +408,7 @@ impl Volumes {
     }
 }
 
-/// Brings this program into a container and has it copy the volume.
+/// Copies this program into a container and runs it to copy the volume.
 async fn copy_inside(engine: &bollard::Docker, id: &str, program: &Path) -> Result<()> {
     let failed = || Error::io("reading this program");
     let file = tokio::fs::File::open(program).await.map_err(failed())?;
@@ -437,10 +422,10 @@ async fn copy_inside(engine: &bollard::Docker, id: &str, program: &Path) -> Resu
     sent.map_err(engine_failed("sending this program"))?;
     let started = engine.start_container(id, None::<StartContainerOptions>).await;
     started.map_err(engine_failed("starting a container"))?;
-    let ending = tokio::time::timeout(COPY_LIMIT, ended(engine, id)).await;
+    let ending = tokio::time::timeout(COPY_LIMIT, wait_ended(engine, id)).await;
     let how = ending.map_err(|_| Error::TimedOut("copying a volume took too long".to_owned()))?;
     let found = engine.inspect_container(id, None::<InspectContainerOptions>).await;
-    let state = found.map_err(engine_failed("looking at a container"))?.state;
+    let state = found.map_err(engine_failed("inspecting a container"))?.state;
     if state.and_then(|state| state.exit_code) == Some(0) {
         return Ok(());
     }
@@ -462,7 +447,7 @@ async fn last_lines(engine: &bollard::Docker, id: &str) -> String {
     text.trim().to_owned()
 }
 
-/// Fetches a folder of a container. Answers who has the database in it.
+/// Downloads a folder of a container. Returns the owner of the database in it.
 async fn download(engine: &bollard::Docker, id: &str, path: &str, into: PathBuf) -> Result<Option<Ids>> {
     let failed = || Error::io("keeping the files of a volume");
     let draft = tempfile::tempfile_in(&into).map_err(failed())?;

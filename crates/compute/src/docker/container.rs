@@ -18,29 +18,29 @@ use uuid::Uuid;
 
 use super::{dockerfile, engine_failed, is_gone};
 use crate::error::{Error, Result};
-use crate::health::Place;
+use crate::health::HealthTarget;
 use crate::instances::Instance;
-use crate::life::{Holder, Life};
+use crate::lifecycle::{Lifecycle, LifecycleReporter};
 use crate::log::{Log, Splitter};
 
 /// Where an agent server listens in a network of its own.
 const PORT: u16 = 8000;
-/// Where its database lies in the container.
+/// Where its database is in the container.
 pub(super) const DATA: &str = "/data";
-/// Processes and threads of one container: a loop that forks must not take the machine with it.
+/// Limit of processes and threads per container, against fork bombs.
 const PIDS: i64 = 4096;
 
 /// How long the last lines of one that has ended are waited for.
 const LINES_LIMIT: Duration = Duration::from_secs(2);
-/// An engine that does not answer is asked again after this long.
+/// Pause before an unresponsive engine is asked again.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
 
 /// How the gateway reaches a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Network {
-    /// A port of this machine's loopback leads into a network of the deployment's own.
+    /// A port on this machine's loopback, forwarded into a network of the deployment.
     Bridge,
-    /// The container has this machine's network, and listens on loopback.
+    /// The container uses this machine's network, and listens on loopback.
     Host,
     /// The platform is in this network too.
     Named(String),
@@ -62,18 +62,18 @@ impl Network {
 #[derive(Clone, Debug)]
 pub(super) struct Startup {
     pub(super) image: String,
-    /// In place of the image's own: the program and its arguments, where what is listened on is added.
+    /// Overrides the image's command: program and arguments, to which the address is appended.
     pub(super) command: Option<Vec<String>>,
     pub(super) variables: Vec<(String, String)>,
     pub(super) labels: HashMap<String, String>,
     pub(super) network: Network,
     /// The deployment's own network at the engine.
     pub(super) own_network: String,
-    /// The volume of the database; where there is none, an empty file system in memory.
+    /// The volume of the database; without one, an empty file system in memory.
     pub(super) volume: Option<String>,
-    /// The volume of the platform's program, where that is what runs.
+    /// The volume of the platform's program, if that is what runs.
     pub(super) program: Option<String>,
-    /// In place of the image's own.
+    /// Instead of the image's own.
     pub(super) user: Option<String>,
     /// Capabilities that are left; none as a rule.
     pub(super) capabilities: Vec<String>,
@@ -91,71 +91,72 @@ pub(super) struct Startup {
 pub(crate) struct Container {
     id: String,
     address: SocketAddr,
-    life: Life,
-    /// Whether it says when it has its port, which somebody else of this machine may have taken.
-    tells: bool,
+    life: Lifecycle,
+    /// Whether it reports that it has its port, which another process of this machine may have taken.
+    reports_port: bool,
 }
 
 impl Container {
     /// Creates and starts it. Its lines go to the log.
     pub(super) async fn start(engine: &bollard::Docker, given: Startup, log: &Log) -> Result<Self> {
         // Dropped with this future, it is stopped.
-        let (life, holder) = Life::begin();
+        let (life, holder) = Lifecycle::start();
         let (started, answer) = oneshot::channel();
-        // A task of its own: a request that was sent must not be forgotten when nobody waits for its answer any more.
-        let held = Held {
+        // A separate task: a sent request must be followed up even if its caller is gone.
+        let held = ContainerTask {
             engine: engine.clone(),
             log: log.clone(),
             holder,
             grace: given.grace,
         };
         let tells = given.network == Network::Host && given.command.is_some();
-        tokio::spawn(held.own(given, started));
+        tokio::spawn(held.run(given, started));
         let (id, address) = answer.await.unwrap_or(Err(Error::Cancelled))?;
         Ok(Self {
             id,
             address,
             life,
-            tells,
+            reports_port: tells,
         })
     }
 
     /// Its database is free.
-    pub(super) async fn go(&self, engine: &bollard::Docker) -> Result<()> {
+    pub(super) async fn open_database(&self, engine: &bollard::Docker) -> Result<()> {
         let options = KillContainerOptionsBuilder::new().signal("SIGUSR1").build();
         let told = engine.kill_container(&self.id, Some(options)).await;
-        told.map_err(engine_failed("telling a container that its database is free"))
+        told.map_err(engine_failed("signalling a container that its database is free"))
     }
 
     /// Waits until it answers that it is healthy; where it does.
     pub(super) async fn healthy(&self, limit: Duration, cancel: &CancellationToken) -> Result<SocketAddr> {
         let begun = Instant::now();
-        if self.tells {
-            self.life.listens(limit, cancel).await?;
+        if self.reports_port {
+            self.life.wait_listening(limit, cancel).await?;
         }
         let left = limit.saturating_sub(begun.elapsed());
-        self.life.healthy(Place::At(self.address), left, cancel).await
+        self.life
+            .wait_healthy(HealthTarget::Address(self.address), left, cancel)
+            .await
     }
 }
 
 impl Instance for Container {
-    fn life(&self) -> &Life {
+    fn lifecycle(&self) -> &Lifecycle {
         &self.life
     }
 }
 
-/// What the task of a container has.
-struct Held {
+struct ContainerTask {
     engine: bollard::Docker,
     log: Log,
-    holder: Holder,
+    holder: LifecycleReporter,
     grace: Duration,
 }
 
-impl Held {
-    /// Creates the container, holds it until it has ended, and removes it.
-    async fn own(self, given: Startup, started: oneshot::Sender<Result<(String, SocketAddr)>>) {
-        // A name that is known before the engine answers: what was made is removed although the answer was lost.
+impl ContainerTask {
+    /// Creates the container, supervises it until it has ended, and removes it.
+    async fn run(self, given: Startup, started: oneshot::Sender<Result<(String, SocketAddr)>>) {
+        // The name is chosen in advance, so that the container can be removed even if the answer was lost.
         let name = format!("towpath-{}", Uuid::now_v7());
         let how = match create(&self.engine, &name, given).await {
             Err(error) => {
@@ -171,18 +172,18 @@ impl Held {
                     }
                     Ok(address) => {
                         let _ = started.send(Ok((id.clone(), address)));
-                        self.hold(&id).await
+                        self.wait_end(&id).await
                     }
                 };
                 remove(&self.engine, &id).await;
                 how
             }
         };
-        self.holder.ended(how);
+        self.holder.report_end(how);
     }
 
-    /// Reads its lines until it has ended, or is to stop. Answers how it ended.
-    async fn hold(&self, id: &str) -> String {
+    /// Reads its output until it has ended or must stop. Returns how it ended.
+    async fn wait_end(&self, id: &str) -> String {
         let hears = self.holder.listener();
         let reading = async {
             let mut earlier = "all";
@@ -211,13 +212,13 @@ impl Held {
                 tokio::time::sleep(ASK_AGAIN).await;
             }
         };
-        let ended = ended(&self.engine, id);
+        let ended = wait_ended(&self.engine, id);
         let stopping = async {
             self.holder.stop.cancelled().await;
             let seconds = i32::try_from(self.grace.as_secs()).unwrap_or(i32::MAX);
             let options = StopContainerOptionsBuilder::new().t(seconds).build();
             if let Err(error) = self.engine.stop_container(id, Some(options)).await {
-                tracing::debug!(%error, "a container does not stop; it is removed");
+                tracing::debug!(%error, "a container does not stop; removing it");
             }
             "was stopped".to_owned()
         };
@@ -241,22 +242,23 @@ impl Held {
 
 /// Where an agent server is reached once it runs.
 #[derive(Clone)]
-enum Reached {
+enum ContainerAddress {
     Loopback(u16),
     Published,
-    Inside(String),
+    Network(String),
 }
 
-/// Waits until a container has ended, also when the engine is away meanwhile: containers may outlive it. Answers how.
-pub(super) async fn ended(engine: &bollard::Docker, id: &str) -> String {
-    let with_code = |code: i64| format!("ended with exit code {code}");
+/// Waits until a container has ended, even if the engine is unavailable meanwhile: containers may outlive it. Returns
+/// how it ended.
+pub(super) async fn wait_ended(engine: &bollard::Docker, id: &str) -> String {
+    let with_code = |code: i64| format!("exited with code {code}");
     loop {
         let mut waiting = Box::pin(engine.wait_container(id, None::<WaitContainerOptions>));
         match waiting.next().await {
             Some(Ok(ended)) => return with_code(ended.status_code),
             Some(Err(EngineError::DockerContainerWaitError { code, .. })) => return with_code(code),
             Some(Err(error)) => {
-                tracing::debug!(%error, "the engine does not say how a container ends; it is asked again");
+                tracing::debug!(%error, "the engine does not report how a container ended; retrying");
             }
             None => {}
         }
@@ -274,15 +276,21 @@ pub(super) async fn ended(engine: &bollard::Docker, id: &str) -> String {
     }
 }
 
-async fn create(engine: &bollard::Docker, name: &str, given: Startup) -> Result<(String, Reached)> {
+async fn create(engine: &bollard::Docker, name: &str, given: Startup) -> Result<(String, ContainerAddress)> {
     let (reached, listen) = match &given.network {
         Network::Host => {
             let port = free_port()?;
-            (Reached::Loopback(port), SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
+            (
+                ContainerAddress::Loopback(port),
+                SocketAddr::from((Ipv4Addr::LOCALHOST, port)),
+            )
         }
-        Network::Bridge => (Reached::Published, SocketAddr::from((Ipv4Addr::UNSPECIFIED, PORT))),
+        Network::Bridge => (
+            ContainerAddress::Published,
+            SocketAddr::from((Ipv4Addr::UNSPECIFIED, PORT)),
+        ),
         Network::Named(name) => (
-            Reached::Inside(name.clone()),
+            ContainerAddress::Network(name.clone()),
             SocketAddr::from((Ipv4Addr::UNSPECIFIED, PORT)),
         ),
     };
@@ -301,7 +309,7 @@ async fn create(engine: &bollard::Docker, name: &str, given: Startup) -> Result<
         None => (None, None),
     };
     let exposed = format!("{PORT}/tcp");
-    let is_published = matches!(reached, Reached::Published);
+    let is_published = matches!(reached, ContainerAddress::Published);
     let memory = given.memory_mb.and_then(|mb| i64::try_from(mb << 20).ok());
     let mut tmpfs = HashMap::new();
     let mut mounts = Vec::new();
@@ -369,19 +377,19 @@ async fn create(engine: &bollard::Docker, name: &str, given: Startup) -> Result<
     };
     let options = CreateContainerOptionsBuilder::new().name(name).build();
     let made = engine.create_container(Some(options), body).await;
-    Ok((made.map_err(engine_failed("making a container"))?.id, reached))
+    Ok((made.map_err(engine_failed("creating a container"))?.id, reached))
 }
 
-async fn run(engine: &bollard::Docker, id: &str, reached: Reached) -> Result<SocketAddr> {
+async fn run(engine: &bollard::Docker, id: &str, reached: ContainerAddress) -> Result<SocketAddr> {
     let started = engine.start_container(id, None::<StartContainerOptions>).await;
     started.map_err(engine_failed("starting a container"))?;
     let name = match reached {
-        Reached::Loopback(port) => return Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port))),
-        Reached::Published => None,
-        Reached::Inside(name) => Some(name),
+        ContainerAddress::Loopback(port) => return Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port))),
+        ContainerAddress::Published => None,
+        ContainerAddress::Network(name) => Some(name),
     };
     let found = engine.inspect_container(id, None::<InspectContainerOptions>).await;
-    let settings = found.map_err(engine_failed("looking at a container"))?.network_settings;
+    let settings = found.map_err(engine_failed("inspecting a container"))?.network_settings;
     let settings = settings.unwrap_or_default();
     let address = match name {
         None => settings
@@ -395,8 +403,8 @@ async fn run(engine: &bollard::Docker, id: &str, reached: Reached) -> Result<Soc
             .and_then(|networks| networks.get(&name)?.ip_address.clone())
             .and_then(|ip| Some(SocketAddr::from((ip.parse::<Ipv4Addr>().ok()?, PORT)))),
     };
-    // It may have ended before it was looked at: the engine forgets its address then.
-    address.ok_or_else(|| Error::Refused("the container ended at once, or has no address".to_owned()))
+    // It may have ended already: the engine then forgets its address.
+    address.ok_or_else(|| Error::Refused("the container exited immediately or has no address".to_owned()))
 }
 
 pub(super) fn mount(volume: String, target: &str, read_only: bool) -> Mount {
@@ -409,7 +417,7 @@ pub(super) fn mount(volume: String, target: &str, read_only: bool) -> Mount {
     }
 }
 
-/// Removes a container, and goes on until it is gone: while it is there it may have its database.
+/// Removes a container and retries until it is gone: until then it may use its database.
 pub(super) async fn remove(engine: &bollard::Docker, id: &str) {
     let mut told = false;
     loop {
@@ -419,7 +427,7 @@ pub(super) async fn remove(engine: &bollard::Docker, id: &str) {
             Err(error) if is_gone(&error) => return,
             Err(error) if !told => {
                 told = true;
-                tracing::warn!(%error, container = id, "a container cannot be removed yet; it is tried again");
+                tracing::warn!(%error, container = id, "a container cannot be removed yet; retrying");
             }
             Err(_) => {}
         }
@@ -427,10 +435,10 @@ pub(super) async fn remove(engine: &bollard::Docker, id: &str) {
     }
 }
 
-/// A port of loopback that nobody has. Somebody may take it before the container does: then that ends, and what answers
-/// there is not asked, where the container is one that says when it has its port.
+/// A free port on loopback. Another process may take it before the container does: then the container ends, and the
+/// wrong process is not asked if the container reports its port.
 fn free_port() -> Result<u16> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(Error::io("looking for a free port"))?;
-    let address = listener.local_addr().map_err(Error::io("looking for a free port"))?;
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(Error::io("finding a free port"))?;
+    let address = listener.local_addr().map_err(Error::io("finding a free port"))?;
     Ok(address.port())
 }

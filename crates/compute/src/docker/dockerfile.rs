@@ -1,4 +1,4 @@
-//! The Dockerfile of a source tree, from its graph configuration.
+//! Generates the Dockerfile of a source tree from its graph configuration.
 
 use std::path::Path;
 
@@ -7,25 +7,25 @@ use towpath_domain::git::{PlainCommand, TreePath};
 
 use super::container::DATA;
 use super::reference;
-use crate::artifact::{Built, Origin};
+use crate::artifact::{BuiltArtifact, Origin};
 use crate::error::{Error, Result};
 
-/// Where the tree lies in an image.
+/// Where the tree is in an image.
 pub(super) const SOURCE: &str = "/deps/source";
-/// Where `towpath` lies in an image.
+/// Where `towpath` is in an image.
 pub(super) const PROGRAM: &str = "/usr/local/bin/towpath";
-/// Settings of the agent server: none, so that it does not read a file of the tree in their place.
+/// An empty settings file for the agent server, so that it does not read one of the tree.
 pub(super) const SETTINGS: &str = "/opt/towpath/settings.toml";
-/// Where the platform's own program is mounted when an agent server starts: the images of older platforms start with
-/// the newest program, which knows the database's newest form.
+/// The mount point of the platform's own program in agent servers: images of older platforms start with the newest
+/// program, which supports the newest database schema.
 pub(super) const MOUNTED: &str = "/opt/towpath/program";
 /// Environments of Python, made with the image.
 const HOSTS: &str = "/opt/towpath/hosts";
-/// `HOME` of what makes them: interpreters that are fetched lie in it.
+/// `HOME` of environments: downloaded interpreters are in it.
 const HOME: &str = "/opt/towpath/home";
 /// Who agent servers of these images run as.
 pub(super) const USER: &str = "10001:10001";
-/// Used where the configuration names no `python_version`: that of the reference command line.
+/// Default `python_version`: that of the reference CLI.
 const PYTHON: &str = "3.11";
 /// Stands for the version in the base image's name.
 pub(super) const VERSION: &str = "{python_version}";
@@ -46,10 +46,7 @@ pub(super) struct Parts<'a> {
     pub(super) arguments: Vec<&'a str>,
 }
 
-/// Writes the Dockerfile. `dockerfile_lines` stand in it as they are: their author builds the image.
-///
-/// # Errors
-/// A value of the configuration that cannot stand in one.
+/// Generates the Dockerfile. `dockerfile_lines` are copied verbatim: their author builds the image.
 pub(super) fn write(config: &Value, parts: &Parts<'_>) -> Result<String> {
     let mut lines = vec![format!("FROM {}", base(config, parts.base)?)];
     lines.extend(parts.arguments.iter().map(|name| format!("ARG {name}")));
@@ -109,16 +106,17 @@ fn own_lines(config: &Value) -> Result<Vec<String>> {
     let lines = match config.get("dockerfile_lines") {
         None | Some(Value::Null) => return Ok(Vec::new()),
         Some(Value::Array(lines)) => lines,
-        Some(_) => return Err(refused("dockerfile_lines must be a list of lines")),
+        Some(_) => return Err(refused("dockerfile_lines must be a list of strings")),
     };
     let line = |line: &Value| line.as_str().map(str::to_owned);
     let lines: Option<Vec<String>> = lines.iter().map(line).collect();
-    let lines = lines.ok_or_else(|| refused("dockerfile_lines must be a list of lines"))?;
+    let lines = lines.ok_or_else(|| refused("dockerfile_lines must be a list of strings"))?;
     reference::check_lines(&lines).map_err(|why| refused(&format!("dockerfile_lines {why}")))?;
     Ok(lines)
 }
 
-/// The configuration file's folder in the image. `WORKDIR` reads variables and quotes, so their signs are refused.
+/// The folder of the configuration file in the image. `WORKDIR` expands variables and quotes, so such characters are
+/// refused.
 fn folder(config: &TreePath) -> Result<String> {
     let folder = Path::new(config.as_str()).parent().map(Path::to_string_lossy);
     let folder = folder.unwrap_or_default();
@@ -159,8 +157,8 @@ fn refused(text: &str) -> Error {
     Error::Refused(format!("graph configuration: {text}"))
 }
 
-/// Started in place of what an image says: `towpath` itself in the images that are built here.
-pub(super) fn command(built: &Built, standby: bool) -> Option<Vec<String>> {
+/// The command that overrides the image's own: `towpath` itself in images built here.
+pub(super) fn command(built: &BuiltArtifact, standby: bool) -> Option<Vec<String>> {
     if matches!(built.plan.origin, Origin::Image { .. }) {
         return None;
     }

@@ -1,4 +1,4 @@
-//! Images: built from a tree, or pulled; kept under a name of ours as long as their artifact is.
+//! Images: built from a tree, or pulled; kept under a name of the platform as long as their artifact exists.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -16,8 +16,8 @@ use tokio_util::io::ReaderStream;
 use tokio_util::sync::CancellationToken;
 use towpath_domain::registry::{self, RegistryLogin};
 
-use super::{Containers, ROOT_LABEL, dockerfile, engine_failed, is_gone, is_refusal, passes, reference};
-use crate::artifact::{Artifact, Built, Plan};
+use super::{Containers, ROOT_LABEL, dockerfile, engine_failed, is_gone, is_refusal, is_transient, reference};
+use crate::artifact::{Artifact, BuiltArtifact, Plan};
 use crate::build::{Project, without_effect};
 use crate::error::{Error, Result};
 use crate::git::blocking;
@@ -28,21 +28,21 @@ const CPU_PERIOD: i32 = 100_000;
 
 /// An image of a registry, at the engine.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
-pub struct Pulled {
+pub struct PulledImage {
     /// What it was pulled as.
     pub name: String,
     /// The engine's name for its contents.
     pub id: String,
     /// Whether it was not there before.
     pub is_ours: bool,
-    /// What pulls the same again: its repository, and the digest that its registry has.
+    /// The reference that pulls the same image again: repository and registry digest.
     #[serde(default)]
     pub reference: Option<String>,
 }
 
 impl Containers {
     /// Whether what was built is still at the engine.
-    pub(crate) async fn has(&self, built: &Built) -> Result<bool> {
+    pub(crate) async fn has(&self, built: &BuiltArtifact) -> Result<bool> {
         let Some(image) = &built.image else { return Ok(false) };
         Ok(self.find(image).await?.is_some())
     }
@@ -52,7 +52,7 @@ impl Containers {
         match self.engine.inspect_image(image).await {
             Ok(found) => Ok(found.id),
             Err(error) if is_gone(&error) => Ok(None),
-            Err(error) => Err(engine_failed("looking for an image")(error)),
+            Err(error) => Err(engine_failed("finding an image")(error)),
         }
     }
 
@@ -64,7 +64,7 @@ impl Containers {
         plan: &Plan,
         log: &Log,
         cancel: &CancellationToken,
-    ) -> Result<Built> {
+    ) -> Result<BuiltArtifact> {
         let Project {
             path,
             top,
@@ -105,7 +105,7 @@ impl Containers {
         .await?;
         let name = format!("{}:{key}", self.repository());
         let id = self.build_context(&context, &name, &arguments, log, cancel).await?;
-        let built = Built {
+        let built = BuiltArtifact {
             plan: plan.clone(),
             variables: Vec::new(),
             image: Some(id),
@@ -114,7 +114,7 @@ impl Containers {
         Ok(built)
     }
 
-    /// Has the engine build what was packed; its lines go to the log as they come. Answers what the image is.
+    /// Builds the packed context with the engine; its output goes to the log. Returns the image.
     pub(super) async fn build_context(
         &self,
         context: &Path,
@@ -142,7 +142,7 @@ impl Containers {
         let file = file.map_err(Error::io("reading what was packed for the engine"))?;
         let body = bollard::body_try_stream(ReaderStream::with_capacity(file, 1 << 16));
         let building = async {
-            // Dropped, it closes the connection, and the engine gives up the build.
+            // Dropping it closes the connection, and the engine aborts the build.
             let mut said = Box::pin(self.engine.build_image(options.build(), None, Some(body)));
             let mut lines = Splitter::new(log);
             while let Some(piece) = said.next().await {
@@ -152,7 +152,7 @@ impl Containers {
                 }
                 if let Some(error) = piece.error_detail.and_then(|detail| detail.message) {
                     let text = format!("building the image: {error}");
-                    return Err(if passes(&error) {
+                    return Err(if is_transient(&error) {
                         Error::Transient(text)
                     } else {
                         Error::Refused(text)
@@ -172,18 +172,17 @@ impl Containers {
             built = building => built?,
         }
         let id = self.find(name).await?;
-        id.ok_or_else(|| Error::Transient("the image that was built is gone already".to_owned()))
+        id.ok_or_else(|| Error::Transient("the image that was built no longer exists".to_owned()))
     }
 
-    /// Fetches an image. Where its registry does not answer, the one that the engine has serves; where it refuses, that is
-    /// for somebody else.
+    /// Pulls an image. If its registry does not answer, the local image is used; if it refuses, the pull fails.
     pub(crate) async fn pull(
         &self,
         uri: &str,
         logins: &[RegistryLogin],
         log: &Log,
         cancel: &CancellationToken,
-    ) -> Result<Pulled> {
+    ) -> Result<PulledImage> {
         reference::check_local(uri).map_err(|why| Error::Refused(format!("image_uri {why}")))?;
         reference::check_registry(uri, &self.settings.registries, &self.settings.guard).await?;
         let whole = with_tag(uri);
@@ -197,7 +196,7 @@ impl Containers {
                 let piece = piece.map_err(engine_failed("pulling the image"))?;
                 if let Some(error) = piece.error_detail.and_then(|detail| detail.message) {
                     let text = format!("pulling the image: {error}");
-                    return Err(if passes(&error) {
+                    return Err(if is_transient(&error) {
                         Error::Transient(text)
                     } else {
                         Error::Refused(text)
@@ -228,10 +227,10 @@ impl Containers {
             (Ok(()), _) => {
                 let is_ours = before.is_none();
                 let pulled = self.pulled(whole, is_ours).await?;
-                pulled.ok_or_else(|| Error::Transient("the image that was pulled is gone already".to_owned()))
+                pulled.ok_or_else(|| Error::Transient("the image that was pulled no longer exists".to_owned()))
             }
-            (Err(error), Some(_)) if !(registry::names_registry(&whole) && is_refusal(&error.told())) => {
-                log.warn(format!("{}; the one that is here is used", error.told()));
+            (Err(error), Some(_)) if !(registry::names_registry(&whole) && is_refusal(&error.user_message())) => {
+                log.warn(format!("{}; using the local image", error.user_message()));
                 self.pulled(whole, false).await?.ok_or(error)
             }
             (Err(error), _) => Err(error),
@@ -239,14 +238,14 @@ impl Containers {
     }
 
     /// What an image is at the engine now.
-    async fn pulled(&self, name: String, is_ours: bool) -> Result<Option<Pulled>> {
+    async fn pulled(&self, name: String, is_ours: bool) -> Result<Option<PulledImage>> {
         let found = match self.engine.inspect_image(&name).await {
             Ok(found) => found,
             Err(error) if is_gone(&error) => return Ok(None),
-            Err(error) => return Err(engine_failed("looking for an image")(error)),
+            Err(error) => return Err(engine_failed("finding an image")(error)),
         };
         let reference = digest_of(&name, &found.repo_digests.unwrap_or_default());
-        Ok(found.id.map(|id| Pulled {
+        Ok(found.id.map(|id| PulledImage {
             name,
             id,
             is_ours,
@@ -254,7 +253,7 @@ impl Containers {
         }))
     }
 
-    /// The login that fits an image: of the deployment's own, else of the operator's file, which is read each time, so
+    /// The credentials for an image: the deployment's own, else from the operator's file, which is read each time so
     /// that a password may change.
     fn login(&self, logins: &[RegistryLogin], image: &str) -> Result<Option<DockerCredentials>> {
         let of_operator;
@@ -262,7 +261,7 @@ impl Containers {
             (Some(login), _) => Some(login),
             (None, Some(file)) => {
                 let text = std::fs::read_to_string(file).map_err(Error::io("reading deployments.docker_config"))?;
-                of_operator = registry::of_docker_config(&text)
+                of_operator = registry::parse_docker_config(&text)
                     .map_err(|why| Error::Refused(format!("deployments.docker_config {why}")))?;
                 registry::login_for(&of_operator, image)
             }
@@ -276,8 +275,8 @@ impl Containers {
         }))
     }
 
-    /// Keeps an image that was pulled under a name of ours, which goes with its artifact.
-    pub(crate) async fn keep(&self, key: &str, pulled: &Pulled) -> Result<()> {
+    /// Tags a pulled image with a name of the platform, which is removed with its artifact.
+    pub(crate) async fn keep(&self, key: &str, pulled: &PulledImage) -> Result<()> {
         let options = TagImageOptionsBuilder::new().repo(&self.repository()).tag(key).build();
         let kept = self.engine.tag_image(&pulled.id, Some(options)).await;
         kept.map_err(engine_failed("keeping the image"))?;
@@ -294,7 +293,7 @@ impl Containers {
         Ok(())
     }
 
-    /// Removes the images whose artifact is gone. One that a container has is left to the sweep after that container's end.
+    /// Removes images whose artifact is gone. An image in use is left for the sweep after its container's end.
     pub(crate) async fn sweep(&self) -> Result<usize> {
         let repository = self.repository();
         let mut removed = 0;
@@ -308,7 +307,7 @@ impl Containers {
                 }
                 match self.engine.remove_image(&name, None::<RemoveImageOptions>, None).await {
                     Ok(_) => removed += 1,
-                    Err(error) => tracing::debug!(%error, "an image is left to the next sweep"),
+                    Err(error) => tracing::debug!(%error, "an image is left for the next sweep"),
                 }
             }
         }
@@ -333,7 +332,7 @@ pub(super) fn append(tar: &mut tar::Builder<impl io::Write>, name: &str, bytes: 
     tar.append_data(&mut header, name, bytes)
 }
 
-/// What of the digests that the engine knows an image by is of the repository it was pulled from.
+/// The digest of the repository from which the image was pulled, among those the engine knows.
 fn digest_of(name: &str, digests: &[String]) -> Option<String> {
     let repository = repository_of(name);
     let of_it = |digest: &&String| repository_of(digest) == repository;

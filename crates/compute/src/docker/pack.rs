@@ -1,5 +1,5 @@
-//! Archives of what lies in a volume. A deployment has written there what it liked: nothing of it leads out of the folder
-//! that an archive is unpacked into.
+//! Archives of volumes. Their content is untrusted: nothing in it may lead out of the folder into which an archive is
+//! unpacked.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek as _, SeekFrom, Write as _};
@@ -8,7 +8,7 @@ use std::path::{Component, Path, PathBuf};
 
 use tar::{EntryType, Header};
 
-use super::backup::{Ids, Placed};
+use super::backup::{Ids, VolumeMetadata};
 use super::volume::PLACE;
 use crate::error::{Error, Result};
 use crate::root::make;
@@ -18,13 +18,13 @@ const ENTRIES: usize = 1_000_000;
 /// Zeros that an archive ends with.
 const END: usize = 1024;
 
-/// Unpacks the archive of a folder into another one, which is empty. Answers who has the database, else any file. Links
-/// of the top are left out, as is what is neither a file nor a folder nor a link.
+/// Unpacks the archive of a folder into another, empty one. Returns the owner of the database, else of any file.
+/// Top-level links and special files are skipped.
 pub(super) fn unpack(mut archive: File, into: &Path) -> Result<Option<Ids>> {
     let failed = || Error::io("reading the files of a volume");
     if !has_ended(&mut archive).map_err(failed())? {
         return Err(Error::Transient(
-            "the Docker engine broke off while it sent the files of a volume".to_owned(),
+            "the Docker engine stopped sending the files of a volume".to_owned(),
         ));
     }
     archive.rewind().map_err(failed())?;
@@ -60,7 +60,8 @@ pub(super) fn unpack(mut archive: File, into: &Path) -> Result<Option<Ids>> {
             }
             EntryType::Link | EntryType::Symlink => {
                 let leads = entry.link_name().map_err(failed())?;
-                let leads = leads.ok_or_else(|| Error::Refused(format!("a link {path:?} leads nowhere")))?;
+                let leads =
+                    leads.ok_or_else(|| Error::Refused(format!("the target of the link {path:?} does not exist")))?;
                 if kind == EntryType::Link {
                     names.extend(inside(&leads)?.map(|leads| (into.join(leads), place)));
                 } else if inner.components().count() > 1 {
@@ -77,7 +78,7 @@ pub(super) fn unpack(mut archive: File, into: &Path) -> Result<Option<Ids>> {
             fs::hard_link(&file, &place).map_err(failed())?;
         }
     }
-    // Last, and never in place of something: nothing is written through one.
+    // Links are created last and never replace anything: nothing is written through one.
     for (leads, place) in links {
         symlink(leads, &place).map_err(failed())?;
     }
@@ -95,7 +96,7 @@ fn write(from: &mut impl Read, place: &Path, mode: u32) -> Result<()> {
         .map_err(Error::io(format!("writing {}", place.display())))
 }
 
-/// An engine that has failed may end its answer as if it were whole.
+/// A failed engine may end its answer as if it were complete.
 fn has_ended(archive: &mut File) -> io::Result<bool> {
     if archive.metadata()?.len() < END as u64 {
         return Ok(false);
@@ -106,7 +107,7 @@ fn has_ended(archive: &mut File) -> io::Result<bool> {
     Ok(end.iter().all(|byte| *byte == 0))
 }
 
-/// The path below the folder that was packed; `None` for the folder itself.
+/// The path relative to the packed folder; `None` for the folder itself.
 fn inside(path: &Path) -> Result<Option<PathBuf>> {
     let mut inner = PathBuf::new();
     let mut is_top = true;
@@ -116,17 +117,15 @@ fn inside(path: &Path) -> Result<Option<PathBuf>> {
             Component::Normal(_) if is_top => is_top = false,
             Component::Normal(name) => inner.push(name),
             _ => {
-                return Err(Error::Refused(format!(
-                    "the files of a volume have a path {path:?} that leads out of it"
-                )));
+                return Err(Error::Refused(format!("the path {path:?} leads out of the volume")));
             }
         }
     }
     Ok((!inner.as_os_str().is_empty()).then_some(inner))
 }
 
-/// Packs the files of a folder as they are to lie in a volume, but for those of its top that `leave` names.
-pub(super) fn pack(from: &Path, leave: &[&str], placed: &Placed, to: File) -> io::Result<()> {
+/// Packs the files of a folder for a volume, except top-level ones named in `leave`.
+pub(super) fn pack(from: &Path, leave: &[&str], placed: &VolumeMetadata, to: File) -> io::Result<()> {
     let top = Path::new(&PLACE[1..]);
     let mut tar = tar::Builder::new(io::BufWriter::new(to));
     let mut folder = Header::new_gnu();
@@ -164,7 +163,7 @@ pub(super) fn pack(from: &Path, leave: &[&str], placed: &Placed, to: File) -> io
     tar.into_inner()?.flush()
 }
 
-/// What an archive of one program begins and ends with, in front of its bytes and behind them.
+/// The parts of an archive with one program: before and after its bytes.
 pub(super) fn around(program: &Path, folders: &[&str], bytes: u64) -> io::Result<(Vec<u8>, Vec<u8>)> {
     let mut head = Vec::new();
     let mut entry = |path: &Path, kind: EntryType, bytes: u64| -> io::Result<()> {
@@ -194,10 +193,10 @@ mod tests {
 
     use super::*;
 
-    fn placed() -> Placed {
-        Placed {
+    fn placed() -> VolumeMetadata {
+        VolumeMetadata {
             files: Ids { uid: 7, gid: 8 },
-            ..Placed::default()
+            ..VolumeMetadata::default()
         }
     }
 
@@ -296,7 +295,7 @@ mod tests {
         let archive = packed(|tar| add(tar, "volume/agent.db", EntryType::Regular, "", b"database"));
         archive.set_len(archive.metadata().unwrap().len() - 512).unwrap();
         let error = unpack(archive, folder.path()).unwrap_err();
-        assert!(error.to_string().contains("broke off"), "{error}");
+        assert!(error.to_string().contains("stopped sending"), "{error}");
     }
 
     #[test]

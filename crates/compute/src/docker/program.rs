@@ -1,7 +1,7 @@
-//! The platform's own program at the engine: an image for builds, and a volume that agent servers start from.
+//! The platform's own program at the engine: an image for builds, and a volume from which agent servers start.
 //!
-//! An image that was built keeps the program of its day. Started with that, the image of an older platform would meet a
-//! database whose form it does not know. So every agent server starts with the newest program.
+//! A built image contains the program of its time, which would not know the schema of a newer database. So every agent
+//! server starts with the current program.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -17,7 +17,7 @@ use tokio_util::io::ReaderStream;
 use tokio_util::sync::CancellationToken;
 
 use super::image::append;
-use super::volume::Helper;
+use super::volume::HelperContainer;
 use super::{Containers, LIFE_LABEL, ROOT_LABEL, engine_failed, is_gone};
 use crate::error::{Error, Result};
 use crate::git::blocking;
@@ -28,7 +28,7 @@ const PROGRAM_LABEL: &str = "dev.towpath.program";
 
 /// What this life knows of its program.
 #[derive(Debug, Default)]
-pub(super) struct Known {
+pub(super) struct ProgramCache {
     /// The beginning of its digest.
     digest: Option<String>,
     /// Whether the volume was filled.
@@ -36,14 +36,14 @@ pub(super) struct Known {
 }
 
 impl Containers {
-    /// The image that holds the program. It is looked for each time: nothing runs from it, so whoever tidies the engine
-    /// takes it.
+    /// The image that contains the program. Looked up each time: nothing runs from it, so cleaning up the engine may
+    /// remove it.
     pub(super) async fn program(&self) -> Result<String> {
         let mut known = self.program.lock().await;
         self.program_image(&mut known).await
     }
 
-    async fn program_image(&self, known: &mut Known) -> Result<String> {
+    async fn program_image(&self, known: &mut ProgramCache) -> Result<String> {
         if let Some(digest) = &known.digest {
             let name = self.program_name(digest);
             if self.find(&name).await?.is_some() {
@@ -62,7 +62,7 @@ impl Containers {
         Ok(name)
     }
 
-    /// The volume that holds the program. Filled once in a life, and again where somebody removed it.
+    /// The volume that contains the program. Filled once per process life, and again after a removal.
     pub(super) async fn program_volume(&self) -> Result<String> {
         let mut known = self.program.lock().await;
         let image = self.program_image(&mut known).await?;
@@ -72,7 +72,7 @@ impl Containers {
             match self.engine.inspect_volume(&name).await {
                 Ok(_) => return Ok(name),
                 Err(error) if is_gone(&error) => {}
-                Err(error) => return Err(engine_failed("looking for the program's volume")(error)),
+                Err(error) => return Err(engine_failed("finding the program's volume")(error)),
             }
         }
         known.filled = false;
@@ -85,7 +85,7 @@ impl Containers {
             ..VolumeCreateRequest::default()
         };
         let made = self.engine.create_volume(request).await;
-        made.map_err(engine_failed("making the program's volume"))?;
+        made.map_err(engine_failed("creating the program's volume"))?;
         let work = self.root.temporary()?;
         let context = work.path().join("context");
         self.pack(&context).await?;
@@ -108,7 +108,7 @@ impl Containers {
         Ok(name)
     }
 
-    /// Removes images and volumes of other versions of the program. Nothing is known before this life has made its own.
+    /// Removes images and volumes of other versions of the program, once this process life has created its own.
     pub(super) async fn sweep_programs(&self) -> Result<usize> {
         let Some(digest) = self.program.lock().await.digest.clone() else {
             return Ok(0);
@@ -138,12 +138,12 @@ impl Containers {
         Ok(removed)
     }
 
-    pub(super) fn helper(&self, image: String, volume: String) -> Helper {
+    pub(super) fn helper(&self, image: String, volume: String) -> HelperContainer {
         let labels = HashMap::from([
             (ROOT_LABEL.to_owned(), self.root.mark()),
-            (LIFE_LABEL.to_owned(), self.life.clone()),
+            (LIFE_LABEL.to_owned(), self.process_life.clone()),
         ]);
-        Helper::new(self.engine.clone(), image, volume, labels)
+        HelperContainer::new(self.engine.clone(), image, volume, labels)
     }
 
     /// Its tag says what is in it.
@@ -158,7 +158,7 @@ impl Containers {
     }
 }
 
-/// Writes the context of the program's image. Answers its digest.
+/// Writes the build context of the program's image. Returns its digest.
 fn pack_program(program: &Path, to: &Path) -> io::Result<String> {
     const DOCKERFILE: &[u8] = b"FROM scratch\nCOPY towpath settings.toml /\nCOPY empty /empty\n";
     let bytes = std::fs::read(program)?;
@@ -174,7 +174,7 @@ fn pack_program(program: &Path, to: &Path) -> io::Result<String> {
     tar.append_data(&mut folder, "empty/", io::empty())?;
     tar.into_inner()?.flush()?;
     let mut hash = Sha256::new();
-    // What stands beside it counts too.
+    // What is beside it counts too.
     hash.update(DOCKERFILE);
     hash.update(&bytes);
     Ok(hex::encode(hash.finalize()))

@@ -1,7 +1,7 @@
-//! Which images the users of a platform may name.
+//! Which images users may name.
 //!
-//! An engine finds an image that it has by its name or by the beginning of its id, whoever's it is. Those that are made
-//! here hold the sources of deployments, so neither their names nor ids are taken from a user.
+//! An engine resolves any of its images by name or id prefix, regardless of the owner. Images built here contain the
+//! sources of deployments, so users may name neither these nor ids.
 
 use towpath_domain::registry;
 use towpath_outbound::Guard;
@@ -10,14 +10,15 @@ use crate::error::{Error, Result};
 
 /// Ports of a registry that says none.
 const PORT: u16 = 443;
-/// What names of images that are made here begin with; twelve hexadecimal digits follow.
+/// The name prefix of images built here; twelve hexadecimal digits follow.
 const OWN: &str = "towpath-";
 
 const OWN_IMAGE: &str = "must not name an image that the platform built";
 
-/// Refuses what only the engine itself has: images of other deployments, and ids. The text follows the field's name.
+/// Refuses references to images that exist only at the engine: images of other deployments, and ids. The text follows
+/// the field's name.
 pub(super) fn check_local(image: &str) -> std::result::Result<(), String> {
-    // Docker Hub in full is Docker Hub, and so is what has no registry.
+    // Docker Hub may be written in full or omitted.
     let hub = ["docker.io/", "index.docker.io/"].iter();
     let name = hub.filter_map(|hub| image.strip_prefix(hub)).next().unwrap_or(image);
     let name = name.strip_prefix("library/").unwrap_or(name);
@@ -28,19 +29,19 @@ pub(super) fn check_local(image: &str) -> std::result::Result<(), String> {
     }
     // `sha256:…` reads like a repository with a tag.
     if repository == "sha256" || (is_hex(name) && name.len() > 1) {
-        return Err("must name an image, not the id that the engine gave it".to_owned());
+        return Err("must name an image, not an image id".to_owned());
     }
     Ok(())
 }
 
 /// The same for every image that lines of a Dockerfile name.
 pub(super) fn check_lines(lines: &[String]) -> std::result::Result<(), String> {
-    // The engine leaves these out, also within a line that goes on.
+    // The engine ignores these, also within a continued line.
     let kept = || {
         let physical = lines.iter().flat_map(|line| line.lines());
         physical.filter(|line| !line.trim_start().starts_with('#'))
     };
-    // Whatever stands between the letters and however lines go on, such a name has no place in a Dockerfile.
+    // Such a name must not occur in a Dockerfile, regardless of continuations and separators.
     let bare: String = kept().flat_map(str::chars).filter(|char| !is_dressing(*char)).collect();
     let mut own = bare.match_indices(OWN);
     if own.any(|(at, _)| {
@@ -49,8 +50,8 @@ pub(super) fn check_lines(lines: &[String]) -> std::result::Result<(), String> {
     }) {
         return Err(OWN_IMAGE.to_owned());
     }
-    // Ids are too short to be told from other words, so they are looked for where an image stands. Whether a line goes on
-    // depends on the engine: both readings have to be harmless.
+    // Ids are too short to be told from other words, so only image positions are checked. Whether a line continues
+    // depends on the engine: both readings must be harmless.
     let mut joined = String::new();
     for line in kept() {
         match line.trim_end().strip_suffix('\\') {
@@ -93,10 +94,8 @@ fn is_dressing(char: char) -> bool {
     char.is_whitespace() || ['\\', '`', '"', '\'', '[', ']'].contains(&char)
 }
 
-/// Judges the registry of an image as every address of a user. Docker Hub and the platform's own registry are open.
-///
-/// # Errors
-/// Why it is not asked.
+/// Checks the registry of an image like any user-supplied address. Docker Hub and the platform's own registry are
+/// allowed.
 pub(super) async fn check_registry(image: &str, own: &[String], guard: &Guard) -> Result<()> {
     if !registry::names_registry(image) {
         return Ok(());
@@ -109,7 +108,7 @@ pub(super) async fn check_registry(image: &str, own: &[String], guard: &Guard) -
         Some((name, port)) => {
             let port = port.parse().map_err(|_| {
                 Error::Refused(format!(
-                    "image_uri: the registry {host} has no port number behind its colon"
+                    "image_uri: the registry {host} has no port number after the colon"
                 ))
             })?;
             (name, port)
@@ -118,7 +117,7 @@ pub(super) async fn check_registry(image: &str, own: &[String], guard: &Guard) -
     };
     let judged = guard.resolve(name, port, false).await;
     judged.map(drop).map_err(|why| match why {
-        towpath_outbound::Refused::Unresolved { .. } => Error::Transient(format!("image_uri: {why}")),
+        towpath_outbound::AddressRefusal::Unresolved { .. } => Error::Transient(format!("image_uri: {why}")),
         why => Error::Refused(format!("image_uri: {why}")),
     })
 }
@@ -166,7 +165,7 @@ mod tests {
         assert!(refused(&["COPY --from=towpath-0123456789ab:00ff /deps /stolen"]));
         assert!(refused(&["COPY --from=towpath-01234\\", "56789ab:00ff /deps /stolen"]));
         assert!(refused(&["RUN --mount=type=bind,from=sha256:00ff cp -r / /x"]));
-        // Continued over a comment, behind a blank, in quotes, and not continued at all.
+        // Continued over a comment, after a space, in quotes, and not continued at all.
         assert!(refused(&[
             "COPY --from=\\",
             "# x",

@@ -1,4 +1,4 @@
-//! Volumes of deployments: whose they are, and how files get into one without a program of an image.
+//! Volumes of deployments: their ownership, and how files are copied into one without running an image's program.
 
 use std::collections::HashMap;
 
@@ -15,21 +15,21 @@ use super::container::{mount, remove};
 use super::{DATABASE_LABEL, engine_failed};
 use crate::error::{Error, Result};
 
-/// What removing a helper may take: an engine that is away does not answer.
+/// Time limit for removing a helper, for an unresponsive engine.
 const REMOVAL: Duration = Duration::from_secs(30);
 /// Where a helper has the volume.
 pub(super) const PLACE: &str = "/volume";
-/// As much of a volume is read: the heads of its folder and of what lies first in it.
+/// Bytes read of a volume: the headers of its folder and first entries.
 const HEAD: usize = 4096;
 
-/// A container that is made and never started: through it the engine reads and writes a volume.
+/// A container that is created but never started, to read and write a volume through the engine.
 #[derive(Debug)]
-pub(super) struct Helper {
+pub(super) struct HelperContainer {
     engine: bollard::Docker,
     body: ContainerCreateBody,
 }
 
-impl Helper {
+impl HelperContainer {
     pub(super) fn new(engine: bollard::Docker, image: String, volume: String, labels: HashMap<String, String>) -> Self {
         let body = ContainerCreateBody {
             image: Some(image),
@@ -51,7 +51,7 @@ impl Helper {
         Self { engine, body }
     }
 
-    /// Makes it, has `work` use it, and removes it, also where nobody waits for the answer any more.
+    /// Creates it, lets `work` use it, and removes it, even if the caller is gone.
     pub(super) async fn run<T, F>(self, work: impl FnOnce(bollard::Docker, String) -> F + Send + 'static) -> Result<T>
     where
         T: Send + 'static,
@@ -63,9 +63,9 @@ impl Helper {
             let options = CreateContainerOptionsBuilder::new().name(&name).build();
             let done = match engine.create_container(Some(options), body).await {
                 Ok(_) => work(engine.clone(), name.clone()).await,
-                Err(error) => Err(engine_failed("making a container")(error)),
+                Err(error) => Err(engine_failed("creating a container")(error)),
             };
-            // What is left where the engine is away goes when the platform starts again.
+            // If the engine is unavailable, the leftover is removed at the platform's next start.
             let _ = tokio::time::timeout(REMOVAL, remove(&engine, &name)).await;
             done
         });
@@ -103,23 +103,23 @@ impl User {
 pub(super) enum Owner {
     /// The one that uses it.
     User,
-    /// Root's, with files in it: one that an earlier version of the platform filled.
+    /// Owned by root, with files in it: filled by an earlier version of the platform.
     Root,
     /// Another's.
     Other,
 }
 
-/// The id of the database in a volume. One that was made before there were ids is known by when that was.
+/// The id of the database in a volume. Volumes from before ids are identified by their creation time.
 pub(super) fn database(mut volume: Volume) -> Option<String> {
     let made = volume.created_at.map(|at| format!("made {at}"));
     volume.labels.remove(DATABASE_LABEL).or(made)
 }
 
-/// Has a volume belong to the user, where nothing lies in it yet.
-pub(super) async fn own(helper: Helper, user: User) -> Result<Owner> {
+/// Has a volume belong to the user, where nothing is in it yet.
+pub(super) async fn own(helper: HelperContainer, user: User) -> Result<Owner> {
     helper
         .run(move |engine, id| async move {
-            let found = look(&engine, &id).await?;
+            let found = inspect_volume(&engine, &id).await?;
             let is_users = match &user {
                 User::Ids { uid, .. } => found.uid == *uid,
                 User::Named => found.mode & 0o002 != 0,
@@ -150,20 +150,20 @@ pub(super) async fn own(helper: Helper, user: User) -> Result<Owner> {
             let options = UploadToContainerOptionsBuilder::new().path("/").build();
             let body = bollard::body_full(packed.into());
             let sent = engine.upload_to_container(&id, Some(options), body).await;
-            sent.map_err(engine_failed("giving the database's volume to its user"))?;
+            sent.map_err(engine_failed("changing the owner of the database's volume"))?;
             Ok(Owner::User)
         })
         .await
 }
 
-pub(super) struct Found {
+pub(super) struct VolumeOwnership {
     pub(super) uid: u64,
     pub(super) gid: u64,
     pub(super) mode: u32,
     pub(super) is_empty: bool,
 }
 
-pub(super) async fn look(engine: &bollard::Docker, id: &str) -> Result<Found> {
+pub(super) async fn inspect_volume(engine: &bollard::Docker, id: &str) -> Result<VolumeOwnership> {
     let options = DownloadFromContainerOptionsBuilder::new().path(PLACE).build();
     let mut output = Box::pin(engine.download_from_container(id, Some(options)));
     let mut head = Vec::new();
@@ -171,18 +171,18 @@ pub(super) async fn look(engine: &bollard::Docker, id: &str) -> Result<Found> {
     while head.len() < HEAD
         && let Some(piece) = output.next().await
     {
-        head.extend_from_slice(&piece.map_err(engine_failed("looking at the database's volume"))?);
+        head.extend_from_slice(&piece.map_err(engine_failed("inspecting the database's volume"))?);
     }
     drop(output);
     let unreadable = || Error::io("reading the database's volume");
     let mut archive = tar::Archive::new(head.as_slice());
     let mut entries = archive.entries().map_err(unreadable())?;
     let folder = entries.next().transpose().map_err(unreadable())?;
-    let folder = folder.ok_or_else(|| Error::Refused("the engine does not say whose a volume is".to_owned()))?;
+    let folder = folder.ok_or_else(|| Error::Refused("the engine does not report the owner of a volume".to_owned()))?;
     let header = folder.header();
     let (uid, gid, mode) = (header.uid(), header.gid(), header.mode());
     drop(folder);
-    Ok(Found {
+    Ok(VolumeOwnership {
         uid: uid.map_err(unreadable())?,
         gid: gid.map_err(unreadable())?,
         mode: mode.map_err(unreadable())?,

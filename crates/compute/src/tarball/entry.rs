@@ -1,4 +1,4 @@
-//! What describes an entry of an archive in front of it: long names of GNU tar, and the records of pax.
+//! Metadata in front of archive entries: long names of GNU tar, and pax records.
 
 use std::ffi::OsStr;
 use std::io::{self, Read};
@@ -9,12 +9,12 @@ use tar::{Entry, EntryType, PaxExtensions};
 
 use crate::error;
 
-/// The most bytes that describe an entry. Names are much shorter; attributes of a file system are among the records.
+/// Size limit of an entry's metadata. Names are much shorter; pax records also contain file attributes.
 const LONGEST: u64 = 256 * 1024;
 
 /// What was said about the next entry.
 #[derive(Debug, Default)]
-pub(super) struct Described {
+pub(super) struct EntryHeaders {
     name: Option<Vec<u8>>,
     link: Option<Vec<u8>>,
     records: Option<Vec<u8>>,
@@ -22,7 +22,7 @@ pub(super) struct Described {
 
 /// Where an entry is to be, and where it leads if it is a link.
 #[derive(Debug)]
-pub(super) struct About {
+pub(super) struct EntryPaths {
     pub(super) path: PathBuf,
     pub(super) link: PathBuf,
 }
@@ -36,8 +36,8 @@ pub(super) enum Error {
     Unreadable(io::Error),
 }
 
-impl Described {
-    /// Whether the entry describes others, or the next one, which it is read for then.
+impl EntryHeaders {
+    /// Reads the entry if it is metadata for others or the next one, and returns whether it was.
     pub(super) fn take<R: Read>(&mut self, entry: &mut Entry<'_, R>) -> Result<bool, Error> {
         let place = match entry.header().entry_type() {
             EntryType::XGlobalHeader => return Ok(true),
@@ -51,7 +51,7 @@ impl Described {
             return refused("describes one entry twice");
         }
         if entry.size() > LONGEST {
-            return refused("describes an entry by more than 256 KB");
+            return refused("has more than 256 KB of metadata for one entry");
         }
         let mut text = Vec::new();
         entry.take(LONGEST).read_to_end(&mut text).map_err(Error::Unreadable)?;
@@ -60,7 +60,7 @@ impl Described {
     }
 
     /// What is known of the entry that was described.
-    pub(super) fn of<R: Read>(self, entry: &Entry<'_, R>) -> error::Result<About> {
+    pub(super) fn of<R: Read>(self, entry: &Entry<'_, R>) -> error::Result<EntryPaths> {
         let header = entry.header();
         let mut path = header.path_bytes().into_owned();
         let mut link = header.link_name_bytes().unwrap_or_default().into_owned();
@@ -72,10 +72,10 @@ impl Described {
                 b"linkpath" => link = record.value_bytes().to_vec(),
                 // Two readers would see two archives.
                 b"size" if record.value() != Ok(entry.size().to_string().as_str()) => {
-                    return Err(refused("says two sizes of one entry"));
+                    return Err(refused("has two sizes for one entry"));
                 }
                 key if key.starts_with(b"GNU.sparse.") => {
-                    return Err(refused("has a sparse file; pack it as a plain one"));
+                    return Err(refused("has a sparse file; pack it as a regular file"));
                 }
                 _ => {}
             }
@@ -86,7 +86,7 @@ impl Described {
             text.truncate(end);
             PathBuf::from(OsStr::from_bytes(&text))
         };
-        Ok(About {
+        Ok(EntryPaths {
             path: text(self.name, path),
             link: text(self.link, link),
         })

@@ -34,7 +34,7 @@ const fn link<'a>(path: &'a str, to: &'a str) -> Entry<'a> {
     }
 }
 
-/// An archive as nobody honest would write it: names are put into the header as they are.
+/// An archive as no one honest would write it: names are put into the header as they are.
 fn archive(entries: &[Entry<'_>]) -> Vec<u8> {
     let mut tar = Builder::new(GzEncoder::new(Vec::new(), Compression::fast()));
     for entry in entries {
@@ -201,22 +201,25 @@ fn nothing_grows_past_its_limits() {
     for (bytes, expected) in [
         (
             hole,
-            "the source archive has hole as a sparse file; pack it as a plain one",
+            "the source archive has hole as a sparse file; pack it as a regular file",
         ),
         (
             about(&sparse),
-            "the source archive has a sparse file; pack it as a plain one",
+            "the source archive has a sparse file; pack it as a regular file",
         ),
-        (about(&size), "the source archive says two sizes of one entry"),
+        (about(&size), "the source archive has two sizes for one entry"),
         (
             about(b"9 path"),
             "the source archive has a pax record that cannot be read",
         ),
         (
             about(&many),
-            "the source archive describes an entry by more than 256 KB",
+            "the source archive has more than 256 KB of metadata for one entry",
         ),
-        (name(&many), "the source archive describes an entry by more than 256 KB"),
+        (
+            name(&many),
+            "the source archive has more than 256 KB of metadata for one entry",
+        ),
         (
             name(long.as_bytes()),
             "the source archive has a path of more than 2048 bytes",

@@ -3,14 +3,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
-use towpath_compute::artifact::{self, Artifact, Built, Origin, Plan, Stage};
+use towpath_compute::artifact::{self, Artifact, BuiltArtifact, Origin, Plan, Stage};
 use towpath_compute::build::{Settings, build};
 use towpath_compute::tree::Limits;
 use towpath_compute::{Isolation, Log, Result};
 use towpath_domain::Secret;
 use towpath_domain::git::CommitSha;
 
-use crate::place::{Home, lines, path, write};
+use crate::fixture::{TestRoot, lines, path, write};
 
 const GRAPHS: &str = r#"{"graphs": {"agent": {"native": "echo"}}}"#;
 
@@ -27,7 +27,7 @@ fn plan(config: &str, install: Option<&str>, command: Option<&str>) -> Plan {
     }
 }
 
-fn fetched(home: &Home, plan: &Plan, files: &[(&str, &str)]) -> Artifact {
+fn fetched(home: &TestRoot, plan: &Plan, files: &[(&str, &str)]) -> Artifact {
     let artifact = Artifact::of(&home.root, &plan.key()).unwrap();
     artifact.begin().unwrap();
     for (path, text) in files {
@@ -37,11 +37,17 @@ fn fetched(home: &Home, plan: &Plan, files: &[(&str, &str)]) -> Artifact {
     artifact
 }
 
-async fn built(home: &Home, artifact: &Artifact, plan: &Plan, log: &Log) -> Result<Built> {
+async fn built(home: &TestRoot, artifact: &Artifact, plan: &Plan, log: &Log) -> Result<BuiltArtifact> {
     built_within(home, Limits::default(), artifact, plan, log).await
 }
 
-async fn built_within(home: &Home, tree: Limits, artifact: &Artifact, plan: &Plan, log: &Log) -> Result<Built> {
+async fn built_within(
+    home: &TestRoot,
+    tree: Limits,
+    artifact: &Artifact,
+    plan: &Plan,
+    log: &Log,
+) -> Result<BuiltArtifact> {
     let settings = Settings {
         path: path(),
         limit: Duration::from_secs(30),
@@ -55,7 +61,7 @@ async fn built_within(home: &Home, tree: Limits, artifact: &Artifact, plan: &Pla
 
 #[tokio::test]
 async fn commands_run_where_they_belong() {
-    let home = Home::new();
+    let home = TestRoot::new();
     let plan = plan(
         "app/langgraph.json",
         Some("touch installed"),
@@ -75,26 +81,26 @@ async fn commands_run_where_they_belong() {
 
 #[tokio::test]
 async fn what_a_build_does_not_do_is_said() {
-    let home = Home::new();
+    let home = TestRoot::new();
     let plan = plan("langgraph.json", None, None);
     let config = r#"{"graphs": {"agent": {"native": "echo"}}, "dockerfile_lines": ["RUN x"], "base_image": null,
                      "pip_installer": "pip"}"#;
     let artifact = fetched(&home, &plan, &[("langgraph.json", config)]);
     let (log, kept) = lines();
     built(&home, &artifact, &plan, &log).await.unwrap();
-    let said = "graph configuration: without effect where this deployment is built: pip_installer, dockerfile_lines";
+    let said = "graph configuration: ignored in this build: pip_installer, dockerfile_lines";
     let kept = kept.lock().unwrap();
     assert!(kept.iter().any(|line| line == said), "{kept:?}");
 }
 
 #[tokio::test]
 async fn a_build_that_fails_says_why_and_is_none() {
-    let home = Home::new();
+    let home = TestRoot::new();
     for (files, install, told) in [
         (
             vec![("langgraph.json", GRAPHS)],
             Some("ls no-such-file"),
-            "install_command `ls no-such-file` ended with exit code",
+            "install_command `ls no-such-file` exited with code",
         ),
         (
             vec![("langgraph.json", GRAPHS)],
@@ -137,7 +143,7 @@ async fn a_build_that_fails_says_why_and_is_none() {
         let log = Log::none();
         let failed = built(&home, &artifact, &plan, &log).await.unwrap_err();
         assert!(failed.to_string().starts_with(told), "{failed}");
-        assert!(!failed.may_pass(), "{failed}");
+        assert!(!failed.is_transient(), "{failed}");
         assert_ne!(artifact.stage(), Stage::Built, "{told}");
     }
 }
@@ -163,11 +169,11 @@ fn names_of_artifacts_say_what_they_are() {
 
 #[tokio::test]
 async fn what_nothing_needs_goes() {
-    let home = Home::new();
+    let home = TestRoot::new();
     let (keep, go) = (plan("langgraph.json", None, None), plan("x/langgraph.json", None, None));
     let kept = fetched(&home, &keep, &[("langgraph.json", GRAPHS)]);
     let gone = fetched(&home, &go, &[("x/langgraph.json", GRAPHS)]);
-    // Used just now: somebody may be about to start it.
+    // Used just now: a caller may be about to start it.
     assert_eq!(artifact::idle(&home.root, &[keep.key()], 1).unwrap(), [""; 0]);
     assert_eq!(artifact::idle(&home.root, &[keep.key()], 0).unwrap(), [go.key()]);
     gone.remove().unwrap();
@@ -179,20 +185,20 @@ async fn what_nothing_needs_goes() {
 /// A removal that breaks off at any moment leaves nothing that counts.
 #[tokio::test]
 async fn an_artifact_goes_in_one_step() {
-    let home = Home::new();
+    let home = TestRoot::new();
     let plan = plan("langgraph.json", None, None);
     let artifact = fetched(&home, &plan, &[("langgraph.json", GRAPHS)]);
     built(&home, &artifact, &plan, &Log::none()).await.unwrap();
-    let removal = artifact.withdraw().unwrap().expect("it is there");
+    let removal = artifact.begin_removal().unwrap().expect("it is there");
     assert_eq!(artifact.stage(), Stage::Absent);
     assert!(!artifact.source().exists(), "its files are still in their place");
     removal.finish().unwrap();
-    assert!(artifact.withdraw().unwrap().is_none());
+    assert!(artifact.begin_removal().unwrap().is_none());
 }
 
 #[tokio::test]
 async fn a_tree_that_a_failed_build_changed_is_fetched_again() {
-    let home = Home::new();
+    let home = TestRoot::new();
     let plan = plan("langgraph.json", Some("mkdir dist"), Some("ls no-such-file"));
     let artifact = fetched(&home, &plan, &[("langgraph.json", GRAPHS)]);
     built(&home, &artifact, &plan, &Log::none()).await.unwrap_err();
@@ -202,7 +208,7 @@ async fn a_tree_that_a_failed_build_changed_is_fetched_again() {
 
 #[tokio::test]
 async fn what_programs_keep_in_home_is_bounded_and_goes() {
-    let home = Home::new();
+    let home = TestRoot::new();
     let small = Limits {
         bytes: 1 << 20,
         ..Limits::default()
@@ -221,10 +227,10 @@ async fn what_programs_keep_in_home_is_bounded_and_goes() {
     assert_eq!(large.unwrap_err().to_string(), "it is larger than 1 MB");
 }
 
-/// Trouble of the machine, not of who deploys: it is tried again.
+/// Trouble of the machine, not of who deploys: it is retried.
 #[tokio::test]
 async fn a_build_leaves_room_on_the_disk() {
-    let home = Home::new();
+    let home = TestRoot::new();
     let full = Limits {
         free: u64::MAX,
         ..Limits::default()
@@ -233,7 +239,7 @@ async fn a_build_leaves_room_on_the_disk() {
     let artifact = fetched(&home, &plan, &[("langgraph.json", GRAPHS)]);
     let refused = built_within(&home, full, &artifact, &plan, &Log::none()).await;
     let refused = refused.unwrap_err();
-    assert!(refused.may_pass(), "{refused}");
+    assert!(refused.is_transient(), "{refused}");
     assert!(refused.to_string().contains("MB left"), "{refused}");
     assert!(artifact.is_fetched(), "nothing has changed it");
 }

@@ -8,18 +8,18 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use towpath_compute::artifact::{Artifact, Origin, Plan};
-use towpath_compute::docker::{Containers, Network, Pulled, Settings};
+use towpath_compute::docker::{Containers, Network, PulledImage, Settings};
 use towpath_compute::tree::Limits;
 use towpath_compute::{Backend, Error, Isolation, Launch, Log, build};
 use towpath_domain::git::CommitSha;
 use towpath_domain::{DeploymentId, RevisionId};
 
-use crate::engine::{Answer, Asked, Engine, agent};
-use crate::place::{Home, path, write};
+use crate::engine::{Answer, Engine, RecordedRequest, agent};
+use crate::fixture::{TestRoot, path, write};
 
 const URI: &str = "agent:1";
 
-fn settings(home: &Home, host: &str, network: Network) -> Settings {
+fn settings(home: &TestRoot, host: &str, network: Network) -> Settings {
     let program = home.folder.path().join("program");
     write(&program, "#!/bin/sh\n");
     Settings {
@@ -44,9 +44,9 @@ fn settings(home: &Home, host: &str, network: Network) -> Settings {
 
 /// A backend whose engine answers so, and as a healthy one where that says nothing.
 fn backend(
-    home: &Home,
+    home: &TestRoot,
     port: u16,
-    answer: impl Fn(&Asked, usize) -> Option<Answer> + Send + Sync + 'static,
+    answer: impl Fn(&RecordedRequest, usize) -> Option<Answer> + Send + Sync + 'static,
 ) -> (Engine, Backend) {
     let engine = Engine::start(home.folder.path().join("docker.sock"), move |asked, before| {
         answer(asked, before).unwrap_or_else(|| usual(asked, port))
@@ -56,7 +56,7 @@ fn backend(
     (engine, Backend::Docker(Box::new(containers)))
 }
 
-fn usual(asked: &Asked, port: u16) -> Answer {
+fn usual(asked: &RecordedRequest, port: u16) -> Answer {
     let what = asked.what.as_str();
     let absent = || Answer::Json(404, json!({"message": "no such thing"}));
     if what.starts_with("GET /images/") {
@@ -99,8 +99,8 @@ fn usual(asked: &Asked, port: u16) -> Answer {
     Answer::Json(204, Value::Null)
 }
 
-fn pulled() -> Pulled {
-    Pulled {
+fn pulled() -> PulledImage {
+    PulledImage {
         name: URI.to_owned(),
         id: "sha256:11".to_owned(),
         is_ours: false,
@@ -121,7 +121,7 @@ fn launch(key: &str) -> Launch {
 
 #[tokio::test]
 async fn a_container_has_a_network_of_its_own_and_no_rights() {
-    let (home, never, ready) = (Home::new(), CancellationToken::new(), CancellationToken::new());
+    let (home, never, ready) = (TestRoot::new(), CancellationToken::new(), CancellationToken::new());
     ready.cancel();
     let (engine, backend) = backend(&home, agent(ready).await, |_, _| None);
     let key = backend.record_image(&home.root, URI, &pulled()).await.unwrap();
@@ -143,7 +143,7 @@ async fn a_container_has_a_network_of_its_own_and_no_rights() {
 /// An engine takes a second network of the same name, and refuses containers that name either.
 #[tokio::test]
 async fn starts_at_once_make_one_network() {
-    let (home, never, ready) = (Home::new(), CancellationToken::new(), CancellationToken::new());
+    let (home, never, ready) = (TestRoot::new(), CancellationToken::new(), CancellationToken::new());
     ready.cancel();
     let made = AtomicBool::new(false);
     let (engine, backend) = backend(&home, agent(ready).await, move |asked, _| {
@@ -186,13 +186,13 @@ fn volume_of(uid: u64, files: &[&str]) -> Vec<u8> {
 
 #[tokio::test]
 async fn a_volume_belongs_to_whom_its_container_runs_as() {
-    // Nothing lies in the first, the second is an earlier version's, the third is right already.
+    // Nothing is in the first, the second is an earlier version's, the third is right already.
     for (uid, files, given, user) in [
         (0, &[][..], 1, "10001:10001"),
         (0, &["agent.db"][..], 0, "0:0"),
         (10001, &["agent.db"][..], 0, "10001:10001"),
     ] {
-        let (home, never, ready) = (Home::new(), CancellationToken::new(), CancellationToken::new());
+        let (home, never, ready) = (TestRoot::new(), CancellationToken::new(), CancellationToken::new());
         ready.cancel();
         let volume = volume_of(uid, files);
         let (engine, backend) = backend(&home, agent(ready).await, move |asked, _| {
@@ -224,7 +224,7 @@ async fn a_volume_belongs_to_whom_its_container_runs_as() {
 
 #[tokio::test]
 async fn a_container_outlives_the_connection_to_its_engine() {
-    let (home, never, ready) = (Home::new(), CancellationToken::new(), CancellationToken::new());
+    let (home, never, ready) = (TestRoot::new(), CancellationToken::new(), CancellationToken::new());
     let again = ready.clone();
     let (engine, backend) = backend(&home, agent(ready).await, move |asked, before| {
         if asked.what.starts_with("POST /containers/c/wait") {
@@ -246,7 +246,7 @@ async fn a_container_outlives_the_connection_to_its_engine() {
 
 #[tokio::test]
 async fn an_image_is_recorded_before_it_has_its_name() {
-    let home = Home::new();
+    let home = TestRoot::new();
     let (_engine, backend) = backend(&home, 1, |asked, _| {
         let tags = asked.what.starts_with("POST /images/sha256") && asked.what.contains("/tag");
         tags.then(|| Answer::Json(500, json!({"message": "busy"})))
@@ -259,7 +259,7 @@ async fn an_image_is_recorded_before_it_has_its_name() {
 
 #[tokio::test]
 async fn registries_of_the_inner_network_and_images_of_others_are_not_pulled() {
-    let (home, never) = (Home::new(), CancellationToken::new());
+    let (home, never) = (TestRoot::new(), CancellationToken::new());
     let (engine, backend) = backend(&home, 1, |_, _| None);
     for uri in [
         "169.254.169.254/a:1",
@@ -277,7 +277,7 @@ async fn registries_of_the_inner_network_and_images_of_others_are_not_pulled() {
 
 #[tokio::test]
 async fn a_deployment_that_is_removed_leaves_no_folder_and_no_network() {
-    let home = Home::new();
+    let home = TestRoot::new();
     let (engine, backend) = backend(&home, 1, |_, _| None);
     let deployment = DeploymentId::new();
     let folder = home.root.agent(deployment);
@@ -289,7 +289,7 @@ async fn a_deployment_that_is_removed_leaves_no_folder_and_no_network() {
 
 #[tokio::test]
 async fn the_programs_image_is_made_again_after_somebody_tidied_the_engine() {
-    let (home, never) = (Home::new(), CancellationToken::new());
+    let (home, never) = (TestRoot::new(), CancellationToken::new());
     let is_there = Arc::new(AtomicBool::new(false));
     let program = Arc::clone(&is_there);
     let (engine, backend) = backend(&home, 1, move |asked, _| {
@@ -338,7 +338,7 @@ async fn the_programs_image_is_made_again_after_somebody_tidied_the_engine() {
 
 #[tokio::test]
 async fn settings_that_do_not_go_together_are_refused() {
-    let home = Home::new();
+    let home = TestRoot::new();
     let host = settings(&home, "tcp://10.0.0.1:2375", Network::Host);
     let refused = Containers::new(host, home.root.clone()).unwrap_err();
     assert!(refused.to_string().contains("deployments.docker_network"), "{refused}");
@@ -357,7 +357,7 @@ async fn a_volume_is_known_by_its_label_or_by_when_it_was_made() {
         (200, json!({}), Some("made 2026-01-01")),
         (404, json!({}), None),
     ] {
-        let (home, deployment) = (Home::new(), DeploymentId::new());
+        let (home, deployment) = (TestRoot::new(), DeploymentId::new());
         let (engine, backend) = backend(&home, 1, move |asked, _| {
             let volume = json!({"Name": "v", "Driver": "local", "Mountpoint": "/", "Labels": labels, "Options": {}, "Scope": "local", "CreatedAt": "2026-01-01T00:00:00Z", "message": "no such volume"});
             asked

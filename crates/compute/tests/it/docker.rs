@@ -14,11 +14,11 @@ use tokio_util::sync::CancellationToken;
 use towpath_compute::artifact::{Artifact, Origin, Plan};
 use towpath_compute::docker::{Containers, Network, Settings};
 use towpath_compute::tree::Limits;
-use towpath_compute::{Backend, Error, Isolation, Launch, Log, State, build};
+use towpath_compute::{Backend, Error, Isolation, Launch, Log, RunningAgent, build};
 use towpath_domain::git::CommitSha;
 use towpath_domain::{DeploymentId, RevisionId, Secret};
 
-use crate::place::{Home, lines, path, write};
+use crate::fixture::{TestRoot, lines, path, write};
 
 const SOCKET: &str = "unix:///var/run/docker.sock";
 const BASE: &str = "towpath-test-base:latest";
@@ -39,13 +39,13 @@ wait
 "#;
 
 /// A root, and an engine that answers.
-struct Dock {
-    home: Home,
+struct DockerFixture {
+    home: TestRoot,
     engine: Docker,
     host: String,
 }
 
-impl Dock {
+impl DockerFixture {
     /// Nothing where no engine answers.
     async fn find() -> Option<Self> {
         #[expect(clippy::disallowed_methods, reason = "where the engine for tests is")]
@@ -67,7 +67,7 @@ impl Dock {
             return skip("this machine has no static busybox for a base image (Debian: busybox-static)");
         };
         let dock = Self {
-            home: Home::new(),
+            home: TestRoot::new(),
             engine,
             host,
         };
@@ -199,7 +199,7 @@ fn static_busybox() -> Option<PathBuf> {
 }
 
 /// Stands by and takes over.
-async fn replace(backend: &Backend, launch: &Launch, log: &Log) -> State {
+async fn replace(backend: &Backend, launch: &Launch, log: &Log) -> RunningAgent {
     let never = CancellationToken::new();
     let standby = backend.stand_by(launch, log, &never).await.unwrap();
     backend.replace(launch, standby, log, &never).await.unwrap()
@@ -229,7 +229,9 @@ async fn get_ok(address: &str) -> bool {
 
 #[tokio::test]
 async fn a_tree_becomes_an_image_that_serves_and_goes() {
-    let Some(dock) = Dock::find().await else { return };
+    let Some(dock) = DockerFixture::find().await else {
+        return;
+    };
     let (backend, never) = (dock.backend(Network::Bridge), CancellationToken::new());
     let (log, said) = lines();
     let config = r#"{"graphs": {"a": "./a.py:a"}, "dockerfile_lines": ["RUN echo a line of the author"]}"#;
@@ -284,7 +286,9 @@ async fn a_tree_becomes_an_image_that_serves_and_goes() {
 
 #[tokio::test]
 async fn a_build_that_fails_or_is_interrupted_leaves_nothing() {
-    let Some(dock) = Dock::find().await else { return };
+    let Some(dock) = DockerFixture::find().await else {
+        return;
+    };
     let backend = dock.backend(Network::Bridge);
     let (log, said) = lines();
     let broken = dock.fetched(
@@ -318,8 +322,12 @@ async fn a_build_that_fails_or_is_interrupted_leaves_nothing() {
 
 #[tokio::test]
 async fn what_an_earlier_life_left_is_removed_and_nothing_else() {
-    let Some(dock) = Dock::find().await else { return };
-    let Some(other) = Dock::find().await else { return };
+    let Some(dock) = DockerFixture::find().await else {
+        return;
+    };
+    let Some(other) = DockerFixture::find().await else {
+        return;
+    };
     let never = CancellationToken::new();
     let mut kept = Vec::new();
     for dock in [&dock, &other] {
@@ -333,14 +341,14 @@ async fn what_an_earlier_life_left_is_removed_and_nothing_else() {
         kept.push((backend, deployment, plan.key()));
     }
     // Its own are no orphans.
-    kept[0].0.begin().await.unwrap();
+    kept[0].0.end_leftovers().await.unwrap();
     assert_eq!(dock.containers().await.len(), 1);
     // As a process that was killed leaves them.
     let next = dock.backend(Network::Host);
-    next.begin().await.unwrap();
+    next.end_leftovers().await.unwrap();
     assert!(dock.containers().await.is_empty());
     assert_eq!(other.containers().await.len(), 1);
-    // Whoever held it hears of it.
+    // A caller that held it hears of it.
     tokio::time::timeout(Duration::from_secs(10), kept[0].0.ended())
         .await
         .unwrap();
@@ -355,7 +363,9 @@ async fn what_an_earlier_life_left_is_removed_and_nothing_else() {
 
 #[tokio::test]
 async fn an_image_is_started_as_its_author_made_it() {
-    let Some(dock) = Dock::find().await else { return };
+    let Some(dock) = DockerFixture::find().await else {
+        return;
+    };
     let (backend, never) = (dock.backend(Network::Bridge), CancellationToken::new());
     let (log, said) = lines();
     let gone = backend.pull("towpath-test-no-such-image:1", &[], &log, &never).await;
@@ -364,7 +374,7 @@ async fn an_image_is_started_as_its_author_made_it() {
     let pulled = backend.pull(BASE, &[], &log, &never).await.unwrap();
     assert!(!pulled.is_ours);
     let told = said.lock().unwrap().join("\n");
-    assert!(told.contains("the one that is here is used"), "{told}");
+    assert!(told.contains("using the local image"), "{told}");
     let key = backend.record_image(&dock.home.root, BASE, &pulled).await.unwrap();
     let artifact = Artifact::of(&dock.home.root, &key).unwrap();
     assert!(backend.has(&artifact).await.unwrap());

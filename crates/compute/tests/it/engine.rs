@@ -9,13 +9,12 @@ use tokio_util::sync::CancellationToken;
 
 /// What the engine was asked.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct RecordedRequest {
     /// Method and path with its query, without the version.
     pub what: String,
     pub body: Vec<u8>,
 }
 
-/// What it answers.
 pub enum Answer {
     Json(u16, serde_json::Value),
     Bytes(Vec<u8>),
@@ -25,21 +24,21 @@ pub enum Answer {
     Never,
 }
 
-type Asking = dyn Fn(&Asked, usize) -> Answer + Send + Sync;
+type AnswerFn = dyn Fn(&RecordedRequest, usize) -> Answer + Send + Sync;
 
 /// The engine, which is gone with this.
 pub struct Engine {
     pub socket: PathBuf,
-    asked: Arc<Mutex<Vec<Asked>>>,
+    asked: Arc<Mutex<Vec<RecordedRequest>>>,
     stop: CancellationToken,
 }
 
 impl Engine {
     /// `answer` is told how often the same was asked before.
-    pub fn start(socket: PathBuf, answer: impl Fn(&Asked, usize) -> Answer + Send + Sync + 'static) -> Self {
+    pub fn start(socket: PathBuf, answer: impl Fn(&RecordedRequest, usize) -> Answer + Send + Sync + 'static) -> Self {
         let listener = UnixListener::bind(&socket).unwrap();
-        let (asked, stop) = (Arc::<Mutex<Vec<Asked>>>::default(), CancellationToken::new());
-        let answer: Arc<Asking> = Arc::new(answer);
+        let (asked, stop) = (Arc::<Mutex<Vec<RecordedRequest>>>::default(), CancellationToken::new());
+        let answer: Arc<AnswerFn> = Arc::new(answer);
         let (kept, stopped) = (Arc::clone(&asked), stop.clone());
         tokio::spawn(async move {
             loop {
@@ -54,7 +53,7 @@ impl Engine {
     }
 
     /// Everything that it was asked and that begins so, in order.
-    pub fn asked(&self, beginning: &str) -> Vec<Asked> {
+    pub fn asked(&self, beginning: &str) -> Vec<RecordedRequest> {
         let asked = self.asked.lock().unwrap();
         asked
             .iter()
@@ -70,7 +69,7 @@ impl Drop for Engine {
     }
 }
 
-async fn serve(stream: UnixStream, asked: Arc<Mutex<Vec<Asked>>>, answer: Arc<Asking>) {
+async fn serve(stream: UnixStream, asked: Arc<Mutex<Vec<RecordedRequest>>>, answer: Arc<AnswerFn>) {
     let mut stream = BufReader::new(stream);
     let Some(one) = request(&mut stream).await else { return };
     let answered = {
@@ -109,7 +108,7 @@ async fn serve(stream: UnixStream, asked: Arc<Mutex<Vec<Asked>>>, answer: Arc<As
     }
 }
 
-async fn request(stream: &mut BufReader<UnixStream>) -> Option<Asked> {
+async fn request(stream: &mut BufReader<UnixStream>) -> Option<RecordedRequest> {
     let mut line = String::new();
     stream.read_line(&mut line).await.ok()?;
     let mut words = line.split_whitespace();
@@ -148,7 +147,7 @@ async fn request(stream: &mut BufReader<UnixStream>) -> Option<Asked> {
         body.resize(length, 0);
         stream.read_exact(&mut body).await.ok()?;
     }
-    Some(Asked { what, body })
+    Some(RecordedRequest { what, body })
 }
 
 /// An agent server that is healthy once `ready` is cancelled; where it listens.

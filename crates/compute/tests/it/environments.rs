@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
-use towpath_compute::artifact::{Artifact, Built, Origin, Plan};
+use towpath_compute::artifact::{Artifact, BuiltArtifact, Origin, Plan};
 use towpath_compute::process::{self, Processes};
 use towpath_compute::tree::Limits;
 use towpath_compute::{Backend, Error, Isolation, Launch, Log, build};
 use towpath_domain::git::CommitSha;
 use towpath_domain::{DeploymentId, RevisionId};
 
-use crate::place::{Home, lines, path, write};
+use crate::fixture::{TestRoot, lines, path, write};
 
 /// Stands in for `towpath`: makes an environment that cannot be written, named after the file `name` beside the graphs.
 const TOWPATH: &str = r#"#!/bin/sh
@@ -35,15 +35,15 @@ printf %s "$environment" > "$to"
 "#;
 const CODE: &str = r#"{"graphs": {"agent": "./agent.py:graph"}}"#;
 
-struct Place {
-    home: Home,
+struct EnvironmentFixture {
+    home: TestRoot,
     backend: Backend,
     hosts: PathBuf,
 }
 
-impl Place {
+impl EnvironmentFixture {
     fn new(program: &str) -> Self {
-        let home = Home::new();
+        let home = TestRoot::new();
         let towpath = home.folder.path().join("towpath");
         write(&towpath, program);
         fs::set_permissions(&towpath, fs::Permissions::from_mode(0o755)).unwrap();
@@ -79,7 +79,7 @@ impl Place {
         artifact.begin().unwrap();
         write(&artifact.source().join("langgraph.json"), config);
         write(&artifact.source().join("name"), environment);
-        let built = Built {
+        let built = BuiltArtifact {
             plan,
             variables: Vec::new(),
             image: None,
@@ -131,7 +131,7 @@ const LONG: Duration = Duration::from_secs(60);
 
 #[tokio::test]
 async fn an_environment_goes_with_the_last_artifact_that_needs_it() {
-    let place = Place::new(TOWPATH);
+    let place = EnvironmentFixture::new(TOWPATH);
     let (first, one) = place.artifact('a', CODE, "shared");
     let (second, other) = place.artifact('b', CODE, "shared");
     let (_third, third) = place.artifact('c', CODE, "own");
@@ -144,7 +144,7 @@ async fn an_environment_goes_with_the_last_artifact_that_needs_it() {
         "it is not in the log of the build"
     );
     assert_eq!(place.home.scratch(), 0);
-    // Of an agent server that is no deployment's.
+    // Of an agent server that is not a deployment's.
     write(&place.hosts.join("python-foreign/bin/python"), "");
     write(&place.hosts.join("python-foreign/.complete"), "");
 
@@ -166,7 +166,7 @@ async fn an_environment_goes_with_the_last_artifact_that_needs_it() {
 
 #[tokio::test]
 async fn an_environment_that_is_being_made_stays() {
-    let place = Place::new(TOWPATH);
+    let place = EnvironmentFixture::new(TOWPATH);
     let (artifact, key) = place.artifact('a', CODE, "one");
     place.prepare(&key, LONG, &Log::none()).await.unwrap();
     artifact.remove().unwrap();
@@ -183,18 +183,18 @@ async fn an_environment_that_is_being_made_stays() {
 
 #[tokio::test]
 async fn packages_have_the_time_of_a_build_and_graphs_without_code_none() {
-    let place = Place::new("#!/bin/sh\necho installing torch\nsleep 600\n");
+    let place = EnvironmentFixture::new("#!/bin/sh\necho installing torch\nsleep 600\n");
     let (_slow, key) = place.artifact('a', CODE, "one");
     let late = place.prepare(&key, Duration::from_millis(200), &Log::none()).await;
     assert!(matches!(late, Err(Error::TimedOut(_))), "{late:?}");
     let (_data, key) = place.artifact('b', r#"{"graphs": {"agent": {"native": "echo"}}}"#, "one");
     assert!(!place.prepare(&key, LONG, &Log::none()).await.unwrap());
 
-    let place = Place::new("#!/bin/sh\necho no such package >&2\nexit 1\n");
+    let place = EnvironmentFixture::new("#!/bin/sh\necho no such package >&2\nexit 1\n");
     let (artifact, key) = place.artifact('a', CODE, "one");
     let (log, said) = lines();
     let refused = place.prepare(&key, LONG, &log).await.unwrap_err();
-    assert_eq!(refused.to_string(), "preparing the graphs ended with exit code 1");
+    assert_eq!(refused.to_string(), "preparing the graphs exited with code 1");
     assert!(said.lock().unwrap().contains(&"no such package".to_owned()));
     assert!(!artifact.environments().exists());
 }

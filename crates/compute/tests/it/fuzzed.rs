@@ -11,9 +11,9 @@ const SEEDS: [&[u8]; 4] = [
 ];
 
 /// Numbers that are the same in every run.
-struct Numbers(u64);
+struct Random(u64);
 
-impl Numbers {
+impl Random {
     /// One below `end`.
     fn below(&mut self, end: usize) -> usize {
         self.0 ^= self.0 << 13;
@@ -23,9 +23,9 @@ impl Numbers {
     }
 }
 
-/// Some bytes changed, doubled, left out or put in; and a header's sum made right again, without which all of it would be
-/// refused at once.
-fn changed(seed: &[u8], numbers: &mut Numbers) -> Vec<u8> {
+/// Some bytes changed, doubled, left out or put in; and a header's sum made right again, without which all of it would
+/// be refused at once.
+fn changed(seed: &[u8], numbers: &mut Random) -> Vec<u8> {
     let mut whole = seed.to_vec();
     for _ in 0..=numbers.below(3) {
         let at = numbers.below(whole.len());
@@ -52,7 +52,7 @@ fn changed(seed: &[u8], numbers: &mut Numbers) -> Vec<u8> {
 
 #[test]
 fn archives_that_are_almost_right_write_nothing_else() {
-    let mut numbers = Numbers(20_260_301);
+    let mut numbers = Random(20_260_301);
     for seed in SEEDS {
         bodies::tarball(seed);
         for _ in 0..250 {

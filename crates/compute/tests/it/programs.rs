@@ -11,7 +11,7 @@ use towpath_compute::program::Program;
 use towpath_compute::tree::Limits;
 use towpath_compute::{Error, Log, Root, orphans};
 
-use crate::place::{lines, path};
+use crate::fixture::{lines, path};
 
 /// The longest a test waits for a program.
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -24,18 +24,18 @@ fn shell(script: &str) -> Program {
 
 /// A pipe that programs and all they start hold open, as file 3: lines come from those that are at work, and its end
 /// says that none of them is left.
-struct Presence {
+struct AliveProbe {
     path: PathBuf,
     lines: mpsc::UnboundedReceiver<String>,
 }
 
-impl Presence {
+impl AliveProbe {
     fn new(folder: &Path) -> Self {
         let path = folder.join("presence");
         mkfifo(&path, Mode::S_IRWXU).unwrap();
         let (send, lines) = mpsc::unbounded_channel();
         let reads = path.clone();
-        // A thread that nobody waits for: opening a pipe waits for its first writer, reading for its last.
+        // A thread that no one waits for: opening a pipe waits for its first writer, reading for its last.
         std::thread::spawn(move || {
             for line in BufReader::new(File::open(reads).unwrap()).lines() {
                 let _ = send.send(line.unwrap());
@@ -65,7 +65,7 @@ impl Presence {
         assert_eq!(lines, expected);
     }
 
-    /// Waits until nobody is left.
+    /// Waits until no one is left.
     async fn gone(&mut self) {
         assert_eq!(self.next().await, None);
     }
@@ -94,7 +94,7 @@ async fn lines_come_as_they_are_written() {
 #[tokio::test]
 async fn who_is_stopped_is_stopped_with_all_it_started() {
     let folder = tempfile::tempdir().unwrap();
-    let mut presence = Presence::new(folder.path());
+    let mut presence = AliveProbe::new(folder.path());
     // One of its children leaves the process group, as daemons do.
     let script =
         presence.held_in("sh -c 'echo own >&3; exec sleep 600' & setsid sh -c 'echo other >&3; exec sleep 600' & wait");
@@ -110,7 +110,7 @@ async fn who_is_stopped_is_stopped_with_all_it_started() {
 #[tokio::test]
 async fn who_is_dropped_is_ended_too() {
     let folder = tempfile::tempdir().unwrap();
-    let mut presence = Presence::new(folder.path());
+    let mut presence = AliveProbe::new(folder.path());
     let script = presence.held_in("sh -c 'echo own >&3; exec sleep 600' & wait");
     let run = tokio::spawn(async move { shell(&script).run(&Log::none(), &CancellationToken::new()).await });
     presence.said(["own"]).await;
@@ -132,7 +132,9 @@ async fn time_and_size_are_bounded() {
         ..Limits::default()
     };
     let watched = async |text: &str, limits| {
-        let program = shell(text).within(folder.path()).watching([folder.path()], limits);
+        let program = shell(text)
+            .within(folder.path())
+            .with_size_limit([folder.path()], limits);
         program.run(&Log::none(), &CancellationToken::new()).await.unwrap_err()
     };
     let large = watched("head -c 4000000 /dev/zero > large; sleep 600", small).await;
@@ -160,15 +162,15 @@ async fn what_an_earlier_life_left_is_ended_at_the_start() {
     let root = Root::open(&place).unwrap();
     let second = Root::open(&place).unwrap_err();
     assert!(
-        second.to_string().contains("another process keeps deployments"),
+        second.to_string().contains("another process already runs deployments"),
         "{second}"
     );
     let mark = root.mark();
     std::fs::write(place.join("scratch/left"), "behind").unwrap();
     drop(root);
 
-    // As after a kill: nobody waits for it, and nobody ended it.
-    let mut presence = Presence::new(folder.path());
+    // As after a kill: no one waits for it, and no one ended it.
+    let mut presence = AliveProbe::new(folder.path());
     let mut orphan = std::process::Command::new("setsid")
         .args(["sh", "-c", &presence.held_in("echo orphan >&3; exec sleep 600")])
         .env(orphans::ROOT_MARK, mark)

@@ -10,11 +10,11 @@ use towpath_domain::Secret;
 use towpath_domain::git::{CommitSha, RepoRef, RepoUrl, TokenHost, Transport};
 use towpath_outbound::{Guard, Policy};
 
-use crate::place::{Home, Origin, lines, write};
+use crate::fixture::{TestRepository, TestRoot, lines, write};
 
 #[tokio::test]
 async fn branches_and_tags_become_trees() {
-    let home = Home::new();
+    let home = TestRoot::new();
     let origin = home.repository();
     let first = origin.git(&["rev-parse", "HEAD"]);
     origin.git(&["tag", "-a", "v1", "-m", "annotated"]);
@@ -47,7 +47,7 @@ async fn branches_and_tags_become_trees() {
 
 #[tokio::test]
 async fn a_commit_is_fetched_also_when_its_branch_went_on() {
-    let home = Home::new();
+    let home = TestRoot::new();
     let origin = home.repository();
     let first = origin.commit("a.txt", "1");
     origin.commit("a.txt", "2");
@@ -58,7 +58,7 @@ async fn a_commit_is_fetched_also_when_its_branch_went_on() {
 
 #[tokio::test]
 async fn only_transports_that_are_listed_are_used() {
-    let mut home = Home::new();
+    let mut home = TestRoot::new();
     let origin = home.repository();
     home.settings.transports.clear();
     for url in [
@@ -76,7 +76,7 @@ async fn only_transports_that_are_listed_are_used() {
 
 #[tokio::test]
 async fn addresses_inside_are_not_asked() {
-    let mut home = Home::new();
+    let mut home = TestRoot::new();
     home.settings.transports = vec![Transport::Http, Transport::Ssh];
     for url in [
         "https://127.0.0.1/x",
@@ -124,7 +124,7 @@ async fn ear() -> (u16, Arc<Mutex<Vec<String>>>) {
 
 #[tokio::test]
 async fn a_token_is_not_sent_over_plain_http_and_redirects_lead_nowhere() {
-    let mut home = Home::new();
+    let mut home = TestRoot::new();
     home.settings.transports = vec![Transport::Http];
     home.settings.guard = Guard::new(Policy::development());
     let (port, heard) = ear().await;
@@ -153,7 +153,7 @@ async fn a_token_is_not_sent_over_plain_http_and_redirects_lead_nowhere() {
 
 #[tokio::test]
 async fn hooks_filters_and_configuration_of_others_do_not_run() {
-    let home = Home::new();
+    let home = TestRoot::new();
     let origin = home.repository();
     let trap = home.folder.path().join("trapped");
     let command = format!("touch {}", trap.display());
@@ -187,7 +187,7 @@ async fn hooks_filters_and_configuration_of_others_do_not_run() {
 
 #[tokio::test]
 async fn a_submodule_is_left_out_and_named() {
-    let home = Home::new();
+    let home = TestRoot::new();
     let origin = home.repository();
     let sha = origin.git(&["rev-parse", "HEAD"]);
     origin.git(&["update-index", "--add", "--cacheinfo", &format!("160000,{sha},sub")]);
@@ -197,14 +197,14 @@ async fn a_submodule_is_left_out_and_named() {
     assert!(tree.join("langgraph.json").is_file());
     let kept = kept.lock().unwrap();
     assert!(
-        kept.iter().any(|line| line == "the submodule sub is left out"),
+        kept.iter().any(|line| line == "the submodule sub was skipped"),
         "{kept:?}"
     );
 }
 
 #[tokio::test]
 async fn links_stay_inside() {
-    let home = Home::new();
+    let home = TestRoot::new();
     let origin = home.repository();
     symlink("langgraph.json", origin.path.join("inside")).unwrap();
     symlink("nowhere", origin.path.join("dangling")).unwrap();
@@ -233,7 +233,7 @@ async fn links_stay_inside() {
 
 #[tokio::test]
 async fn trees_have_a_size() {
-    let mut home = Home::new();
+    let mut home = TestRoot::new();
     let origin = home.repository();
     // Small as a pack, large as a file.
     origin.commit("zeros", &"0".repeat(8 << 20));
@@ -248,7 +248,7 @@ async fn trees_have_a_size() {
 }
 
 /// Commits attributes without their taking effect on the files that are here.
-fn attributes(home: &Home, origin: &Origin, text: &str) {
+fn attributes(home: &TestRoot, origin: &TestRepository, text: &str) {
     let aside = home.folder.path().join("attributes");
     write(&aside, text);
     let blob = origin.git(&["hash-object", "-w", "--no-filters", aside.to_str().unwrap()]);
@@ -263,7 +263,7 @@ fn attributes(home: &Home, origin: &Origin, text: &str) {
 
 #[tokio::test]
 async fn files_are_written_as_they_are_kept() {
-    let mut home = Home::new();
+    let mut home = TestRoot::new();
     let origin = home.repository();
     // As their attributes have them, the first takes ten times its size, the others two and four times.
     let texts = [
@@ -285,7 +285,7 @@ async fn files_are_written_as_they_are_kept() {
 
 #[tokio::test]
 async fn attributes_have_a_size() {
-    let home = Home::new();
+    let home = TestRoot::new();
     let origin = home.repository();
     attributes(&home, &origin, &"a b\n".repeat(5 << 18));
     let refused = home.fetch(&origin, "main", &Log::none()).await.unwrap_err();
@@ -295,7 +295,7 @@ async fn attributes_have_a_size() {
 
 #[tokio::test]
 async fn folders_are_counted_with_the_files() {
-    let mut home = Home::new();
+    let mut home = TestRoot::new();
     let origin = home.repository();
     origin.commit("a/b/c/d/e/f/g/h/file", "");
     home.settings.tree.entries = 9;
@@ -307,7 +307,7 @@ async fn folders_are_counted_with_the_files() {
 
 #[tokio::test]
 async fn what_is_interrupted_leaves_nothing() {
-    let home = Home::new();
+    let home = TestRoot::new();
     let origin = home.repository();
     let url = RepoUrl::parse(&origin.url()).unwrap();
     let repository = Repository::new(&home.settings, &home.root, &url, None).unwrap();

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use serde_json::{Value, json};
 use tar::{EntryType, Header};
 use towpath_compute::Error;
-use towpath_compute::docker::{Ids, Placed, Restoring, Volumes};
+use towpath_compute::docker::{Ids, RestoreRef, VolumeMetadata, Volumes};
 use towpath_domain::DeploymentId;
 
-use crate::engine::{Answer, Asked, Engine};
-use crate::place::write;
+use crate::engine::{Answer, Engine, RecordedRequest};
+use crate::fixture::write;
 
 const OWNER: Ids = Ids { uid: 10001, gid: 10002 };
 
@@ -39,7 +39,7 @@ fn volume(labels: &Value) -> Answer {
     Answer::Json(200, volume)
 }
 
-fn usual(asked: &Asked, labels: &Value) -> Answer {
+fn usual(asked: &RecordedRequest, labels: &Value) -> Answer {
     let what = asked.what.as_str();
     if what.starts_with("GET /_ping") {
         return Answer::Json(200, json!("OK"));
@@ -74,7 +74,11 @@ fn usual(asked: &Asked, labels: &Value) -> Answer {
     Answer::Json(204, Value::Null)
 }
 
-fn start(folder: &Path, labels: Value, answer: impl Fn(&Asked) -> Option<Answer> + Send + Sync + 'static) -> Engine {
+fn start(
+    folder: &Path,
+    labels: Value,
+    answer: impl Fn(&RecordedRequest) -> Option<Answer> + Send + Sync + 'static,
+) -> Engine {
     Engine::start(folder.join("docker.sock"), move |asked, _| {
         answer(asked).unwrap_or_else(|| usual(asked, &labels))
     })
@@ -196,12 +200,12 @@ async fn a_volume_is_made_again_with_its_labels() {
         is_absent.then(|| Answer::Json(404, json!({"message": "no such volume"})))
     });
     let volumes = open(folder.path(), &engine).await;
-    let placed = Placed {
+    let placed = VolumeMetadata {
         labels: [("owner".to_owned(), "somebody".to_owned())].into(),
         files: OWNER,
-        ..Placed::default()
+        ..VolumeMetadata::default()
     };
-    let restoring = Restoring {
+    let restoring = RestoreRef {
         name: "one".to_owned(),
         is_repeated: false,
     };
@@ -246,7 +250,7 @@ async fn files_that_are_there_stay_unless_the_same_restore_put_them_there() {
     let volumes = open(folder.path(), &engine).await;
     let deployment = DeploymentId::new();
     for (name, is_repeated, is_free) in [("one", true, true), ("one", false, false), ("two", true, false)] {
-        let restoring = Restoring {
+        let restoring = RestoreRef {
             name: name.to_owned(),
             is_repeated,
         };

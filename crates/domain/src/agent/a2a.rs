@@ -1,20 +1,20 @@
 //! The Agent2Agent protocol: its tasks are runs, its contexts are threads.
 //!
-//! Two versions are spoken, 0.3 and 1.0. They say the same in other words: names of states and roles, shapes of parts, envelopes
-//! of events. [`Dialect`] decides how a value is written; values are read in either.
+//! Versions 0.3 and 1.0 are supported. They differ in names of states and roles, shapes of parts and envelopes of
+//! events. [`Dialect`] decides how a value is written; both are accepted when reading.
 
+mod error;
 mod events;
 mod message;
 mod outcome;
 mod part;
-mod refusal;
 mod task;
 
+pub use error::{A2aError, ErrorCode};
 pub use events::{artifact_update, status_update, task_event};
 pub use message::{Message, Role};
-pub use outcome::{Interrupt, Outcome, reply};
+pub use outcome::{Interrupt, Outcome, reply_parts};
 pub use part::{Part, Source};
-pub use refusal::{Code, Refusal};
 pub use task::{Task, TaskId, TaskState, history};
 
 use serde::{Deserialize, Serialize};

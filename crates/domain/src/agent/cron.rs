@@ -22,12 +22,10 @@ use chrono_tz::{TZ_VARIANTS, Tz};
 use crate::{Rejection, Timestamp};
 pub use pattern::pattern;
 
-/// A day that does not come within so many years never comes (29 February of a given weekday comes within 40).
+/// A date that does not come within so many years never comes (29 February on a given weekday comes within 40).
 const YEARS: i32 = 50;
-/// Longer texts are no schedule.
 pub const LONGEST: usize = 1024;
 
-/// When something recurs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
     minutes: u64,
@@ -54,7 +52,7 @@ struct Weekdays {
     any: bool,
 }
 
-/// Reads the name of a zone; nothing said means UTC.
+/// Reads the name of a time zone; `None` means UTC.
 ///
 /// # Errors
 /// `Invalid` naming `timezone`.
@@ -100,7 +98,6 @@ impl Schedule {
         best.map(|time| time.to_utc().into())
     }
 
-    /// The first instant after `after` among the wall times of `day`.
     fn first_of_day(&self, day: NaiveDate, after: &DateTime<Tz>) -> Option<DateTime<Tz>> {
         let zone = after.timezone();
         let mut best: Option<DateTime<Tz>> = None;
@@ -153,7 +150,7 @@ impl Weekdays {
     }
 }
 
-/// Whether the month ends within `days` days, this one included.
+/// Whether `day` is one of the last `days` days of its month.
 fn is_in_last_days(day: NaiveDate, days: u64) -> bool {
     day.checked_add_days(Days::new(days))
         .is_none_or(|later| later.month() != day.month())
@@ -168,7 +165,7 @@ fn first_of_next_month(day: NaiveDate) -> Option<NaiveDate> {
     NaiveDate::from_ymd_opt(year, month, 1)
 }
 
-/// The first instant after the gap in which `wall` lies. Gaps are of whole minutes, and a day at most.
+/// The first instant after the gap that contains `wall`. Gaps last whole minutes, at most a day.
 fn after_gap(zone: Tz, wall: NaiveDateTime) -> Option<DateTime<Tz>> {
     (1..=24 * 60).find_map(|minutes| {
         let later = wall.checked_add_signed(TimeDelta::minutes(minutes))?;
@@ -209,7 +206,7 @@ impl FromStr for Schedule {
         let months = MONTH.read(month).map_err(refuse)?;
         let mut days = days_of_month(day).map_err(refuse)?;
         let mut weekdays = weekdays(weekday).map_err(refuse)?;
-        // A range that names every day restricts nothing, unless the other field has to be able to add days to it.
+        // A range that names every day restricts nothing, unless the other field must be able to add days to it.
         days.any = is_star(day) || (days.days == DAY.all() && weekday.contains(['*', '?']));
         weekdays.any = is_star(weekday) || (weekdays.days == WEEKDAY.all() >> 1 && day.contains(['*', '?']));
         Ok(Self {
@@ -231,7 +228,7 @@ struct Field {
     name: &'static str,
     least: u32,
     most: u32,
-    /// The first stands for `least`.
+    /// The first one means `least`.
     words: &'static [&'static str],
 }
 
@@ -261,7 +258,7 @@ const MONTH: Field = Field {
         "JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC",
     ],
 };
-/// 7 is Sunday as well as 0.
+/// Both 0 and 7 are Sunday.
 const WEEKDAY: Field = Field {
     name: "day of week",
     least: 0,
@@ -274,7 +271,7 @@ impl Field {
         (self.least..=self.most).fold(0, |mask, bit| mask | 1 << bit)
     }
 
-    /// The largest value that is not another one's second name.
+    /// The largest value that is not an alias of another one.
     const fn top(&self) -> u32 {
         if self.most == 7 { 6 } else { self.most }
     }
@@ -283,9 +280,9 @@ impl Field {
         field.split(',').try_fold(0, |mask, part| Ok(mask | self.part(part)?))
     }
 
-    /// One part of a list, as bits.
+    /// One part of a list, as a bit mask.
     fn part(&self, part: &str) -> Result<u64, String> {
-        let broken = || format!("{part:?} in the field {}", self.name);
+        let broken = || format!("{part:?} in field {}", self.name);
         let (range, step) = match part.split_once('/') {
             Some((range, step)) => (range, Some(step.parse::<usize>().map_err(|_| broken())?)),
             None => (part, None),
@@ -353,7 +350,7 @@ fn weekdays(field: &str) -> Result<Weekdays, String> {
         any: false,
     };
     for part in field.split(',') {
-        let broken = || format!("{part:?} in the field {}", WEEKDAY.name);
+        let broken = || format!("{part:?} in field {}", WEEKDAY.name);
         if let Some((day, nth)) = part.split_once('#') {
             let nth = nth.parse::<usize>().ok().filter(|nth| (1..=5).contains(nth));
             found.nth[nth.ok_or_else(broken)? - 1] |= WEEKDAY.part(day)?;
@@ -494,7 +491,7 @@ mod tests {
             assert_eq!(refusal.field, "schedule", "{wrong}");
         }
         let refusal = "* 25 * * *".parse::<Schedule>().unwrap_err();
-        assert_eq!(refusal.message, "Invalid cron schedule: \"25\" in the field hour");
+        assert_eq!(refusal.message, "Invalid cron schedule: \"25\" in field hour");
         assert!(zone(Some("Europe/Berlim")).is_err());
         assert_eq!(zone(None).unwrap(), Tz::UTC);
     }

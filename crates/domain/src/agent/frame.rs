@@ -1,11 +1,12 @@
-//! A streamed event on its way from the worker that made it to whoever reads it, and in the log between them.
+//! A streamed event on its way from the worker that made it to the caller that reads it, and in the log between them.
 //!
 //! ```text
 //! <run, 32 hex digits, or -> <attempt> <number> <ms> <seq> <event>\n<data>
 //! ```
 //! `attempt` is the fence of the job that performs the run: it rises with every attempt. Frames of one attempt are
-//! numbered from 1 without gaps, so a reader sees when it missed some. Number 0 is outside of that order: events of
-//! the thread itself, its end, and the end of a run. In a log, frames stand behind each other, each after its length in bytes.
+//! numbered from 1 without gaps, so a reader sees when it missed some. Number 0 is outside of that order: events of the
+//! thread itself, its end, and the end of a run. In a log, frames stand behind each other, each after its length in
+//! bytes.
 
 use std::fmt::Write as _;
 
@@ -16,49 +17,44 @@ use super::state::RunStatus;
 use super::stream::EventId;
 use crate::RunId;
 
-/// The event that says a run is over; without a run, that the thread is gone. Readers never see it by this name: it is no
-/// event of the protocol.
+/// The name of the event that ends a run, or, without a run, reports that the thread was deleted. Internal: readers
+/// never see it.
 pub const END: &str = "";
 
-/// An event, borrowed from its text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame<'a> {
-    /// The run; absent for events of the thread itself.
     pub run: Option<RunId>,
     /// The fence of the attempt.
     pub attempt: i64,
-    /// Its number within the attempt, from 1; 0 when it is outside of that order.
+    /// The number within the attempt, from 1; 0 for events outside that order.
     pub number: i64,
-    /// Its id.
     pub id: EventId,
-    /// Its name; empty for the end of the run, see [`End`].
+    /// Empty for the end of a run, see [`END`].
     pub event: &'a str,
-    /// JSON without line breaks.
     pub data: &'a str,
 }
 
-/// What the end of a run carries.
+/// The data of the event that ends a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct End {
-    /// How it ended; absent when the run was rolled back or deleted.
+pub struct RunEnd {
+    /// Absent when the run was rolled back or deleted.
     pub status: Option<RunStatus>,
-    /// The fence of the attempt that streamed the last frame; 0 when that is not known. Who was ended by others may have
-    /// published more, which was never logged.
+    /// The fence of the attempt that streamed the last frame; 0 if unknown. If another process ended the run, its
+    /// worker may have published more frames than were logged.
     #[serde(default)]
     pub attempt: i64,
     /// The number of that frame.
     #[serde(default)]
     pub last: i64,
-    /// The final state, when its thread went with the run and so cannot be asked.
+    /// The final state, when the thread was deleted with the run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub values: Option<serde_json::Value>,
-    /// The error, when its thread went with the run.
+    /// The error, when the thread was deleted with the run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<serde_json::Value>,
 }
 
 impl<'a> Frame<'a> {
-    /// As text.
     #[must_use]
     pub fn encode(&self) -> String {
         let mut text = String::with_capacity(96 + self.event.len() + self.data.len());
@@ -74,14 +70,14 @@ impl<'a> Frame<'a> {
             )
         })
         .expect("writing to a String does not fail");
-        // A line break would end the name, here and on the wire.
+        // A line break would end the name.
         text.extend(self.event.chars().filter(|c| !matches!(c, '\r' | '\n')));
         text.push('\n');
         text.push_str(self.data);
         text
     }
 
-    /// From text; `None` when it is none, perhaps of a newer version.
+    /// `None` for invalid text, perhaps of a newer version.
     #[must_use]
     pub fn decode(text: &'a str) -> Option<Self> {
         let (head, data) = text.split_once('\n')?;
@@ -104,14 +100,13 @@ impl<'a> Frame<'a> {
         })
     }
 
-    /// Whether it says that its run is over, or that the thread is gone.
+    /// Whether the run is over or the thread was deleted.
     #[must_use]
     pub const fn is_end(&self) -> bool {
         self.event.is_empty()
     }
 }
 
-/// Adds a frame to a log.
 pub fn append(log: &mut String, frame: &str) {
     writeln!(log, "{}", frame.len()).expect("writing to a String does not fail");
     log.push_str(frame);
@@ -119,7 +114,7 @@ pub fn append(log: &mut String, frame: &str) {
 
 /// The frame that says a thread is gone.
 #[must_use]
-pub fn thread_gone(id: EventId) -> String {
+pub fn thread_deleted(id: EventId) -> String {
     Frame {
         run: None,
         attempt: 0,
@@ -131,9 +126,9 @@ pub fn thread_gone(id: EventId) -> String {
     .encode()
 }
 
-/// The first frame of a log and what follows it; `None` at the end, and where no frame can be read.
+/// The first frame of a log and the rest; `None` at the end and for unreadable data.
 #[must_use]
-pub fn first(log: &str) -> Option<(&str, &str)> {
+pub fn first_frame(log: &str) -> Option<(&str, &str)> {
     let (length, after) = log.split_once('\n')?;
     after.split_at_checked(length.parse().ok()?)
 }
@@ -142,7 +137,7 @@ pub fn first(log: &str) -> Option<(&str, &str)> {
 pub fn split(log: &str) -> impl Iterator<Item = &str> {
     let mut rest = log;
     std::iter::from_fn(move || {
-        let (frame, next) = first(rest)?;
+        let (frame, next) = first_frame(rest)?;
         rest = next;
         Some(frame)
     })

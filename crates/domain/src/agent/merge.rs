@@ -1,8 +1,7 @@
-//! How the configuration of a run comes together.
+//! How the configuration of a run is merged.
 
 use serde_json::{Map, Value};
 
-/// A JSON object.
 pub type Object = Map<String, Value>;
 
 /// Keys of `configurable`, and of a context, that only the server may set; those of clients are dropped.
@@ -31,8 +30,8 @@ pub const RESERVED_METADATA: [&str; 5] = [
     "counters_since_delta_snapshot",
 ];
 
-/// Drops keys of a `configurable` or of a context that only the server may set. The two mirror each other, so a key that
-/// is dropped from one alone comes back through the other.
+/// Drops keys of a `configurable` or a context that only the server may set. Both must be filtered: the two mirror each
+/// other.
 pub fn drop_reserved_configurable(object: &mut Object) {
     object.retain(|key, _| !RESERVED_CONFIGURABLE.contains(&key.as_str()));
 }
@@ -42,12 +41,12 @@ pub fn drop_reserved_metadata(metadata: &mut Object) {
     metadata.retain(|key, _| !RESERVED_METADATA.contains(&key.as_str()));
 }
 
-/// Key of `configurable` that marks a run whose events the thread-centric streaming protocol shows: its graph streams in every
-/// mode that the protocol has a channel for.
+/// Key of `configurable` that marks a run for the thread-centric streaming protocol: its graph streams in every mode
+/// that the protocol has a channel for.
 pub const EVENT_STREAMING: &str = "__event_streaming_v2";
 
-/// Keys of `configurable` that say where a run starts and how it streams. They hold for that run and not for the thread.
-pub const PLACE: [&str; 5] = [
+/// Keys of `configurable` that set where a run starts and how it streams. They are not kept with the thread.
+pub const RUN_ONLY_KEYS: [&str; 5] = [
     "checkpoint_id",
     "checkpoint_ns",
     "checkpoint_map",
@@ -55,40 +54,32 @@ pub const PLACE: [&str; 5] = [
     EVENT_STREAMING,
 ];
 
-/// What a run's configuration is made of, weakest first.
+/// The layers of a run's configuration, weakest first.
 #[derive(Clone, Copy, Debug)]
-pub struct Layers<'a> {
-    /// The assistant's `config`.
+pub struct ConfigLayers<'a> {
     pub assistant_config: &'a Object,
-    /// The assistant's `metadata`.
     pub assistant_metadata: &'a Object,
-    /// The thread's `config`.
     pub thread_config: &'a Object,
-    /// The thread's `metadata`.
     pub thread_metadata: &'a Object,
-    /// The request's `config`.
     pub config: &'a Object,
-    /// The request's `metadata`.
     pub metadata: &'a Object,
-    /// What the server knows better: `run_id`, `thread_id`, `graph_id`, `assistant_id`, `user_id`.
-    pub forced: &'a Object,
+    /// Set by the server: `run_id`, `thread_id`, `graph_id`, `assistant_id`, `user_id`.
+    pub server_values: &'a Object,
 }
 
-/// The configuration of a run, and what its thread keeps of it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Merged {
+pub struct MergedConfig {
     /// The run's `config`: `configurable`, `metadata` and whatever else the layers hold.
     pub config: Object,
-    /// The run's `metadata`.
     pub metadata: Object,
-    /// The thread's `config` from now on.
+    /// The new `config` of the thread.
     pub thread_config: Object,
 }
 
-/// Merges the layers: key by key, the later one wins; `configurable` and `metadata` are merged one level deeper. Reserved
-/// keys are dropped from every layer: clients write assistants and threads, too.
+/// Merges the layers key by key; later layers win. `configurable` and `metadata` are merged one level deeper. Reserved
+/// keys are dropped from every layer, because clients also write assistants and threads.
 #[must_use]
-pub fn merge(layers: Layers<'_>) -> Merged {
+pub fn merge(layers: ConfigLayers<'_>) -> MergedConfig {
     let part = |config: &Object, name: &str| match config.get(name) {
         Some(Value::Object(part)) => part.clone(),
         _ => Object::new(),
@@ -100,8 +91,8 @@ pub fn merge(layers: Layers<'_>) -> Merged {
     drop_reserved_configurable(&mut asked);
     let mut configurable = kept.clone();
     configurable.extend(asked.clone());
-    configurable.extend(layers.forced.clone());
-    asked.retain(|key, _| !PLACE.contains(&key.as_str()) && !layers.forced.contains_key(key));
+    configurable.extend(layers.server_values.clone());
+    asked.retain(|key, _| !RUN_ONLY_KEYS.contains(&key.as_str()) && !layers.server_values.contains_key(key));
     kept.extend(asked);
 
     let mut metadata = layers.assistant_metadata.clone();
@@ -109,10 +100,10 @@ pub fn merge(layers: Layers<'_>) -> Merged {
     metadata.extend(part(layers.config, "metadata"));
     metadata.extend(layers.metadata.clone());
     drop_reserved_metadata(&mut metadata);
-    if let Some(assistant) = layers.forced.get("assistant_id") {
+    if let Some(assistant) = layers.server_values.get("assistant_id") {
         metadata.insert("assistant_id".to_owned(), assistant.clone());
     }
-    if let Some(graph) = layers.forced.get("graph_id") {
+    if let Some(graph) = layers.server_values.get("graph_id") {
         metadata.entry("graph_id").or_insert_with(|| graph.clone());
     }
 
@@ -124,7 +115,7 @@ pub fn merge(layers: Layers<'_>) -> Merged {
     thread_config.insert("configurable".to_owned(), Value::Object(kept));
     config.insert("configurable".to_owned(), Value::Object(configurable));
     config.insert("metadata".to_owned(), Value::Object(metadata.clone()));
-    Merged {
+    MergedConfig {
         config,
         metadata,
         thread_config,
@@ -154,14 +145,14 @@ mod tests {
             "metadata": {"from": "config", "run_id": "mine"},
         }));
         let forced = object(json!({"run_id": "r", "thread_id": "t", "graph_id": "g", "assistant_id": "a"}));
-        let merged = merge(Layers {
+        let merged = merge(ConfigLayers {
             assistant_config: &assistant,
             assistant_metadata: &object(json!({"who": "assistant", "created_by": "system"})),
             thread_config: &thread,
             thread_metadata: &object(json!({"who": "thread"})),
             config: &config,
             metadata: &object(json!({"from": "request"})),
-            forced: &forced,
+            server_values: &forced,
         });
         assert_eq!(
             merged.config["configurable"],
@@ -181,7 +172,7 @@ mod tests {
         );
     }
 
-    /// Who may write an assistant or a thread must not speak for the server in runs of others.
+    /// A caller that may write an assistant or a thread must not set server values in other callers' runs.
     #[test]
     fn reserved_keys_are_dropped_from_every_layer() {
         let forged = || {
@@ -197,20 +188,20 @@ mod tests {
         };
         let nothing = Object::new();
         let forced = object(json!({"run_id": "r", "assistant_id": "a"}));
-        let none = Layers {
+        let none = ConfigLayers {
             assistant_config: &nothing,
             assistant_metadata: &nothing,
             thread_config: &nothing,
             thread_metadata: &nothing,
             config: &nothing,
             metadata: &nothing,
-            forced: &forced,
+            server_values: &forced,
         };
         let (config, metadata) = (forged(), metadata());
         for (layer, layers) in [
             (
                 "assistant",
-                Layers {
+                ConfigLayers {
                     assistant_config: &config,
                     assistant_metadata: &metadata,
                     ..none
@@ -218,7 +209,7 @@ mod tests {
             ),
             (
                 "thread",
-                Layers {
+                ConfigLayers {
                     thread_config: &config,
                     thread_metadata: &metadata,
                     ..none
@@ -226,7 +217,7 @@ mod tests {
             ),
             (
                 "request",
-                Layers {
+                ConfigLayers {
                     config: &config,
                     metadata: &metadata,
                     ..none

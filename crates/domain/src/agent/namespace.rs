@@ -1,10 +1,8 @@
-//! Where items lie: a path of labels.
+//! Namespaces of items: paths of labels.
 
 use crate::Rejection;
 
-/// Labels of a namespace in all.
 const MOST_LABELS: usize = 100;
-/// Characters of a label.
 const LONGEST_LABEL: usize = 1000;
 
 /// A namespace whose labels were checked. Stored joined by dots, which no label contains.
@@ -12,7 +10,7 @@ const LONGEST_LABEL: usize = 1000;
 pub struct Namespace(Vec<String>);
 
 impl Namespace {
-    /// Checks the labels of a whole namespace: at least one.
+    /// Checks a complete namespace, which has at least one label.
     ///
     /// # Errors
     /// `Invalid` naming `field`.
@@ -26,7 +24,7 @@ impl Namespace {
         Self::part(field, labels)
     }
 
-    /// Checks the labels of a prefix or suffix, which may have none.
+    /// Checks a prefix or suffix, which may be empty.
     ///
     /// # Errors
     /// `Invalid` naming `field`.
@@ -54,10 +52,7 @@ impl Namespace {
         Ok(Self(labels))
     }
 
-    /// Reads labels joined by dots, as query strings carry them.
-    ///
-    /// # Errors
-    /// As [`Namespace::new`].
+    /// Reads labels joined by dots, as query strings have them.
     pub fn from_dotted(field: &str, text: &str) -> Result<Self, Rejection> {
         let labels = if text.is_empty() {
             Vec::new()
@@ -67,20 +62,17 @@ impl Namespace {
         Self::new(field, labels)
     }
 
-    /// As it is stored.
     #[must_use]
     pub fn dotted(&self) -> String {
         self.0.join(".")
     }
 
-    /// The labels.
     #[must_use]
     pub fn labels(&self) -> &[String] {
         &self.0
     }
 }
 
-/// Labels of a stored namespace.
 #[must_use]
 pub fn split(dotted: &str) -> Vec<String> {
     dotted.split('.').map(str::to_owned).collect()

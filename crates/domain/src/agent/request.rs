@@ -1,4 +1,4 @@
-//! What a request for a run may ask, and what of it is kept with the run.
+//! Requests for runs, and what is stored of them.
 
 mod checks;
 
@@ -15,37 +15,35 @@ use crate::Rejection;
 
 use checks::{check_checkpoint, check_command, check_feedback_keys, check_webhook};
 
-/// The longest delay: a run is not a calendar.
 const LONGEST_DELAY: f64 = 10.0 * 365.0 * 86_400.0;
 
-/// A request for a run, of the right shape but not yet judged. Unknown fields are ignored: clients add them faster than
-/// servers.
+/// A request for a run, not validated yet. Unknown fields are ignored, because clients may be newer than the server.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct RunRequest {
     /// An assistant's id, or the name of a graph.
     pub assistant_id: String,
-    /// Anything; null goes on from the thread's state.
+    /// Any JSON; null continues from the thread's state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input: Option<Value>,
-    /// `{update, resume, goto}`; wins over `input`.
+    /// `{update, resume, goto}`; takes precedence over `input`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<Object>,
-    /// Merged over that of assistant and thread.
+    /// Merged over the metadata of assistant and thread.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<Object>,
     /// `{tags, recursion_limit, configurable, metadata}`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config: Option<Object>,
-    /// Static context of the graph; not together with `config.configurable`.
+    /// Static context of the graph; excludes `config.configurable`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context: Option<Object>,
-    /// Where to start.
+    /// Checkpoint to start from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<Object>,
-    /// Older form of the same.
+    /// Older form of `checkpoint`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_id: Option<String>,
-    /// Called once the run is over.
+    /// Called when the run is over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub webhook: Option<String>,
     /// Nodes to stop before.
@@ -54,19 +52,19 @@ pub struct RunRequest {
     /// Nodes to stop after.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interrupt_after: Option<Nodes>,
-    /// What is streamed; `values` unless said.
+    /// Defaults to `values`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stream_mode: Option<OneOrMany>,
     /// Whether events of subgraphs are streamed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stream_subgraphs: Option<bool>,
-    /// Whether events are kept, so that a reader can resume.
+    /// Whether events are stored, so that a reader can resume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stream_resumable: Option<bool>,
-    /// Under which names readers may judge the run.
+    /// Keys under which readers may give feedback on the run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub feedback_keys: Option<Vec<String>>,
-    /// What happens to runs of the thread that are not over.
+    /// What happens to unfinished runs of the thread.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multitask_strategy: Option<MultitaskStrategy>,
     /// What happens when the thread does not exist.
@@ -78,37 +76,36 @@ pub struct RunRequest {
     /// What becomes of the thread made for a stateless run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_completion: Option<OnCompletion>,
-    /// What happens when the caller that streams or waits goes away.
+    /// What happens when the client that streams or waits disconnects.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_disconnect: Option<OnDisconnect>,
     /// When checkpoints are written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub durability: Option<Durability>,
-    /// Older form of the same: false is `exit`.
+    /// Older form of `durability`: false means `exit`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_during: Option<bool>,
-    /// Where it is traced to.
+    /// Where traces of the run go.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "from_object")]
     pub langsmith_tracer: Option<TracerChoice>,
-    /// Whether a resume that answers no waiting interrupt fails, in place of being ignored.
+    /// Whether a resume that matches no waiting interrupt fails instead of being ignored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub strict_resume: Option<bool>,
 }
 
-/// Serde reads a struct also from a list of its values, which nobody means.
+/// Serde would also accept a list of values for a struct.
 fn from_object<'de, D: Deserializer<'de>, T: DeserializeOwned>(from: D) -> Result<Option<T>, D::Error> {
     let object = Option::<Object>::deserialize(from)?;
     let read = object.map(|object| serde_json::from_value(Value::Object(object)));
     read.transpose().map_err(D::Error::custom)
 }
 
-/// Where a run is traced to, in place of where its server traces to.
+/// Where traces of a run go, instead of the server's default.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TracerChoice {
-    /// The tracing project.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub project_name: Option<String>,
-    /// The example of a dataset that the run answers.
+    /// The example of a dataset that the run belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub example_id: Option<String>,
 }
@@ -117,51 +114,41 @@ pub struct TracerChoice {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Nodes {
-    /// `"*"`: every node; any other text is the name of one.
+    /// `"*"` means every node; other text is the name of one node.
     One(String),
-    /// These.
     Some(Vec<String>),
 }
 
-/// One text or several.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum OneOrMany {
-    /// One.
     One(String),
-    /// Several.
     Many(Vec<String>),
 }
 
-/// What a run on a thread that does not exist does.
+/// What happens if the thread of a run does not exist.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum IfNotExists {
-    /// Makes it.
     Create,
-    /// Is refused.
     #[default]
     Reject,
 }
 
-/// What becomes of the thread of a stateless run.
+/// What happens to the thread of a stateless run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnCompletion {
-    /// It goes with the run.
     #[default]
     Delete,
-    /// It stays, and can be looked up.
     Keep,
 }
 
-/// What becomes of a run whose reader goes away.
+/// What happens to a run whose reader disconnects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnDisconnect {
-    /// It is cancelled.
     Cancel,
-    /// It goes on.
     #[default]
     Continue,
 }
@@ -179,71 +166,55 @@ pub enum Durability {
     Exit,
 }
 
-/// What is kept with a run: its arguments, as the workers and the callers read them.
+/// The stored arguments of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Kwargs {
-    /// The input.
     pub input: Option<Value>,
-    /// The command.
     pub command: Option<Object>,
     /// The merged configuration.
     pub config: Object,
-    /// The context.
     pub context: Option<Object>,
-    /// What is streamed.
     pub stream_mode: Vec<StreamMode>,
-    /// Nodes to stop before.
     pub interrupt_before: Option<Nodes>,
-    /// Nodes to stop after.
     pub interrupt_after: Option<Nodes>,
-    /// Called once the run is over.
     pub webhook: Option<String>,
-    /// Under which names readers may judge the run.
     pub feedback_keys: Option<Vec<String>>,
-    /// The thread goes with the run.
+    /// The thread is deleted with the run.
     #[serde(default)]
     pub temporary: bool,
-    /// Events of subgraphs are streamed.
     #[serde(default)]
     pub subgraphs: bool,
-    /// Events are kept.
+    /// Events are stored.
     #[serde(default)]
     pub resumable: bool,
-    /// As the caller said it.
+    /// The value of the request.
     pub checkpoint_during: Option<bool>,
-    /// When checkpoints are written.
     #[serde(default)]
     pub durability: Durability,
-    /// Where it is traced to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub langsmith_tracer: Option<TracerChoice>,
-    /// A resume that answers no waiting interrupt fails.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub strict_resume: bool,
 }
 
-/// A request that may be recorded once its assistant and its thread are found.
+/// A validated request that can be recorded once its assistant and thread are found.
 #[derive(Clone, Debug)]
 pub struct AdmittedRun {
-    /// What is kept, its `config` not merged yet.
+    /// Stored arguments; `config` is not merged yet.
     pub kwargs: Kwargs,
-    /// The request's metadata.
     pub metadata: Object,
-    /// What happens to runs in the way.
     pub strategy: MultitaskStrategy,
-    /// Whether a missing thread is made.
     pub create_thread: bool,
-    /// Delay before it starts.
     pub after: Duration,
-    /// Whether it is cancelled when its reader goes away.
+    /// Whether the run is cancelled when its reader disconnects.
     pub cancel_on_disconnect: bool,
 }
 
 impl RunRequest {
-    /// Judges the request; `stateless` is one without a thread.
+    /// Validates the request; `stateless` means without a thread.
     ///
     /// # Errors
-    /// The first rule that is broken, naming its field.
+    /// The first violated rule, naming the field.
     pub fn admit(self, stateless: bool) -> Result<AdmittedRun, Rejection> {
         let mut config = self.config.unwrap_or_default();
         check_config(&mut config)?;
@@ -273,7 +244,7 @@ impl RunRequest {
                     "Cannot specify both configurable and context. Prefer setting context alone.",
                 ));
             }
-            // The two mirror each other, so that graphs written for either find what they look for.
+            // Graphs read either of the two, so both are set.
             Some(context) if !context.is_empty() => {
                 configurable = context.clone();
                 Some(context)
@@ -330,10 +301,7 @@ impl RunRequest {
     }
 }
 
-/// Checks the parts of a `config` whose shape is known, and writes whole numbers as such.
-///
-/// # Errors
-/// A rejection that names the part.
+/// Checks the known parts of a `config` and normalises whole numbers.
 pub fn check_config(config: &mut Object) -> Result<(), Rejection> {
     if let Some(limit) = config.get_mut("recursion_limit") {
         write_whole(limit);
@@ -357,9 +325,9 @@ pub fn check_config(config: &mut Object) -> Result<(), Rejection> {
     Ok(())
 }
 
-/// Writes a number such as `25.0`, which JSON calls an integer too, as one.
+/// Rewrites numbers such as `25.0`, which JSON Schema also calls integers, as integers.
 pub fn write_whole(number: &mut Value) {
-    // The ends of the range are what integers beyond it are read as.
+    // Numbers beyond the range of integers would be read as its ends.
     let fits = |float: f64| float.fract() == 0.0 && float.abs() < -(i64::MIN as f64);
     let float = number.as_f64().filter(|float| number.is_f64() && fits(*float));
     if let Some(whole) = float.and_then(|float| format!("{float:.0}").parse::<i64>().ok()) {
@@ -367,18 +335,11 @@ pub fn write_whole(number: &mut Value) {
     }
 }
 
-/// What can be said of an address that is to be called later, without resolving it; `field` is where it was given.
-///
-/// # Errors
-/// A rejection of the field.
+/// Checks an address that will be called later, without resolving it; `field` is its name.
 pub fn check_address(field: &str, address: &str) -> Result<(), Rejection> {
     check_webhook(address).map_err(|rejection| Rejection::invalid(field, rejection.message))
 }
 
-/// Checks the modes a request names; `values` when it names none.
-///
-/// # Errors
-/// A rejection of `stream_mode`.
 pub fn modes(asked: Option<OneOrMany>) -> Result<Vec<StreamMode>, Rejection> {
     let names = match asked {
         None => return Ok(vec![StreamMode::Values]),
@@ -412,7 +373,7 @@ fn delay(seconds: Option<f64>) -> Result<Duration, Rejection> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Why;
+    use crate::RejectionKind;
 
     fn request(body: Value) -> RunRequest {
         serde_json::from_value(body).unwrap()
@@ -456,7 +417,7 @@ mod tests {
         let run = admitted(json!({"assistant_id": "a", "config": {"configurable": {"user": "u"}}}));
         assert_eq!(Value::Object(run.kwargs.context.unwrap()), json!({"user": "u"}));
         let both = json!({"assistant_id": "a", "context": {"x": 1}, "config": {"configurable": {"user": "u"}}});
-        assert_eq!(request(both).admit(false).unwrap_err().why, Why::Rule);
+        assert_eq!(request(both).admit(false).unwrap_err().kind, RejectionKind::Rule);
     }
 
     #[test]
@@ -502,7 +463,7 @@ mod tests {
             let mut body = body;
             body["assistant_id"] = json!("a");
             let rejection = request(body).admit(stateless).unwrap_err();
-            (rejection.field, rejection.why)
+            (rejection.field, rejection.kind)
         };
         for (body, field) in [
             (json!({"stream_mode": "tools"}), "stream_mode"),
@@ -522,11 +483,11 @@ mod tests {
             (json!({"feedback_keys": ["good", ""]}), "feedback_keys"),
             (json!({"feedback_keys": vec!["good"; 101]}), "feedback_keys"),
         ] {
-            assert_eq!(refused(body, false), (field.to_owned(), Why::Invalid));
+            assert_eq!(refused(body, false), (field.to_owned(), RejectionKind::Invalid));
         }
         assert_eq!(
             refused(json!({"command": {"resume": 1}}), true),
-            ("command.resume".to_owned(), Why::Rule)
+            ("command.resume".to_owned(), RejectionKind::Rule)
         );
     }
 }

@@ -1,28 +1,26 @@
-//! Where runs and threads stand, and what a new run does to those that are in its way.
+//! States of runs and threads, and how a new run affects unfinished runs.
 
 use serde::{Deserialize, Serialize};
 
-/// Where a run stands. A rolled back run has no state: its row is deleted.
+/// The state of a run. A rolled back run has none: its row is deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, sqlx::Type)]
 #[serde(rename_all = "lowercase")]
 #[sqlx(type_name = "text", rename_all = "lowercase")]
 pub enum RunStatus {
-    /// Recorded; waits for its thread, its time, or a worker.
+    /// Waits for its thread, its start time, or a worker.
     Pending,
-    /// A worker performs it. Never stored: it is what the run's job says.
+    /// A worker performs it. Never stored: it follows from the job of the run.
     Running,
-    /// The graph ended, or stopped at an interrupt of its own.
+    /// The graph ended or stopped at an interrupt.
     Success,
-    /// The graph raised, or its attempts are spent.
+    /// The graph raised an error, or all attempts failed.
     Error,
-    /// It took longer than a run may.
     Timeout,
-    /// Somebody cancelled it.
+    /// A user cancelled it.
     Interrupted,
 }
 
 impl RunStatus {
-    /// As it stands in the database and in answers.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -35,49 +33,45 @@ impl RunStatus {
         }
     }
 
-    /// Whether the run is over.
     #[must_use]
     pub const fn is_final(self) -> bool {
         !matches!(self, Self::Pending | Self::Running)
     }
 }
 
-/// Where a thread stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, sqlx::Type)]
 #[serde(rename_all = "lowercase")]
 #[sqlx(type_name = "text", rename_all = "lowercase")]
 pub enum ThreadStatus {
-    /// Nothing is to be done.
     Idle,
-    /// A run of it is not over, be it delayed, queued or at work.
+    /// It has an unfinished run: delayed, queued or running.
     Busy,
     /// The last run stopped with steps left.
     Interrupted,
-    /// The last run ended badly.
+    /// The last run failed.
     Error,
 }
 
 impl ThreadStatus {
-    /// Of a thread whose last run left `steps_left`.
     #[must_use]
     pub const fn after(steps_left: bool) -> Self {
         if steps_left { Self::Interrupted } else { Self::Idle }
     }
 }
 
-/// What a new run does when its thread has runs that are not over.
+/// How a new run affects unfinished runs of its thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, sqlx::Type)]
 #[serde(rename_all = "lowercase")]
 #[sqlx(type_name = "text", rename_all = "lowercase")]
 pub enum MultitaskStrategy {
-    /// Waits its turn.
+    /// Wait for them.
     #[default]
     Enqueue,
-    /// Is refused.
+    /// Refuse the new run.
     Reject,
-    /// Stops them, keeping what they have done.
+    /// Stop them and keep their results.
     Interrupt,
-    /// Stops them and takes back what they have done.
+    /// Stop them and undo their results.
     Rollback,
 }
 
@@ -86,15 +80,15 @@ pub enum MultitaskStrategy {
 #[serde(rename_all = "lowercase")]
 #[sqlx(type_name = "text", rename_all = "lowercase")]
 pub enum CancelAction {
-    /// Keeps its checkpoints; the run stays, as interrupted.
+    /// Keep the run and its checkpoints, as interrupted.
     #[default]
     Interrupt,
-    /// Deletes its checkpoints and the run.
+    /// Delete the run and its checkpoints.
     Rollback,
 }
 
 impl CancelAction {
-    /// As clients write it; an unknown action is an interrupt.
+    /// An unknown action counts as an interrupt.
     #[must_use]
     pub fn parse(text: &str) -> Self {
         if text == "rollback" {
@@ -105,38 +99,33 @@ impl CancelAction {
     }
 }
 
-/// What becomes of the runs in the way of a new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum InTheWay {
-    /// They go first.
+pub enum RunConflictAction {
+    /// The new run waits for them.
     Wait,
-    /// The new run is refused.
-    Refuse,
+    Reject,
     /// They are cancelled so; the new run follows.
     Cancel(CancelAction),
 }
 
 impl MultitaskStrategy {
-    /// What happens to runs in flight.
     #[must_use]
-    pub const fn decide(self) -> InTheWay {
+    pub const fn decide(self) -> RunConflictAction {
         match self {
-            Self::Enqueue => InTheWay::Wait,
-            Self::Reject => InTheWay::Refuse,
-            Self::Interrupt => InTheWay::Cancel(CancelAction::Interrupt),
-            Self::Rollback => InTheWay::Cancel(CancelAction::Rollback),
+            Self::Enqueue => RunConflictAction::Wait,
+            Self::Reject => RunConflictAction::Reject,
+            Self::Interrupt => RunConflictAction::Cancel(CancelAction::Interrupt),
+            Self::Rollback => RunConflictAction::Cancel(CancelAction::Rollback),
         }
     }
 }
 
-/// What the sweep does with a thread whose time to live is over.
+/// What the sweep does with a thread whose time to live has expired.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, sqlx::Type)]
 #[serde(rename_all = "snake_case")]
 #[sqlx(type_name = "text", rename_all = "snake_case")]
 pub enum TtlStrategy {
-    /// Deletes it.
     #[default]
     Delete,
-    /// Deletes all but its latest checkpoint.
     KeepLatest,
 }

@@ -1,35 +1,32 @@
-//! What is streamed: modes, and the ids by which a reader resumes.
+//! Stream modes, and the ids from which a reader resumes.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A kind of chunk a run can stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum StreamMode {
-    /// The whole state after each step.
     Values,
-    /// Messages as they grow, accumulated.
+    /// Messages with their accumulated content.
     Messages,
     /// Pieces of messages with their metadata.
     MessagesTuple,
-    /// Starts and results of tasks.
     Tasks,
     /// Checkpoints as they are made.
     Checkpoints,
     /// What each node wrote.
     Updates,
-    /// Events in the manner of tracing callbacks.
+    /// Events like those of tracing callbacks.
     Events,
     /// Checkpoints and tasks in one.
     Debug,
-    /// Whatever the graph says.
+    /// Data that the graph writes itself.
     Custom,
 }
 
 impl StreamMode {
-    /// Every mode, in the order in which they are documented.
+    /// In the order of the documentation.
     pub const ALL: [Self; 9] = [
         Self::Values,
         Self::Messages,
@@ -42,7 +39,6 @@ impl StreamMode {
         Self::Custom,
     ];
 
-    /// As clients write it.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -58,14 +54,13 @@ impl StreamMode {
         }
     }
 
-    /// By the name clients write.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|mode| mode.as_str() == text)
     }
 
-    /// The mode an event belongs to, by its base name: `values|sub:…` belongs to `values`. `None` for events that are
-    /// no chunk of a mode: `metadata`, `error`, `feedback`.
+    /// The mode of an event, by its base name: `values|sub:…` belongs to `values`. `None` for events without a mode:
+    /// `metadata`, `error`, `feedback`.
     #[must_use]
     pub fn of_event(event: &str) -> Option<Self> {
         match event.split('|').next().unwrap_or_default() {
@@ -76,17 +71,16 @@ impl StreamMode {
     }
 }
 
-/// The id of a streamed event: Unix milliseconds and a number within them. Ids of one thread strictly increase.
+/// The id of a streamed event: Unix milliseconds and a sequence number. Ids of one thread strictly increase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EventId {
-    /// Unix milliseconds.
     pub ms: i64,
-    /// Counts events of the same millisecond from 0.
+    /// Counts events within the millisecond, from 0.
     pub seq: i64,
 }
 
 impl EventId {
-    /// The id that follows this one at `now_ms`: never smaller, whatever the clock does.
+    /// The next id at `now_ms`. It increases even if the clock goes back.
     #[must_use]
     pub const fn next(self, now_ms: i64) -> Self {
         if now_ms > self.ms {
@@ -116,19 +110,19 @@ impl fmt::Display for EventId {
     }
 }
 
-/// From where a reader wants events.
+/// The position from which a reader wants events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Since {
-    /// Only what comes from now on.
+pub enum EventStart {
+    /// Only new events.
     #[default]
     Now,
-    /// Everything that is kept.
+    /// All stored events.
     Beginning,
-    /// What follows this id.
+    /// Events after this id.
     After(EventId),
 }
 
-impl Since {
+impl EventStart {
     /// Reads `Last-Event-ID`: `-` or `-1` is the beginning, else `ms`, `ms-seq` or `ms-*`. `None` for anything else.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
@@ -142,9 +136,8 @@ impl Since {
         Some(Self::After(EventId { ms: digits(ms)?, seq }))
     }
 
-    /// Whether an event of this id is wanted.
     #[must_use]
-    pub fn wants(self, id: EventId) -> bool {
+    pub fn includes(self, id: EventId) -> bool {
         match self {
             Self::After(seen) => id > seen,
             Self::Now | Self::Beginning => true,
@@ -152,7 +145,7 @@ impl Since {
     }
 }
 
-/// `parse` of the standard library takes a sign too.
+/// The standard library's `parse` also accepts a sign.
 fn digits(text: &str) -> Option<i64> {
     text.bytes()
         .all(|byte| byte.is_ascii_digit())
@@ -189,14 +182,14 @@ mod tests {
 
     #[test]
     fn readers_say_from_where() {
-        let after = |ms, seq| Some(Since::After(EventId { ms, seq }));
-        assert_eq!(Since::parse("-1"), Some(Since::Beginning));
-        assert_eq!(Since::parse("-"), Some(Since::Beginning));
-        assert_eq!(Since::parse("17"), after(17, 0));
-        assert_eq!(Since::parse("17-3"), after(17, 3));
-        assert_eq!(Since::parse("17-*"), after(17, i64::MAX));
+        let after = |ms, seq| Some(EventStart::After(EventId { ms, seq }));
+        assert_eq!(EventStart::parse("-1"), Some(EventStart::Beginning));
+        assert_eq!(EventStart::parse("-"), Some(EventStart::Beginning));
+        assert_eq!(EventStart::parse("17"), after(17, 0));
+        assert_eq!(EventStart::parse("17-3"), after(17, 3));
+        assert_eq!(EventStart::parse("17-*"), after(17, i64::MAX));
         for bad in ["", "x", "1-x", "1-2-3", "+1-2", "1--2"] {
-            assert_eq!(Since::parse(bad), None, "{bad}");
+            assert_eq!(EventStart::parse(bad), None, "{bad}");
         }
     }
 }

@@ -6,21 +6,21 @@ use serde_json::Value;
 
 use super::merge::Object;
 
-/// Whether metadata pass. An operator that nobody knows lets nothing pass; an empty filter lets everything pass.
+/// Whether metadata match. An unknown operator matches nothing; an empty filter matches everything.
 #[must_use]
-pub fn passes(filter: &Object, metadata: &Object) -> bool {
+pub fn matches(filter: &Object, metadata: &Object) -> bool {
     filter.iter().all(|(key, wanted)| match (key.as_str(), wanted) {
-        ("$and", Value::Array(all)) => all.iter().all(|filter| object_passes(filter, metadata)),
-        ("$or", Value::Array(any)) => any.iter().any(|filter| object_passes(filter, metadata)),
-        (key, wanted) => value_passes(wanted, metadata.get(key)),
+        ("$and", Value::Array(all)) => all.iter().all(|filter| object_matches(filter, metadata)),
+        ("$or", Value::Array(any)) => any.iter().any(|filter| object_matches(filter, metadata)),
+        (key, wanted) => value_matches(wanted, metadata.get(key)),
     })
 }
 
-fn object_passes(filter: &Value, metadata: &Object) -> bool {
-    filter.as_object().is_some_and(|filter| passes(filter, metadata))
+fn object_matches(filter: &Value, metadata: &Object) -> bool {
+    filter.as_object().is_some_and(|filter| matches(filter, metadata))
 }
 
-fn value_passes(wanted: &Value, found: Option<&Value>) -> bool {
+fn value_matches(wanted: &Value, found: Option<&Value>) -> bool {
     let operators = wanted
         .as_object()
         .filter(|wanted| wanted.keys().any(|key| key.starts_with('$')));
@@ -37,61 +37,59 @@ fn value_passes(wanted: &Value, found: Option<&Value>) -> bool {
     })
 }
 
-/// A filter as something metadata contain, for searches.
+/// A filter as a containment condition, for searches.
 #[derive(Debug, PartialEq)]
-pub enum Contained {
-    /// Rows whose metadata contain this.
-    All(Object),
-    /// No row can pass.
-    Nothing,
-    /// This cannot be searched for.
+pub enum MetadataFilter {
+    Contains(Object),
+    MatchesNothing,
+    /// The filter cannot be expressed as containment.
     Unsearchable(&'static str),
 }
 
-/// What has to be contained for the filter and for what was asked.
+/// Combines the filter with the metadata that the search asked for.
 #[must_use]
-pub fn contained(filter: &Object, asked: Object) -> Contained {
+pub fn metadata_filter(filter: &Object, asked: Object) -> MetadataFilter {
     let mut all = asked;
     for (key, wanted) in filter {
         match (key.as_str(), wanted) {
             ("$and", Value::Array(parts)) => {
                 for part in parts {
                     let Some(part) = part.as_object() else {
-                        return Contained::Nothing;
+                        return MetadataFilter::MatchesNothing;
                     };
-                    match contained(part, all) {
-                        Contained::All(more) => all = more,
+                    match metadata_filter(part, all) {
+                        MetadataFilter::Contains(more) => all = more,
                         other => return other,
                     }
                 }
             }
-            ("$or", _) => return Contained::Unsearchable("$or"),
+            ("$or", _) => return MetadataFilter::Unsearchable("$or"),
             (key, wanted) => {
-                for one in wanted_values(wanted) {
+                for one in required_values(wanted) {
                     let Some(one) = one else {
-                        return Contained::Unsearchable(
+                        return MetadataFilter::Unsearchable(
                             "an operator other than $eq and $contains, or equality with a list or an object",
                         );
                     };
                     if !add(&mut all, key, one) {
-                        return Contained::Nothing;
+                        return MetadataFilter::MatchesNothing;
                     }
                 }
             }
         }
     }
-    Contained::All(all)
+    MetadataFilter::Contains(all)
 }
 
-fn wanted_values(wanted: &Value) -> Vec<Option<Value>> {
+fn required_values(wanted: &Value) -> Vec<Option<Value>> {
     let operators = wanted
         .as_object()
         .filter(|wanted| wanted.keys().any(|key| key.starts_with('$')));
     let Some(operators) = operators else {
-        return vec![exactly(wanted)];
+        return vec![exact_value(wanted)];
     };
     let value = |(operator, value): (&String, &Value)| match (operator.as_str(), value) {
-        ("$eq", value) => exactly(value),
+        ("$eq", value) => exact_value(value),
         ("$contains", Value::Array(all)) => Some(Value::Array(all.clone())),
         ("$contains", one) => Some(Value::Array(vec![one.clone()])),
         _ => None,
@@ -99,12 +97,13 @@ fn wanted_values(wanted: &Value) -> Vec<Option<Value>> {
     operators.iter().map(value).collect()
 }
 
-/// What only an equal value contains. A list or an object is contained in larger ones, too, which [`passes`] does not let through.
-fn exactly(wanted: &Value) -> Option<Value> {
+/// A value that only an equal value contains. Lists and objects are also contained in larger ones, which [`matches`]
+/// does not accept.
+fn exact_value(wanted: &Value) -> Option<Value> {
     (!wanted.is_array() && !wanted.is_object()).then(|| wanted.clone())
 }
 
-/// False when one row cannot hold both.
+/// False when no row can satisfy both.
 fn add(all: &mut Object, key: &str, wanted: Value) -> bool {
     match (all.get_mut(key), wanted) {
         (None, wanted) => {
@@ -128,7 +127,7 @@ mod tests {
     fn map(value: Value) -> Object {
         match value {
             Value::Object(map) => map,
-            other => panic!("{other} is no object"),
+            other => panic!("{other} is not an object"),
         }
     }
 
@@ -150,11 +149,11 @@ mod tests {
             (json!({"owner": {"$like": "m%"}}), false),
             (json!({"missing": null}), false),
         ] {
-            assert_eq!(passes(&map(filter.clone()), &mine), expected, "{filter}");
+            assert_eq!(matches(&map(filter.clone()), &mine), expected, "{filter}");
         }
     }
 
-    /// A row with a longer list contains the wanted one, and is not let through by the filter.
+    /// A row with a longer list contains the wanted one but does not match the filter.
     #[test]
     fn equality_with_lists_and_objects_is_not_searched_for() {
         for wanted in [
@@ -165,11 +164,11 @@ mod tests {
         ] {
             let filter = map(json!({ "teams": wanted }));
             assert!(
-                matches!(contained(&filter, Object::new()), Contained::Unsearchable(_)),
+                matches!(metadata_filter(&filter, Object::new()), MetadataFilter::Unsearchable(_)),
                 "{filter:?}"
             );
         }
-        assert!(!passes(
+        assert!(!matches(
             &map(json!({"teams": ["a"]})),
             &map(json!({"teams": ["a", "b"]}))
         ));
@@ -177,16 +176,19 @@ mod tests {
 
     #[test]
     fn a_search_finds_only_what_passes() {
-        let all = |filter: Value, asked: Value| contained(&map(filter), map(asked));
+        let all = |filter: Value, asked: Value| metadata_filter(&map(filter), map(asked));
         assert_eq!(
             all(json!({"owner": "me"}), json!({"kind": "x"})),
-            Contained::All(map(json!({"owner": "me", "kind": "x"})))
+            MetadataFilter::Contains(map(json!({"owner": "me", "kind": "x"})))
         );
-        assert_eq!(all(json!({"owner": "me"}), json!({"owner": "you"})), Contained::Nothing);
+        assert_eq!(
+            all(json!({"owner": "me"}), json!({"owner": "you"})),
+            MetadataFilter::MatchesNothing
+        );
         assert_eq!(
             all(json!({"teams": {"$contains": "a"}}), json!({"teams": ["b"]})),
-            Contained::All(map(json!({"teams": ["b", "a"]})))
+            MetadataFilter::Contains(map(json!({"teams": ["b", "a"]})))
         );
-        assert_eq!(all(json!({"$or": []}), json!({})), Contained::Unsearchable("$or"));
+        assert_eq!(all(json!({"$or": []}), json!({})), MetadataFilter::Unsearchable("$or"));
     }
 }

@@ -1,23 +1,22 @@
-//! A push that a repository's host tells of.
+//! Push webhooks of a repository's host.
 
 use serde_json::Value;
 
-/// What a push webhook says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Push {
-    /// The branch, by its bare name.
+pub struct PushEvent {
+    /// The bare name of the branch.
     pub branch: String,
-    /// The commit the branch is at now.
+    /// The new head of the branch.
     pub commit: String,
-    /// The repository, under every address the message has for it.
+    /// The repository, by every address in the message.
     pub repo_keys: Vec<String>,
 }
 
-impl Push {
-    /// Reads GitHub's message. `None` for a tag, and for a branch that was made or deleted by it: only pushes to a branch
-    /// that is there make a revision.
+impl PushEvent {
+    /// Reads GitHub's message. `None` for tags and for created or deleted branches: only pushes to an existing branch
+    /// create a revision.
     #[must_use]
-    pub fn of_github(message: &Value) -> Option<Self> {
+    pub fn from_github(message: &Value) -> Option<Self> {
         let flag = |name: &str| message[name].as_bool().unwrap_or(false);
         if flag("created") || flag("deleted") {
             return None;
@@ -38,7 +37,7 @@ impl Push {
     }
 }
 
-/// What the addresses of one repository have in common: `host/owner/name` in lower case, without scheme, user, port and
+/// The canonical form of a repository's address: `host/owner/name` in lower case, without scheme, user, port and
 /// `.git`.
 #[must_use]
 pub fn repo_key(url: &str) -> Option<String> {
@@ -86,12 +85,12 @@ mod tests {
             json!({"ref": name, "after": "abc", "created": created, "deleted": deleted,
                    "repository": {"clone_url": "https://github.com/a/b.git", "html_url": "https://github.com/a/b"}})
         };
-        let push = Push::of_github(&message("refs/heads/feature/x", false, false)).unwrap();
+        let push = PushEvent::from_github(&message("refs/heads/feature/x", false, false)).unwrap();
         assert_eq!((push.branch.as_str(), push.commit.as_str()), ("feature/x", "abc"));
         assert_eq!(push.repo_keys, ["github.com/a/b"]);
-        assert_eq!(Push::of_github(&message("refs/heads/main", true, false)), None);
-        assert_eq!(Push::of_github(&message("refs/heads/main", false, true)), None);
-        assert_eq!(Push::of_github(&message("refs/tags/v1", false, false)), None);
-        assert_eq!(Push::of_github(&json!({"zen": "x"})), None);
+        assert_eq!(PushEvent::from_github(&message("refs/heads/main", true, false)), None);
+        assert_eq!(PushEvent::from_github(&message("refs/heads/main", false, true)), None);
+        assert_eq!(PushEvent::from_github(&message("refs/tags/v1", false, false)), None);
+        assert_eq!(PushEvent::from_github(&json!({"zen": "x"})), None);
     }
 }

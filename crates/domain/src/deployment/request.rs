@@ -1,4 +1,4 @@
-//! What may be asked of a deployment, by its source, and which changes make a revision.
+//! Rules for requests on deployments, and which changes create a revision.
 
 use super::{
     BUILT_IN_LISTENER, DeploymentType, EnvSecret, ListenerConfig, ResourceSpec, RevisionConfig, Source, SourceConfig,
@@ -7,41 +7,32 @@ use super::{
 use crate::git::{PlainCommand, RepoRef, RepoUrl, TreePath};
 use crate::{IntegrationId, ListenerId, Patch, Rejection, Scope};
 
-/// Longest name, in characters.
 const LONGEST_NAME: usize = 255;
-/// Longest reference of an image, in bytes.
 const LONGEST_IMAGE: usize = 1_024;
-/// Longest address of a deployment, in bytes.
 const LONGEST_URL: usize = 2_048;
-/// Scopes of a deployment's own key.
 const MOST_KEY_SCOPES: usize = 100;
 
-/// A deployment to be made.
+/// A request for a new deployment.
 #[derive(Clone, Debug)]
 pub struct DeploymentRequest {
-    /// Its name, also of its tracing project.
+    /// Also the name of its tracing project.
     pub name: String,
-    /// Where it comes from.
     pub source: Source,
-    /// What belongs to it.
     pub config: SourceConfig,
-    /// What its first revision is made from.
+    /// Configuration of the first revision.
     pub revision: RevisionConfig,
-    /// Secrets.
     pub secrets: Vec<EnvSecret>,
 }
 
-/// A revision to be recorded.
+/// A revision to record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RevisionRequest {
-    /// Where this revision comes from.
     pub source: Source,
-    /// What it is made from.
     pub config: RevisionConfig,
 }
 
 impl RevisionRequest {
-    /// Whether there is nothing to deploy yet: the client brings it later.
+    /// Whether there is nothing to deploy yet: the client uploads the content later.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.config.is_empty()
@@ -49,15 +40,11 @@ impl RevisionRequest {
 }
 
 impl DeploymentRequest {
-    /// Judges it; answers the first revision.
-    ///
-    /// # Errors
-    /// The first rule it breaks. Nothing is asked of the database: whether an integration, a listener or an archive is
-    /// there, is for later.
+    /// Validates the request and returns the first revision.
     pub fn admit(&mut self) -> Result<RevisionRequest, Rejection> {
         check_name(&self.name)?;
         if self.source == Source::Github {
-            // Read-only: the gateway's address stands in answers.
+            // Read-only: answers carry the gateway's address.
             self.config.custom_url = None;
         }
         check_config(self.source, &self.config)?;
@@ -74,9 +61,8 @@ impl DeploymentRequest {
     }
 }
 
-/// What a PATCH says about a [`SourceConfig`].
+/// The fields of a [`SourceConfig`] in a PATCH.
 #[derive(Clone, Debug, Default, PartialEq)]
-#[expect(missing_docs, reason = "the fields of `SourceConfig`")]
 pub struct ConfigChange {
     pub integration_id: Option<IntegrationId>,
     pub repo_url: Option<String>,
@@ -92,61 +78,53 @@ pub struct ConfigChange {
     pub own_auth: Patch<bool>,
 }
 
-/// A change of a deployment. Absent and null are told apart only where null clears something.
+/// A change of a deployment. Absent and null differ only where null clears a value.
 #[derive(Clone, Debug, Default)]
 pub struct DeploymentChange {
     /// Immutable.
     pub name: Option<String>,
     /// Immutable.
     pub source: Option<Source>,
-    /// What belongs to the deployment.
     pub config: ConfigChange,
-    /// What the revisions are made from; what is not null makes one.
+    /// A non-null field creates a revision.
     pub revision: RevisionConfig,
-    /// Replaces the list, and makes a revision.
+    /// Replaces the list and creates a revision.
     pub secrets: Option<Vec<EnvSecret>>,
-    /// Where this one revision comes from, of deployments whose content the client brings.
+    /// The source of this revision, for deployments whose content the client uploads.
     pub revision_source: Option<Source>,
 }
 
-/// The deployment a change is about, as it stands.
+/// The current state of the deployment to change.
 #[derive(Clone, Copy, Debug)]
-pub struct Standing<'a> {
-    /// Name.
+pub struct CurrentDeployment<'a> {
     pub name: &'a str,
-    /// Source.
     pub source: Source,
-    /// Configuration.
     pub config: &'a SourceConfig,
-    /// Source of the latest revision.
     pub latest_source: Source,
-    /// What the latest revision is made from.
     pub latest: &'a RevisionConfig,
 }
 
 impl DeploymentChange {
-    /// Whether it makes a revision: also when it says what is so already.
+    /// Whether it creates a revision, even if it changes nothing.
     #[must_use]
     pub fn makes_revision(&self) -> bool {
         !self.revision.is_empty()
             || self.secrets.is_some()
             || self.config.resource_spec.is_some()
-            // The key is the revision's.
+            // The key belongs to the revision.
             || self.config.key_scopes != Patch::Absent
     }
 
-    /// Judges it; answers the configuration afterwards, and the revision it makes. `anew` makes one in any case.
-    ///
-    /// # Errors
-    /// The first rule it breaks.
+    /// Validates the change; returns the new configuration and the revision it creates, if any. `anew` forces a
+    /// revision.
     pub fn admit(
         &self,
-        standing: Standing<'_>,
+        standing: CurrentDeployment<'_>,
         anew: bool,
     ) -> Result<(SourceConfig, Option<RevisionRequest>), Rejection> {
         immutable("name", standing.name, self.name.as_deref())?;
         immutable("source", &standing.source, self.source.as_ref())?;
-        let config = self.config.over(standing.source, standing.config)?;
+        let config = self.config.apply_to(standing.source, standing.config)?;
         check_config(standing.source, &config)?;
         let revision = self.revision(standing)?;
         check_revision(&revision, &config)?;
@@ -156,8 +134,7 @@ impl DeploymentChange {
         Ok((config, (anew || self.makes_revision()).then_some(revision)))
     }
 
-    /// The revision that would be next.
-    fn revision(&self, standing: Standing<'_>) -> Result<RevisionRequest, Rejection> {
+    fn revision(&self, standing: CurrentDeployment<'_>) -> Result<RevisionRequest, Rejection> {
         let source = self.revision_source.unwrap_or(standing.latest_source);
         let fits = source == standing.source || (source.is_internal() && standing.source.is_internal());
         if !fits {
@@ -168,7 +145,7 @@ impl DeploymentChange {
             );
             return Err(Rejection::rule("revision_source", text));
         }
-        // What an archive was made from says nothing of an image.
+        // The configuration of an archive does not apply to an image.
         let before = if source == standing.latest_source {
             standing.latest.clone()
         } else {
@@ -185,8 +162,7 @@ impl DeploymentChange {
 }
 
 impl ConfigChange {
-    /// `before` with this change.
-    fn over(&self, source: Source, before: &SourceConfig) -> Result<SourceConfig, Rejection> {
+    fn apply_to(&self, source: Source, before: &SourceConfig) -> Result<SourceConfig, Rejection> {
         let fixed = |name: &str| format!("source_config.{name}");
         let of = |value: Option<IntegrationId>| value.map(|id| id.to_string());
         immutable_text(
@@ -200,7 +176,7 @@ impl ConfigChange {
             before.deployment_type.map(DeploymentType::as_str),
             self.deployment_type.map(DeploymentType::as_str),
         )?;
-        // Who named no listener has the built-in one, and may say so.
+        // A request without a listener gets the built-in one, so naming it is no change.
         let listener = |id: Option<ListenerId>| id.filter(|id| *id != BUILT_IN_LISTENER).map(|id| id.to_string());
         if self.listener_id.is_some() && listener(self.listener_id) != listener(before.listener_id) {
             return Err(changed(&fixed("listener_id")));
@@ -257,14 +233,11 @@ fn immutable_text(field: &str, before: Option<&str>, sent: Option<&str>) -> Resu
     }
 }
 
-/// Judges the name of a deployment.
-///
-/// # Errors
-/// It is empty, too long, or has blanks around it or control characters in it.
 pub fn check_name(name: &str) -> Result<(), Rejection> {
     let fits = !name.is_empty() && name.chars().count() <= LONGEST_NAME && name.trim() == name;
     if !fits || name.chars().any(char::is_control) {
-        let text = format!("expected 1 to {LONGEST_NAME} characters, no blanks at either end, no control characters");
+        let text =
+            format!("expected 1 to {LONGEST_NAME} characters, no leading or trailing spaces, no control characters");
         return Err(Rejection::invalid("name", text));
     }
     Ok(())
@@ -281,7 +254,6 @@ fn foreign(field: &str, source: Source) -> Rejection {
     )
 }
 
-/// Judges what belongs to a deployment of this source.
 fn check_config(source: Source, config: &SourceConfig) -> Result<(), Rejection> {
     use Source as S;
     let given = [
@@ -342,7 +314,6 @@ fn check_config(source: Source, config: &SourceConfig) -> Result<(), Rejection> 
     check_key_scopes(config.key_scopes.as_deref().unwrap_or_default())
 }
 
-/// Judges what a deployment's own key is to be allowed.
 fn check_key_scopes(scopes: &[Scope]) -> Result<(), Rejection> {
     let fits = |scope: &Scope| {
         matches!(
@@ -353,7 +324,7 @@ fn check_key_scopes(scopes: &[Scope]) -> Result<(), Rejection> {
     match scopes.iter().find(|scope| !fits(scope)) {
         Some(scope) => {
             let text = format!(
-                "source_config.key_scopes cannot have {scope}: the key of a deployment may have traces:read, sandboxes, \
+                "source_config.key_scopes cannot contain {scope}: the key of a deployment supports traces:read, sandboxes, \
                  agents:invoke and agents:invoke:<deployment id>"
             );
             Err(Rejection::rule("source_config.key_scopes", text))
@@ -366,7 +337,7 @@ fn check_key_scopes(scopes: &[Scope]) -> Result<(), Rejection> {
     }
 }
 
-/// Judges what a revision is made from, and how that goes with the deployment's configuration.
+/// Checks the configuration of a revision, also against that of the deployment.
 fn check_revision(revision: &RevisionRequest, deployment: &SourceConfig) -> Result<(), Rejection> {
     let RevisionRequest { source, config } = revision;
     let at = |name: &str| format!("source_revision_config.{name}");
@@ -407,7 +378,7 @@ fn check_revision(revision: &RevisionRequest, deployment: &SourceConfig) -> Resu
     Ok(())
 }
 
-/// `[host[:port]/]path[:tag][@digest]`, by its letters; a registry judges the rest.
+/// Checks the syntax `[host[:port]/]path[:tag][@digest]`; the registry checks the rest.
 fn check_image(image: &str) -> Result<(), String> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-/:@+".contains(&byte);
     let begins = image.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());

@@ -1,4 +1,4 @@
-//! How much of a machine a deployment gets, and what goes with it.
+//! Resource requests of deployments.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,19 +9,18 @@ use serde_json::{Map, Value};
 use super::DeploymentType;
 use crate::Rejection;
 
-/// CPUs. A whole number is written without a fraction. As it was sent until [`ResourceSpec::filled`] takes it to a tenth:
-/// what is judged must not be rounded into its range.
+/// CPUs. Whole numbers are written without a fraction. Not rounded until [`ResourceSpec::with_defaults`], so that
+/// validation sees the sent value.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 pub struct Quantity(f64);
 
 impl Quantity {
-    /// To a tenth.
+    /// Rounds to a tenth.
     #[must_use]
     pub fn new(cpus: f64) -> Self {
         Self((cpus * 10.0).round() / 10.0)
     }
 
-    /// In CPUs.
     #[must_use]
     pub const fn get(self) -> f64 {
         self.0
@@ -72,11 +71,10 @@ fn whole<'de, D: Deserializer<'de>>(from: D) -> Result<Option<i64>, D::Error> {
 
 macro_rules! resource_spec {
     (cpus: $($cpu:ident)*; wholes: $($whole:ident)*;) => {
-        /// What a deployment asks for. Memory in MB, storage in GiB, CPU in CPUs. Kept and answered whole, also where
-        /// a backend cannot honour a part of it.
+        /// The resources of a deployment: memory in MB, storage in GiB, CPU in CPUs. Stored and returned in full, even
+        /// if a backend cannot apply a part of it.
         #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
         #[serde(default, deny_unknown_fields)]
-        #[expect(missing_docs, reason = "the names say it")]
         pub struct ResourceSpec {
             $(pub $cpu: Option<Quantity>,)*
             $(#[serde(deserialize_with = "whole")] pub $whole: Option<i64>,)*
@@ -91,12 +89,10 @@ macro_rules! resource_spec {
         }
 
         impl ResourceSpec {
-            /// Fields in CPUs.
             pub const CPUS: &[&str] = &[$(stringify!($cpu)),*];
-            /// Fields that are whole numbers.
             pub const WHOLES: &[&str] = &[$(stringify!($whole)),*];
 
-            /// Every number of CPUs to a tenth.
+            /// Rounds every number of CPUs to a tenth.
             fn round(&mut self) {
                 $(self.$cpu = self.$cpu.map(|cpus| Quantity::new(cpus.get()));)*
             }
@@ -121,15 +117,14 @@ resource_spec! {
         db_memory_mb db_memory_limit_mb db_storage_gi db_max_connections;
 }
 
-/// Something of that name in the same namespace.
+/// A reference to an object in the same namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LocalReference {
-    /// Its name.
     pub name: String,
 }
 
-/// A volume of a replica. What is in it is for the cluster to judge.
+/// A volume of a replica. The cluster validates its content.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Volume {
     /// A DNS label, unique in the replica.
@@ -140,7 +135,6 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// Sources there are.
     pub const SOURCES: [&'static str; 8] = [
         "configMap",
         "secret",
@@ -164,15 +158,11 @@ fn volume_sources<'de, D: Deserializer<'de>>(from: D) -> Result<BTreeMap<String,
         .collect())
 }
 
-/// Where a volume is seen.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct VolumeMount {
-    /// The volume.
     pub name: String,
-    /// The path it is seen at.
     pub mount_path: String,
-    /// A path inside the volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sub_path: Option<String>,
     /// As [`VolumeMount::sub_path`], with variables.
@@ -181,25 +171,23 @@ pub struct VolumeMount {
     /// How mounts propagate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mount_propagation: Option<String>,
-    /// Whether it cannot be written to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_only: Option<bool>,
 }
 
-/// A further container of a replica. What is in it beside name and image is for the cluster to judge.
+/// A further container of a replica. The cluster validates the fields other than name and image.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Container {
     /// A DNS label, unique in the replica.
     pub name: String,
-    /// Its image.
     pub image: String,
-    /// The rest, under the names in [`Container::FIELDS`].
+    /// Other fields, named in [`Container::FIELDS`].
     #[serde(flatten, deserialize_with = "container_fields")]
     pub rest: Map<String, Value>,
 }
 
 impl Container {
-    /// What a container may say beside its name and image.
+    /// Allowed fields besides name and image.
     pub const FIELDS: [&'static str; 10] = [
         "imagePullPolicy",
         "command",
@@ -232,11 +220,7 @@ fn is_label(name: &str) -> bool {
 }
 
 impl ResourceSpec {
-    /// Judges it as it was sent, with the defaults it leaves to others filled in.
-    ///
-    /// # Errors
-    /// A number out of its range or a name that is none is invalid; a limit below its request, or a name used twice,
-    /// breaks a rule. Fields are named below `field`.
+    /// Validates the request, with defaults filled in.
     pub fn check(&self, field: &str, of: Option<DeploymentType>) -> Result<(), Rejection> {
         let at = |name: &str| format!("{field}.{name}");
         for (name, value) in self.cpus() {
@@ -256,16 +240,16 @@ impl ResourceSpec {
             }
         }
         self.check_names(&at)?;
-        self.filled(of).check_pairs(&at)
+        self.with_defaults(of).check_pairs(&at)
     }
 
-    /// The most a field in CPUs may be; the least is a tenth.
+    /// The upper limit of a field in CPUs; the lower limit is 0.1.
     #[must_use]
     pub fn most_cpus(name: &str) -> f64 {
         if name.ends_with("_limit") { 16.0 } else { 8.0 }
     }
 
-    /// What a field that is a whole number may be.
+    /// The range of an integer field.
     #[must_use]
     pub fn range(name: &str) -> (i64, i64) {
         match name {
@@ -277,7 +261,7 @@ impl ResourceSpec {
         }
     }
 
-    /// A limit is not below its request, nor a maximum below its minimum.
+    /// A limit must not be less than its request, nor a maximum less than its minimum.
     fn check_pairs(&self, at: &dyn Fn(&str) -> String) -> Result<(), Rejection> {
         let cpus: BTreeMap<_, _> = self.cpus().into_iter().collect();
         let wholes: BTreeMap<_, _> = self.wholes().into_iter().collect();
@@ -322,7 +306,7 @@ impl ResourceSpec {
             if !volumes.insert(volume.name.as_str()) {
                 return Err(Rejection::rule(
                     at("volumes"),
-                    format!("the volume name {} is there twice", volume.name),
+                    format!("duplicate volume name {}", volume.name),
                 ));
             }
         }
@@ -342,7 +326,7 @@ impl ResourceSpec {
                 if !containers.insert(container.name.as_str()) {
                     return Err(Rejection::rule(
                         at(list),
-                        format!("the container name {} is there twice", container.name),
+                        format!("duplicate container name {}", container.name),
                     ));
                 }
             }
@@ -351,16 +335,16 @@ impl ResourceSpec {
             if !volumes.contains(mount.name.as_str()) {
                 return Err(Rejection::rule(
                     at("volume_mounts"),
-                    format!("volume_mounts.{index}.name: {} is none of the volumes", mount.name),
+                    format!("volume_mounts.{index}.name: {} is not one of the volumes", mount.name),
                 ));
             }
         }
         Ok(())
     }
 
-    /// The fields that ask for something, but for the one replica that there is in any case.
+    /// The fields that request something beyond the single default replica.
     #[must_use]
-    pub fn asked_for(&self) -> Vec<String> {
+    pub fn requested_settings(&self) -> Vec<String> {
         let Ok(Value::Object(fields)) = serde_json::to_value(self) else {
             return Vec::new();
         };
@@ -371,9 +355,9 @@ impl ResourceSpec {
         names
     }
 
-    /// With the defaults in the place of what was left out.
+    /// Fills in the defaults.
     #[must_use]
-    pub fn filled(&self, of: Option<DeploymentType>) -> Self {
+    pub fn with_defaults(&self, of: Option<DeploymentType>) -> Self {
         let (cpu, memory_mb, most) = match of {
             Some(DeploymentType::Prod) => (2.0, 2048, 10),
             _ => (1.0, 1024, 1),
@@ -413,7 +397,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::Why;
+    use crate::RejectionKind;
 
     fn spec(json: Value) -> ResourceSpec {
         serde_json::from_value(json).unwrap()
@@ -422,7 +406,8 @@ mod tests {
     #[test]
     fn what_is_left_out_is_filled_in() {
         let filled =
-            serde_json::to_value(spec(json!({"cpu": 1.5, "memory_mb": 2000, "max_scale": 4})).filled(None)).unwrap();
+            serde_json::to_value(spec(json!({"cpu": 1.5, "memory_mb": 2000, "max_scale": 4})).with_defaults(None))
+                .unwrap();
         let expected = json!({
             "cpu": 1.5, "cpu_limit": 3, "memory_mb": 2000, "memory_limit_mb": 4000, "min_scale": 1, "max_scale": 4,
             "queue_cpu": 1.5, "queue_cpu_limit": 3, "queue_memory_mb": 2000, "queue_memory_limit_mb": 4000,
@@ -432,12 +417,12 @@ mod tests {
             assert_eq!(&filled[name], value, "{name}");
         }
         assert_eq!(filled["db_cpu_limit"], Value::Null);
-        let prod = ResourceSpec::default().filled(Some(DeploymentType::Prod));
+        let prod = ResourceSpec::default().with_defaults(Some(DeploymentType::Prod));
         assert_eq!(
             (prod.cpu.unwrap().get(), prod.memory_mb, prod.max_scale),
             (2.0, Some(2048), Some(10))
         );
-        let database = spec(json!({"db_cpu": 0.5, "db_memory_mb": 100, "redis_memory_mb": 64})).filled(None);
+        let database = spec(json!({"db_cpu": 0.5, "db_memory_mb": 100, "redis_memory_mb": 64})).with_defaults(None);
         assert_eq!(database.db_cpu_limit, Some(Quantity::new(1.0)));
         assert_eq!(
             (database.db_memory_limit_mb, database.redis_memory_limit_mb),
@@ -448,54 +433,70 @@ mod tests {
     #[test]
     fn what_is_asked_for_has_a_name() {
         let asks = spec(json!({"cpu": 2, "min_scale": 1, "max_scale": 3, "labels": {}, "db_cpu": null}));
-        assert_eq!(asks.asked_for(), ["cpu", "labels", "max_scale"]);
-        assert_eq!(ResourceSpec::default().asked_for(), [""; 0]);
+        assert_eq!(asks.requested_settings(), ["cpu", "labels", "max_scale"]);
+        assert_eq!(ResourceSpec::default().requested_settings(), [""; 0]);
     }
 
     #[test]
     fn numbers_have_ranges_and_pairs() {
         for (sent, why, field) in [
-            (json!({"cpu": 0}), Why::Invalid, "r.cpu"),
-            (json!({"cpu": 8.1}), Why::Invalid, "r.cpu"),
-            (json!({"cpu": 8.04}), Why::Invalid, "r.cpu"),
-            (json!({"cpu": 0.06}), Why::Invalid, "r.cpu"),
-            (json!({"queue_cpu_limit": 16.1}), Why::Invalid, "r.queue_cpu_limit"),
-            (json!({"memory_mb": 0}), Why::Invalid, "r.memory_mb"),
-            (json!({"max_scale": 0}), Why::Invalid, "r.max_scale"),
-            (json!({"min_scale": -1}), Why::Invalid, "r.min_scale"),
-            (json!({"cpu": 4, "cpu_limit": 2}), Why::Rule, "r.cpu_limit"),
-            (json!({"cpu_limit": 0.5}), Why::Rule, "r.cpu_limit"),
+            (json!({"cpu": 0}), RejectionKind::Invalid, "r.cpu"),
+            (json!({"cpu": 8.1}), RejectionKind::Invalid, "r.cpu"),
+            (json!({"cpu": 8.04}), RejectionKind::Invalid, "r.cpu"),
+            (json!({"cpu": 0.06}), RejectionKind::Invalid, "r.cpu"),
+            (
+                json!({"queue_cpu_limit": 16.1}),
+                RejectionKind::Invalid,
+                "r.queue_cpu_limit",
+            ),
+            (json!({"memory_mb": 0}), RejectionKind::Invalid, "r.memory_mb"),
+            (json!({"max_scale": 0}), RejectionKind::Invalid, "r.max_scale"),
+            (json!({"min_scale": -1}), RejectionKind::Invalid, "r.min_scale"),
+            (json!({"cpu": 4, "cpu_limit": 2}), RejectionKind::Rule, "r.cpu_limit"),
+            (json!({"cpu_limit": 0.5}), RejectionKind::Rule, "r.cpu_limit"),
             (
                 json!({"memory_mb": 100, "memory_limit_mb": 99}),
-                Why::Rule,
+                RejectionKind::Rule,
                 "r.memory_limit_mb",
             ),
-            (json!({"min_scale": 3, "max_scale": 2}), Why::Rule, "r.max_scale"),
+            (
+                json!({"min_scale": 3, "max_scale": 2}),
+                RejectionKind::Rule,
+                "r.max_scale",
+            ),
             (
                 json!({"queue_min_scale": 3, "queue_max_scale": 2}),
-                Why::Rule,
+                RejectionKind::Rule,
                 "r.queue_max_scale",
             ),
-            (json!({"db_cpu": 2, "db_cpu_limit": 1}), Why::Rule, "r.db_cpu_limit"),
-            (json!({"volumes": [{"name": "A"}]}), Why::Invalid, "r.volumes.0.name"),
+            (
+                json!({"db_cpu": 2, "db_cpu_limit": 1}),
+                RejectionKind::Rule,
+                "r.db_cpu_limit",
+            ),
+            (
+                json!({"volumes": [{"name": "A"}]}),
+                RejectionKind::Invalid,
+                "r.volumes.0.name",
+            ),
             (
                 json!({"volumes": [{"name": "a"}, {"name": "a"}]}),
-                Why::Rule,
+                RejectionKind::Rule,
                 "r.volumes",
             ),
             (
                 json!({"volume_mounts": [{"name": "a", "mountPath": "/a"}]}),
-                Why::Rule,
+                RejectionKind::Rule,
                 "r.volume_mounts",
             ),
             (
                 json!({"sidecars": [{"name": "a", "image": ""}]}),
-                Why::Invalid,
+                RejectionKind::Invalid,
                 "r.sidecars.0.image",
             ),
         ] {
             let refused = spec(sent.clone()).check("r", None).unwrap_err();
-            assert_eq!((refused.why, refused.field.as_str()), (why, field), "{sent}");
+            assert_eq!((refused.kind, refused.field.as_str()), (why, field), "{sent}");
         }
         for fine in [
             json!({}),

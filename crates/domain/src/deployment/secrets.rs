@@ -1,4 +1,4 @@
-//! Secrets: environment variables of a deployment that are kept sealed and never shown.
+//! Secrets: environment variables of a deployment, stored sealed and never shown.
 
 use std::collections::HashSet;
 
@@ -6,16 +6,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Rejection, Secret};
 
-/// What answers show in the place of a secret's value. Sent back, it keeps the value that is stored.
+/// The placeholder for a secret's value in answers. Sent back, it keeps the stored value.
 pub const MASK: &str = "********";
 
-/// Secrets one deployment may have.
 const MOST: usize = 1_000;
-/// Longest value of a secret in bytes: what an environment variable may have on Linux.
+/// In bytes; the limit of Linux for an environment variable.
 const LONGEST_VALUE: usize = 128 << 10;
 
-/// Names the platform sets itself, or that would change what the agent server is: those that `langgraph deploy` leaves
-/// out before it sends.
+/// Names that the platform sets itself or that would change the agent server; `langgraph deploy` does not send them.
 pub const RESERVED: [&str; 40] = [
     "LANGCHAIN_TRACING_V2",
     "LANGSMITH_TRACING_V2",
@@ -59,19 +57,13 @@ pub const RESERVED: [&str; 40] = [
     "LSD_DEPLOYMENT_TYPE",
 ];
 
-/// An environment variable of a deployment. Serialises with its value, so it is sealed before it is stored.
+/// An environment variable of a deployment. It serialises with its value, so it is sealed before it is stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EnvSecret {
-    /// Name of the variable.
     pub name: String,
-    /// Its value.
     pub value: Secret,
 }
 
-/// Judges a list of secrets.
-///
-/// # Errors
-/// A name that is no name of a variable, is there twice, or is reserved; a value that cannot be one.
 pub fn check_secrets(secrets: &[EnvSecret]) -> Result<(), Rejection> {
     if secrets.len() > MOST {
         return Err(Rejection::invalid("secrets", format!("at most {MOST} secrets")));
@@ -90,7 +82,7 @@ pub fn check_secrets(secrets: &[EnvSecret]) -> Result<(), Rejection> {
             return Err(Rejection::invalid(field("name"), text));
         }
         if !names.insert(name) {
-            return Err(Rejection::invalid(field("name"), "the name is in the list twice"));
+            return Err(Rejection::invalid(field("name"), "duplicate name"));
         }
         if RESERVED.contains(&name) {
             return Err(Rejection::rule(
@@ -101,17 +93,14 @@ pub fn check_secrets(secrets: &[EnvSecret]) -> Result<(), Rejection> {
         if secret.value.reveal().contains('\0') || secret.value.reveal().len() > LONGEST_VALUE {
             return Err(Rejection::invalid(
                 field("value"),
-                format!("a value has at most {LONGEST_VALUE} bytes and no NUL character"),
+                format!("expected at most {LONGEST_VALUE} bytes and no NUL character"),
             ));
         }
     }
     Ok(())
 }
 
-/// The list to keep when `sent` replaces `stored`: a value that is the mask keeps the stored one.
-///
-/// # Errors
-/// The mask for a name that has no stored value.
+/// Replaces `stored` with `sent`; a masked value keeps the stored one.
 pub fn merge_secrets(sent: Vec<EnvSecret>, stored: &[EnvSecret]) -> Result<Vec<EnvSecret>, Rejection> {
     let merge = |secret: EnvSecret| {
         if secret.value.reveal() != MASK {
@@ -122,7 +111,7 @@ pub fn merge_secrets(sent: Vec<EnvSecret>, stored: &[EnvSecret]) -> Result<Vec<E
             Rejection::rule(
                 "secrets",
                 format!(
-                    "secrets: {} has the masked value, and no value is stored under that name",
+                    "secrets: {} has the masked value, but no value is stored under that name",
                     secret.name
                 ),
             )
@@ -134,7 +123,7 @@ pub fn merge_secrets(sent: Vec<EnvSecret>, stored: &[EnvSecret]) -> Result<Vec<E
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Why;
+    use crate::RejectionKind;
 
     fn secret(name: &str, value: &str) -> EnvSecret {
         EnvSecret {
@@ -148,16 +137,19 @@ mod tests {
         assert!(check_secrets(&[secret("OPENAI_API_KEY", "a"), secret("_x1", "")]).is_ok());
         for wrong in ["", "1A", "A-B", "A B", "Ä", "A="] {
             assert_eq!(
-                check_secrets(&[secret(wrong, "a")]).unwrap_err().why,
-                Why::Invalid,
+                check_secrets(&[secret(wrong, "a")]).unwrap_err().kind,
+                RejectionKind::Invalid,
                 "{wrong}"
             );
         }
         let twice = check_secrets(&[secret("A", "1"), secret("A", "2")]).unwrap_err();
-        assert_eq!((twice.why, twice.field.as_str()), (Why::Invalid, "secrets.1.name"));
+        assert_eq!(
+            (twice.kind, twice.field.as_str()),
+            (RejectionKind::Invalid, "secrets.1.name")
+        );
         for name in RESERVED {
             let refused = check_secrets(&[secret(name, "a")]).unwrap_err();
-            assert_eq!(refused.why, Why::Rule);
+            assert_eq!(refused.kind, RejectionKind::Rule);
             assert!(refused.message.contains(name));
         }
     }
@@ -168,6 +160,6 @@ mod tests {
         let merged = merge_secrets(vec![secret("A", MASK), secret("C", "new")], &stored).unwrap();
         assert_eq!(merged, [secret("A", "old"), secret("C", "new")]);
         let refused = merge_secrets(vec![secret("D", MASK)], &stored).unwrap_err();
-        assert_eq!(refused.why, Why::Rule);
+        assert_eq!(refused.kind, RejectionKind::Rule);
     }
 }

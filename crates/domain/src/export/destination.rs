@@ -1,10 +1,9 @@
-//! Where exports go: rules of their configuration.
+//! Rules for the configuration of export destinations.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{Rejection, Secret};
 
-/// Kinds of destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, sqlx::Type)]
 #[serde(rename_all = "lowercase")]
 #[sqlx(type_name = "text", rename_all = "lowercase")]
@@ -15,7 +14,6 @@ pub enum DestinationKind {
     File,
 }
 
-/// How the bucket is named in a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AddressingStyle {
@@ -24,58 +22,52 @@ pub enum AddressingStyle {
     Auto,
     /// In the host name.
     Virtual,
-    /// In the path.
     Path,
 }
 
-/// Finer settings of S3, named as the official clients name them.
+/// S3 settings, named as in the official clients.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct S3Options {
-    /// How the bucket is named in a request.
     #[serde(default)]
     pub addressing_style: AddressingStyle,
-    /// Whether the signature covers the body. Absent is where the endpoint speaks http.
+    /// Whether the signature covers the body. Default: only for http endpoints.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub payload_signing_enabled: Option<bool>,
 }
 
-/// The configuration of a destination: everything but secrets. Stored as JSON and shown in answers.
+/// The configuration of a destination without secrets. Stored as JSON and shown in answers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DestinationConfig {
-    /// Bucket; absent for a `file` destination.
+    /// Absent for a `file` destination.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bucket_name: Option<String>,
-    /// Below which everything is written.
+    /// Prefix of all keys.
     #[serde(default)]
     pub prefix: String,
-    /// Region; `us-east-1` when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub region: Option<String>,
-    /// Address of a store other than the native one.
+    /// Endpoint of an S3-compatible store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint_url: Option<String>,
     /// Whether keys begin with the bucket's name.
     #[serde(default)]
     pub include_bucket_in_prefix: bool,
-    /// Finer settings of S3.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config_kwargs_s3: Option<S3Options>,
 }
 
-/// Credentials of a destination. Sealed before they are stored; never in an answer.
+/// Credentials of a destination. Sealed before they are stored; never part of an answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Credentials {
-    /// Access key id.
     pub access_key_id: Secret,
-    /// Secret access key.
     pub secret_access_key: Secret,
-    /// Of temporary credentials.
+    /// For temporary credentials.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session_token: Option<Secret>,
 }
 
 impl Credentials {
-    /// The names of the keys that are set: what an answer may show of them.
+    /// Names of the keys that are set.
     #[must_use]
     pub fn keys(&self) -> Vec<&'static str> {
         let mut keys = vec!["access_key_id", "secret_access_key"];
@@ -83,10 +75,6 @@ impl Credentials {
         keys
     }
 
-    /// Judges their lengths.
-    ///
-    /// # Errors
-    /// The first field that is empty or too long.
     pub fn admit(&self) -> Result<(), Rejection> {
         let token = self.session_token.as_ref();
         for (name, secret, longest) in [
@@ -95,7 +83,7 @@ impl Credentials {
             ("session_token", token, 2048),
         ] {
             let Some(secret) = secret else { continue };
-            // They end up in headers.
+            // They become header values.
             let text = secret.reveal().as_bytes();
             if text.is_empty() || text.len() > longest || !text.iter().all(|byte| matches!(byte, 0x20..=0x7e)) {
                 return Err(Rejection::invalid(
@@ -108,24 +96,18 @@ impl Credentials {
     }
 }
 
-/// A request for a destination, of the right shape but not yet judged.
+/// A request for a destination, not validated yet.
 #[derive(Clone, Debug)]
 pub struct DestinationRequest {
-    /// Kind.
     pub kind: DestinationKind,
-    /// Name for people.
     pub display_name: String,
-    /// Configuration.
     pub config: DestinationConfig,
-    /// Credentials; absent means those of the environment.
+    /// Absent means the credentials of the environment.
     pub credentials: Option<Credentials>,
 }
 
 impl DestinationRequest {
-    /// Judges everything that needs no look outside.
-    ///
-    /// # Errors
-    /// The first rule that is broken, with its field.
+    /// Validates everything that needs no external call.
     pub fn admit(&self) -> Result<(), Rejection> {
         check_display_name(&self.display_name)?;
         check_prefix(&self.config.prefix)?;
@@ -153,7 +135,7 @@ impl DestinationRequest {
                     if set {
                         return Err(Rejection::rule(
                             field,
-                            format!("{field} does not go with a file destination"),
+                            format!("{field} is not allowed for a file destination"),
                         ));
                     }
                 }
@@ -163,10 +145,7 @@ impl DestinationRequest {
     }
 }
 
-/// Judges a prefix: relative, no step upwards, nothing a file system or a bucket reads differently.
-///
-/// # Errors
-/// A rejection of `config.prefix`.
+/// Validates a prefix: relative, without `..`, and unambiguous for file systems and buckets.
 pub fn check_prefix(prefix: &str) -> Result<(), Rejection> {
     let refuse = |why: &str| Err(Rejection::invalid("config.prefix", format!("prefix {why}")));
     if prefix.len() > 2048 {
@@ -198,7 +177,7 @@ fn check_display_name(name: &str) -> Result<(), Rejection> {
     if name.trim().is_empty() || name.chars().count() > 255 || !name.chars().all(fits) {
         return Err(Rejection::invalid(
             "display_name",
-            "display_name must have 1 to 255 characters out of letters, digits, -, _, blank and '",
+            "display_name must have 1 to 255 characters: letters, digits, -, _, space and '",
         ));
     }
     Ok(())
@@ -207,7 +186,7 @@ fn check_display_name(name: &str) -> Result<(), Rejection> {
 fn check_bucket(bucket: &str) -> Result<(), Rejection> {
     let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_');
     let edges = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
-    // A bucket may become part of a host name, so two dots in a row are out too.
+    // A bucket may become part of a host name, so consecutive dots are not allowed.
     let valid = (3..=63).contains(&bucket.len())
         && bucket.chars().all(fits)
         && edges(bucket.chars().next())
@@ -216,7 +195,7 @@ fn check_bucket(bucket: &str) -> Result<(), Rejection> {
     if !valid {
         return Err(Rejection::invalid(
             "config.bucket_name",
-            "bucket_name must have 3 to 63 characters out of letters, digits, -, _ and .",
+            "bucket_name must have 3 to 63 characters: letters, digits, -, _ and .",
         ));
     }
     Ok(())
@@ -244,7 +223,7 @@ fn check_region(region: Option<&str>) -> Result<(), Rejection> {
     match region {
         Some(region) if region.is_empty() || region.len() > 64 || !region.chars().all(fits) => Err(Rejection::invalid(
             "config.region",
-            "region must have 1 to 64 characters out of letters, digits, - and _",
+            "region must have 1 to 64 characters: letters, digits, - and _",
         )),
         _ => Ok(()),
     }

@@ -13,16 +13,13 @@ macro_rules! fields {
         )*}
 
         impl Field {
-            /// Every field, in order.
             pub const ALL: [Self; 29] = [$(Self::$variant),*];
 
-            /// Its name on the wire and in the file.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self {$(Self::$variant => $name),*}
             }
 
-            /// By its name.
             #[must_use]
             pub fn parse(name: &str) -> Option<Self> {
                 match name {
@@ -43,9 +40,8 @@ fields! {
     SessionId = "session_id",
     /// Id of the root of its trace.
     TraceId = "trace_id",
-    /// The run above it.
     ParentRunId = "parent_run_id",
-    /// All runs above it, root first.
+    /// Root first.
     ParentRunIds = "parent_run_ids",
     /// Dataset example it was made from.
     ReferenceExampleId = "reference_example_id",

@@ -7,13 +7,11 @@ use crate::{DestinationId, ProjectId, Rejection, Timestamp};
 /// A request for an export, of the right shape but not yet judged.
 #[derive(Clone, Debug)]
 pub struct ExportRequest {
-    /// Where to.
     pub destination: DestinationId,
-    /// Which tracing project.
     pub project: ProjectId,
     /// First moment to export.
     pub start_time: Timestamp,
-    /// First moment not to export.
+    /// Exclusive.
     pub end_time: Option<Timestamp>,
     /// Filter expression.
     pub filter: Option<String>,
@@ -31,25 +29,22 @@ pub struct ExportRequest {
 
 /// A request that may be recorded.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Admitted {
+pub struct AdmittedExport {
     /// What is exported, whatever the range.
-    pub content: Content,
+    pub spec: ExportSpec,
     /// First moment to export.
     pub start_time: Timestamp,
-    /// Where the range ends, or how it goes on.
-    pub ends: Ends,
+    /// Where the range ends, or how it continues.
+    pub end: ExportEnd,
 }
 
 /// What is exported and where to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Content {
-    /// Where to.
+pub struct ExportSpec {
     pub destination: DestinationId,
-    /// Which tracing project.
     pub project: ProjectId,
     /// Layout and column types.
     pub format_version: FormatVersion,
-    /// Compression.
     pub compression: Compression,
     /// The fields asked for, in the order of the columns; `None` is all of them.
     pub fields: Option<Vec<Field>>,
@@ -59,22 +54,16 @@ pub struct Content {
 
 /// The end of what was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ends {
+pub enum ExportEnd {
     /// One export, up to the first moment that is not exported.
     At(Timestamp),
     /// A schedule: one export for each so many hours, on and on.
-    Every {
-        /// 1 to 168.
-        hours: u32,
-    },
+    Every { hours: u32 },
 }
 
 impl ExportRequest {
     /// Judges the request: first each field alone, then fields together, last what this build does not have.
-    ///
-    /// # Errors
-    /// The first rule that is broken.
-    pub fn admit(self) -> Result<Admitted, Rejection> {
+    pub fn admit(self) -> Result<AdmittedExport, Rejection> {
         let fields = self.export_fields.as_deref().map(admit_fields).transpose()?;
         let compression = match self.compression.as_deref() {
             None => Compression::default(),
@@ -96,11 +85,11 @@ impl ExportRequest {
                     "end_time must be omitted when interval_hours is set",
                 ));
             }
-            (None, Some(hours)) => Ends::Every { hours },
+            (None, Some(hours)) => ExportEnd::Every { hours },
             (None, None) => return Err(Rejection::rule("end_time", "end_time is required for a one-off export")),
             (Some(end), None) => {
                 check_range(self.start_time, end)?;
-                Ends::At(end)
+                ExportEnd::At(end)
             }
         };
 
@@ -108,8 +97,8 @@ impl ExportRequest {
         if let Some(filter) = &filter {
             Filter::parse(filter).map_err(|error| Rejection::rule("filter", format!("filter: {error}")))?;
         }
-        Ok(Admitted {
-            content: Content {
+        Ok(AdmittedExport {
+            spec: ExportSpec {
                 destination: self.destination,
                 project: self.project,
                 format_version,
@@ -118,7 +107,7 @@ impl ExportRequest {
                 filter,
             },
             start_time: self.start_time,
-            ends,
+            end: ends,
         })
     }
 }
@@ -137,7 +126,7 @@ fn check_range(start: Timestamp, end: Timestamp) -> Result<(), Rejection> {
     if (end.day() - start.day()).num_days() >= MAX_DAYS {
         return Err(Rejection::rule(
             "end_time",
-            format!("an export spans at most {MAX_DAYS} days; make several exports of a longer range"),
+            format!("an export spans at most {MAX_DAYS} days; split a longer range into several exports"),
         ));
     }
     Ok(())
@@ -169,7 +158,7 @@ fn one_of(field: &str, names: &[&str]) -> Rejection {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Why;
+    use crate::RejectionKind;
 
     fn request() -> ExportRequest {
         ExportRequest {
@@ -186,20 +175,20 @@ mod tests {
         }
     }
 
-    fn refusal(change: impl FnOnce(&mut ExportRequest)) -> (Why, String) {
+    fn refusal(change: impl FnOnce(&mut ExportRequest)) -> (RejectionKind, String) {
         let mut asked = request();
         change(&mut asked);
         let refused = asked.admit().unwrap_err();
-        (refused.why, refused.field)
+        (refused.kind, refused.field)
     }
 
     #[test]
     fn a_plain_request_gets_the_defaults() {
         let admitted = request().admit().unwrap();
-        assert_eq!(admitted.content.compression, Compression::Zstandard);
-        assert_eq!(admitted.content.format_version, FormatVersion::V1);
-        assert_eq!(admitted.content.fields, None);
-        assert_eq!(admitted.ends, Ends::At(Timestamp::parse("2026-01-03").unwrap()));
+        assert_eq!(admitted.spec.compression, Compression::Zstandard);
+        assert_eq!(admitted.spec.format_version, FormatVersion::V1);
+        assert_eq!(admitted.spec.fields, None);
+        assert_eq!(admitted.end, ExportEnd::At(Timestamp::parse("2026-01-03").unwrap()));
     }
 
     #[test]
@@ -207,11 +196,11 @@ mod tests {
         for hours in [1, 24, 168] {
             let mut asked = request();
             (asked.interval_hours, asked.end_time) = (Some(hours), None);
-            let ends = asked.admit().unwrap().ends;
+            let ends = asked.admit().unwrap().end;
             assert_eq!(
                 i64::from(match ends {
-                    Ends::Every { hours } => hours,
-                    Ends::At(_) => 0,
+                    ExportEnd::Every { hours } => hours,
+                    ExportEnd::At(_) => 0,
                 }),
                 hours
             );
@@ -223,7 +212,7 @@ mod tests {
         let mut asked = request();
         asked.export_fields = Some(["outputs", "id", "outputs"].map(str::to_owned).to_vec());
         assert_eq!(
-            asked.admit().unwrap().content.fields,
+            asked.admit().unwrap().spec.fields,
             Some(vec![Field::Id, Field::Outputs])
         );
     }
@@ -231,39 +220,59 @@ mod tests {
     #[test]
     fn a_field_alone_is_invalid_and_fields_together_are_a_rule() {
         let text = |name: &str| Some(name.to_owned());
-        let cases: [(Why, &str, (Why, String)); 12] = [
+        let cases: [(RejectionKind, &str, (RejectionKind, String)); 12] = [
             (
-                Why::Invalid,
+                RejectionKind::Invalid,
                 "export_fields",
                 refusal(|r| r.export_fields = Some(vec![])),
             ),
             (
-                Why::Invalid,
+                RejectionKind::Invalid,
                 "export_fields",
                 refusal(|r| r.export_fields = Some(vec!["serialized".to_owned()])),
             ),
-            (Why::Invalid, "compression", refusal(|r| r.compression = text("lz4"))),
-            (Why::Invalid, "format", refusal(|r| r.format = text("CSV"))),
             (
-                Why::Invalid,
+                RejectionKind::Invalid,
+                "compression",
+                refusal(|r| r.compression = text("lz4")),
+            ),
+            (RejectionKind::Invalid, "format", refusal(|r| r.format = text("CSV"))),
+            (
+                RejectionKind::Invalid,
                 "format_version",
                 refusal(|r| r.format_version = text("v3")),
             ),
-            (Why::Invalid, "interval_hours", refusal(|r| r.interval_hours = Some(0))),
             (
-                Why::Invalid,
+                RejectionKind::Invalid,
+                "interval_hours",
+                refusal(|r| r.interval_hours = Some(0)),
+            ),
+            (
+                RejectionKind::Invalid,
                 "interval_hours",
                 refusal(|r| r.interval_hours = Some(169)),
             ),
-            (Why::Rule, "end_time", refusal(|r| r.end_time = None)),
-            (Why::Rule, "end_time", refusal(|r| r.end_time = Some(r.start_time))),
-            (Why::Rule, "end_time", refusal(|r| r.interval_hours = Some(24))),
+            (RejectionKind::Rule, "end_time", refusal(|r| r.end_time = None)),
             (
-                Why::Rule,
+                RejectionKind::Rule,
+                "end_time",
+                refusal(|r| r.end_time = Some(r.start_time)),
+            ),
+            (
+                RejectionKind::Rule,
+                "end_time",
+                refusal(|r| r.interval_hours = Some(24)),
+            ),
+            (
+                RejectionKind::Rule,
                 "end_time",
                 refusal(|r| r.end_time = Timestamp::parse("2036-12-31").ok()),
             ),
-            (Why::Rule, "filter", refusal(|r| r.filter = text("eq(nam, 3)"))),
+            (
+                RejectionKind::Rule,
+                "filter",
+                refusal(|r| r.filter = text("eq(nam, 3)")),
+            ),
         ];
         for (why, field, got) in cases {
             assert_eq!(got, (why, field.to_owned()));

@@ -1,87 +1,58 @@
-//! What a filter can look at.
+//! The fields of the filter language.
 
-/// A field of the language.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Field {
-    /// `id`
     Id,
-    /// `trace_id`
     TraceId,
-    /// `parent_run_id`
     ParentRunId,
     /// `reference_example`, `reference_example_id`
     ReferenceExample,
-    /// `session_id`
     SessionId,
-    /// `name`
     Name,
-    /// `run_type`
     RunType,
-    /// `status`
     Status,
-    /// `error`; an empty one is none.
+    /// `error`; an empty string counts as absent.
     Error,
-    /// `is_root`
     IsRoot,
-    /// `start_time`: where the run stands in the order of its project, by which exports are cut too.
+    /// `start_time`: the position of the run in its project, which also decides the day of an export.
     StartTime,
-    /// `end_time`
     EndTime,
-    /// `first_token_time`
     FirstTokenTime,
     /// `latency`: from start to end.
     Latency,
-    /// `total_tokens`
     TotalTokens,
-    /// `prompt_tokens`
     PromptTokens,
-    /// `completion_tokens`
     CompletionTokens,
-    /// `total_cost`
     TotalCost,
-    /// `prompt_cost`
     PromptCost,
-    /// `completion_cost`
     CompletionCost,
-    /// `execution_order`: 1 is the root of a trace; nothing else is kept of it.
+    /// `execution_order`: only 1, the root of a trace, is stored.
     ExecutionOrder,
-    /// `tags`
     Tags,
-    /// `thread_id`: the first of the metadata `thread_id`, `session_id`, `conversation_id` that is there.
+    /// `thread_id`: the first existing one of the metadata `thread_id`, `session_id`, `conversation_id`.
     ThreadId,
-    /// `inputs`
     Inputs,
-    /// `outputs`
     Outputs,
-    /// `metadata`
     Metadata,
-    /// `extra`
     Extra,
-    /// All that is text: name, error, tags, inputs, outputs, metadata. Only of `search`.
+    /// All text: name, error, tags, inputs, outputs, metadata. Only for `search`.
     Everything,
-    /// A part of an entry.
     Entry(Family, Entry),
 }
 
-/// A kind of entry. Tests of one kind in one `and` speak of the same entry.
+/// A kind of entry. Conditions on one kind in one `and` apply to the same entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Family {
-    /// `metadata_…`
     Metadata,
-    /// `input_…`
     Input,
-    /// `output_…`
     Output,
-    /// `feedback_…`
     Feedback,
 }
 
 /// A part of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Entry {
-    /// `…_key`
     Key,
-    /// `…_value`
     Value,
     /// `feedback_score`
     Score,
@@ -89,38 +60,29 @@ pub enum Entry {
     Source,
 }
 
-/// Which values a field has, and so which checks go with it.
+/// The type of a field's values, which decides the allowed functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// UUIDs.
     Id,
-    /// Text.
     Text,
-    /// True or false.
     Bool,
-    /// Points in time.
     Time,
-    /// Seconds.
     Span,
-    /// Whole numbers.
     Count,
-    /// Amounts of money.
     Cost,
-    /// A number that is 1 or nothing.
+    /// Only 1 or nothing.
     First,
-    /// A list of texts.
+    /// A list of strings.
     Texts,
-    /// Any JSON.
     Json,
-    /// A single JSON value: text, number, true, false or null.
+    /// A single JSON value: string, number, true, false or null.
     Scalar,
-    /// Numbers.
     Number,
-    /// Nothing that could be compared.
+    /// Cannot be compared.
     Everything,
 }
 
-/// Every field with its names; the first is the one shown.
+/// The first name of a field is shown in messages.
 const NAMES: [(&[&str], Field); 38] = [
     (&["id"], Field::Id),
     (&["trace_id"], Field::TraceId),
@@ -163,7 +125,6 @@ const NAMES: [(&[&str], Field); 38] = [
 ];
 
 impl Field {
-    /// The field of that name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         NAMES
@@ -172,7 +133,6 @@ impl Field {
             .map(|(_, field)| *field)
     }
 
-    /// Its name.
     #[must_use]
     pub fn name(self) -> &'static str {
         NAMES
@@ -182,12 +142,10 @@ impl Field {
             .unwrap_or("search")
     }
 
-    /// Names of all fields.
     pub fn names() -> impl Iterator<Item = &'static str> {
         NAMES.iter().filter_map(|(names, _)| names.first().copied())
     }
 
-    /// Which values it has.
     #[must_use]
     pub const fn kind(self) -> Kind {
         match self {

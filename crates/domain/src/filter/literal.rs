@@ -1,11 +1,10 @@
-//! Values as written to values of their fields' types.
+//! Conversion of literals to the types of their fields.
 
 use uuid::Uuid;
 
 use super::{Field, Kind, Value};
 use crate::Timestamp;
 
-/// A value as it is written.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Literal {
     Null,
@@ -14,12 +13,12 @@ pub enum Literal {
     Text(String),
 }
 
-/// Digits of a cost behind the point.
+/// Digits of a cost after the decimal point.
 const COST_DIGITS: usize = 10;
-/// Beyond this a span would leave the range of times: some 30,000 years.
+/// A longer span would leave the range of times: about 30,000 years.
 const MAX_SECONDS: f64 = 1e12;
 
-/// The value it means for `field`, or what was expected.
+/// The value for `field`, or a message with what was expected.
 pub fn typed(field: Field, literal: Literal) -> Result<Value, String> {
     if literal == Literal::Null {
         return Ok(Value::Null);
@@ -32,7 +31,7 @@ pub fn typed(field: Field, literal: Literal) -> Result<Value, String> {
             .map_err(|_| format!("`{name}` is compared with a UUID in quotes")),
         (Kind::Id, _) => Err(format!("`{name}` is compared with a UUID in quotes")),
         (Kind::Text | Kind::Texts, Literal::Text(text)) => Ok(Value::Text(text)),
-        (Kind::Text | Kind::Texts, _) => Err(format!("`{name}` is compared with a text in quotes")),
+        (Kind::Text | Kind::Texts, _) => Err(format!("`{name}` is compared with a quoted string")),
         (Kind::Bool, Literal::Bool(value)) => Ok(Value::Bool(value)),
         (Kind::Bool, Literal::Text(text)) if text.eq_ignore_ascii_case("true") => Ok(Value::Bool(true)),
         (Kind::Bool, Literal::Text(text)) if text.eq_ignore_ascii_case("false") => Ok(Value::Bool(false)),
@@ -52,12 +51,12 @@ pub fn typed(field: Field, literal: Literal) -> Result<Value, String> {
         (Kind::Count, _) => Err(format!("`{name}` is compared with a whole number")),
         (Kind::Cost, Literal::Number(number) | Literal::Text(number)) => {
             cost(&number).map(Value::Cost).ok_or_else(|| {
-                format!("`{name}` is compared with a number with at most 10 digits on either side of the point")
+                format!("`{name}` is compared with a number of at most 10 digits on either side of the decimal point")
             })
         }
         (Kind::Cost, _) => Err(format!("`{name}` is compared with a number")),
         (Kind::First, Literal::Number(number)) if whole(&number) == Some(1) => Ok(Value::Bool(true)),
-        (Kind::First, _) => Err(format!("of `{name}` only 1 is known, the root of a trace")),
+        (Kind::First, _) => Err(format!("`{name}` supports only the value 1, the root of a trace")),
         (Kind::Number | Kind::Scalar, Literal::Number(number)) => number
             .parse()
             .map(Value::Number)
@@ -72,7 +71,7 @@ pub fn typed(field: Field, literal: Literal) -> Result<Value, String> {
     }
 }
 
-/// Microseconds from seconds or a text with a unit.
+/// Microseconds from seconds, or from a text with a unit.
 fn span(literal: &Literal) -> Option<Value> {
     let (number, unit) = match literal {
         Literal::Number(number) => (number.as_str(), 1.0),

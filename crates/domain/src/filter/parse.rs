@@ -1,8 +1,11 @@
-//! From words to the typed tree.
+//! From tokens to the typed tree.
 
 use super::literal::{self, Literal};
 use super::tokens::{self, Token, TokenKind};
-use super::{Check, Field, Filter, FilterError, Kind, MAX_BYTES, MAX_DEPTH, MAX_NODES, MAX_VALUES, Order, Test, Value};
+use super::{
+    Comparison, Condition, Field, Filter, FilterError, Inequality, Kind, MAX_BYTES, MAX_DEPTH, MAX_NODES, MAX_VALUES,
+    Value,
+};
 use crate::json;
 
 const FUNCTIONS: &str = "and, or, not, eq, neq, gt, gte, lt, lte, in, like, has, search";
@@ -12,7 +15,10 @@ pub fn parse(text: &str) -> Result<Filter, FilterError> {
         return Err(tokens::error(
             text,
             0,
-            format!("a filter has at most {MAX_BYTES} bytes, this one has {}", text.len()),
+            format!(
+                "a filter may have at most {MAX_BYTES} bytes, but this one has {}",
+                text.len()
+            ),
         ));
     }
     let mut parser = Parser {
@@ -42,7 +48,7 @@ impl Parser<'_> {
     }
 
     fn peek(&self) -> &Token {
-        // The last one is the end, which is never passed.
+        // The last token is the end and is never consumed.
         &self.tokens[self.next.min(self.tokens.len() - 1)]
     }
 
@@ -71,11 +77,11 @@ impl Parser<'_> {
         }
         self.nodes += 1;
         if self.nodes > MAX_NODES {
-            return Err(self.error(token.at, format!("a filter has at most {MAX_NODES} functions")));
+            return Err(self.error(token.at, format!("a filter may have at most {MAX_NODES} functions")));
         }
         let function = function.as_str();
         if !FUNCTIONS.split(", ").any(|known| known == function) {
-            let message = format!("no function {}; known are {FUNCTIONS}", token.kind.shown());
+            let message = format!("unknown function {}; expected one of {FUNCTIONS}", token.kind.shown());
             return Err(self.error(token.at, message));
         }
         self.sign('(')?;
@@ -100,9 +106,12 @@ impl Parser<'_> {
 
     fn test(&mut self, function: &str) -> Result<Filter, FilterError> {
         if function == "search" && matches!(self.peek().kind, TokenKind::Text(_)) {
-            let check = Check::Search(self.needle()?);
+            let check = Comparison::Search(self.needle()?);
             let field = Field::Everything;
-            return Ok(Filter::Test(Test { field, check }));
+            return Ok(Filter::Condition(Condition {
+                field,
+                comparison: check,
+            }));
         }
         let (field, at) = self.field()?;
         self.sign(',')?;
@@ -110,7 +119,7 @@ impl Parser<'_> {
             if what {
                 return Ok(());
             }
-            let message = format!("`{function}` does not go with `{}`{}", field.name(), hint(field));
+            let message = format!("`{function}` is not supported for `{}`{}", field.name(), hint(field));
             Err(self.error(at, message))
         };
         let check = match function {
@@ -118,9 +127,9 @@ impl Parser<'_> {
                 fits(!matches!(field.kind(), Kind::Texts | Kind::Json))?;
                 let value = self.value(field)?;
                 if function == "eq" {
-                    Check::Equal(value)
+                    Comparison::Equal(value)
                 } else {
-                    Check::NotEqual(value)
+                    Comparison::NotEqual(value)
                 }
             }
             "gt" | "gte" | "lt" | "lte" => {
@@ -129,40 +138,40 @@ impl Parser<'_> {
                     Kind::Time | Kind::Span | Kind::Count | Kind::Cost | Kind::Number | Kind::Scalar
                 ))?;
                 let order = match function {
-                    "gt" => Order::Greater,
-                    "gte" => Order::GreaterOrEqual,
-                    "lt" => Order::Less,
-                    _ => Order::LessOrEqual,
+                    "gt" => Inequality::Greater,
+                    "gte" => Inequality::GreaterOrEqual,
+                    "lt" => Inequality::Less,
+                    _ => Inequality::LessOrEqual,
                 };
                 let at = self.peek().at;
                 let value = self.value(field)?;
                 let ordered = !matches!(value, Value::Null | Value::Bool(_) | Value::Text(_));
                 if !ordered {
-                    return Err(self.error(at, format!("`{function}` needs a value that has an order")));
+                    return Err(self.error(at, format!("`{function}` needs a value that can be ordered")));
                 }
-                Check::Order(order, value)
+                Comparison::Inequality(order, value)
             }
             "in" => {
                 fits(field.kind() != Kind::Json)?;
-                Check::In(self.values(field)?)
+                Comparison::In(self.values(field)?)
             }
             "like" => {
                 fits(matches!(field.kind(), Kind::Text | Kind::Scalar | Kind::Texts))?;
-                Check::Like(self.text("a pattern")?)
+                Comparison::Like(self.text("a pattern")?)
             }
             "has" => {
                 fits(matches!(field.kind(), Kind::Texts | Kind::Json))?;
                 let at = self.peek().at;
                 let text = self.text("a value")?;
                 if field.kind() == Kind::Texts {
-                    Check::HasText(text)
+                    Comparison::HasText(text)
                 } else {
                     let object = json::Value::parse(&text).ok();
                     let object = object
                         .filter(|value| value.as_object().is_some())
                         .map(json::Value::into_owned);
-                    let message = "expected a JSON object as text, like '{\"key\": \"value\"}'";
-                    Check::HasJson(object.ok_or_else(|| self.error(at, message))?)
+                    let message = "expected a string that holds a JSON object, like '{\"key\": \"value\"}'";
+                    Comparison::HasJson(object.ok_or_else(|| self.error(at, message))?)
                 }
             }
             _ => {
@@ -170,15 +179,18 @@ impl Parser<'_> {
                     field.kind(),
                     Kind::Text | Kind::Json | Kind::Texts | Kind::Scalar
                 ))?;
-                Check::Search(self.needle()?)
+                Comparison::Search(self.needle()?)
             }
         };
-        Ok(Filter::Test(Test { field, check }))
+        Ok(Filter::Condition(Condition {
+            field,
+            comparison: check,
+        }))
     }
 
     fn field(&mut self) -> Result<(Field, usize), FilterError> {
         let token = self.take();
-        // Clients put the name of a field into quotes here and there.
+        // Some clients quote field names.
         let name = match &token.kind {
             TokenKind::Word(name) | TokenKind::Text(name) => name,
             kind => return Err(self.error(token.at, format!("expected a field, found {}", kind.shown()))),
@@ -186,7 +198,7 @@ impl Parser<'_> {
         Field::named(name).map(|field| (field, token.at)).ok_or_else(|| {
             let known = Field::names().collect::<Vec<_>>().join(", ");
             let shown = TokenKind::Word(name.clone()).shown();
-            self.error(token.at, format!("no field {shown}; known are {known}"))
+            self.error(token.at, format!("unknown field {shown}; expected one of {known}"))
         })
     }
 
@@ -200,7 +212,7 @@ impl Parser<'_> {
                 "false" | "False" => Literal::Bool(false),
                 "null" | "None" => Literal::Null,
                 _ => {
-                    let message = format!("expected a value, found `{}`; put a text into quotes", shorter(&word));
+                    let message = format!("expected a value, found `{}`; put text in quotes", shorter(&word));
                     return Err(self.error(token.at, message));
                 }
             },
@@ -225,7 +237,7 @@ impl Parser<'_> {
         loop {
             values.push(self.value(field)?);
             if values.len() > MAX_VALUES {
-                return Err(self.error(at, format!("a list has at most {MAX_VALUES} values")));
+                return Err(self.error(at, format!("a list may have at most {MAX_VALUES} values")));
             }
             let token = self.take();
             match token.kind {
@@ -248,7 +260,7 @@ impl Parser<'_> {
         let at = self.peek().at;
         let text = self.text("a text")?;
         if text.is_empty() {
-            return Err(self.error(at, "nothing to search for"));
+            return Err(self.error(at, "the search text is empty"));
         }
         Ok(text)
     }

@@ -11,8 +11,11 @@ fn refused(text: &str) -> (usize, String) {
     (error.position, error.message)
 }
 
-fn test(field: Field, check: Check) -> Filter {
-    Filter::Test(Test { field, check })
+fn test(field: Field, check: Comparison) -> Filter {
+    Filter::Condition(Condition {
+        field,
+        comparison: check,
+    })
 }
 
 #[test]
@@ -22,82 +25,103 @@ fn values_take_the_type_of_their_field() {
     for (text, expected) in [
         (
             "eq(name, \"a\\u00e9\\n\")",
-            test(Field::Name, Check::Equal(Value::Text("aé\n".into()))),
+            test(Field::Name, Comparison::Equal(Value::Text("aé\n".into()))),
         ),
         (
             "eq(name, 'it\\'s')",
-            test(Field::Name, Check::Equal(Value::Text("it's".into()))),
+            test(Field::Name, Comparison::Equal(Value::Text("it's".into()))),
         ),
-        ("neq(error, null)", test(Field::Error, Check::NotEqual(Value::Null))),
+        (
+            "neq(error, null)",
+            test(Field::Error, Comparison::NotEqual(Value::Null)),
+        ),
         (
             "eq(is_root, true)",
-            test(Field::IsRoot, Check::Equal(Value::Bool(true))),
+            test(Field::IsRoot, Comparison::Equal(Value::Bool(true))),
         ),
         (
             "gt(latency, \"5s\")",
-            test(Field::Latency, Check::Order(Order::Greater, Value::Span(5_000_000))),
+            test(
+                Field::Latency,
+                Comparison::Inequality(Inequality::Greater, Value::Span(5_000_000)),
+            ),
         ),
         (
             "lte(latency, 0.25)",
-            test(Field::Latency, Check::Order(Order::LessOrEqual, Value::Span(250_000))),
+            test(
+                Field::Latency,
+                Comparison::Inequality(Inequality::LessOrEqual, Value::Span(250_000)),
+            ),
         ),
         (
             "gte(latency,\"1.5m\")",
             test(
                 Field::Latency,
-                Check::Order(Order::GreaterOrEqual, Value::Span(90_000_000)),
+                Comparison::Inequality(Inequality::GreaterOrEqual, Value::Span(90_000_000)),
             ),
         ),
         (
             "gt(start_time, \"2026-01-31T12:00:00Z\")",
-            test(Field::StartTime, Check::Order(Order::Greater, Value::Time(time))),
+            test(
+                Field::StartTime,
+                Comparison::Inequality(Inequality::Greater, Value::Time(time)),
+            ),
         ),
         (
             "eq(total_tokens, 57.0)",
-            test(Field::TotalTokens, Check::Equal(Value::Count(57))),
+            test(Field::TotalTokens, Comparison::Equal(Value::Count(57))),
         ),
         (
             "lt(total_cost, -0.00012)",
-            test(Field::TotalCost, Check::Order(Order::Less, Value::Cost(-1_200_000))),
+            test(
+                Field::TotalCost,
+                Comparison::Inequality(Inequality::Less, Value::Cost(-1_200_000)),
+            ),
         ),
         (
             "eq(total_cost, 1e-3)",
-            test(Field::TotalCost, Check::Equal(Value::Cost(10_000_000))),
+            test(Field::TotalCost, Comparison::Equal(Value::Cost(10_000_000))),
         ),
         (
             "eq(execution_order, 1)",
-            test(Field::ExecutionOrder, Check::Equal(Value::Bool(true))),
+            test(Field::ExecutionOrder, Comparison::Equal(Value::Bool(true))),
         ),
-        ("has(tags, \"x\")", test(Field::Tags, Check::HasText("x".into()))),
+        ("has(tags, \"x\")", test(Field::Tags, Comparison::HasText("x".into()))),
         (
             "has(metadata, '{\"a\": 1}')",
             test(
                 Field::Metadata,
-                Check::HasJson(json::Value::parse(r#"{"a": 1}"#).unwrap()),
+                Comparison::HasJson(json::Value::parse(r#"{"a": 1}"#).unwrap()),
             ),
         ),
         (
             "like(name, \"50\\%%\")",
-            test(Field::Name, Check::Like("50\\%%".into())),
+            test(Field::Name, Comparison::Like("50\\%%".into())),
         ),
-        ("search(\"hi\")", test(Field::Everything, Check::Search("hi".into()))),
-        ("search(error, \"hi\")", test(Field::Error, Check::Search("hi".into()))),
+        (
+            "search(\"hi\")",
+            test(Field::Everything, Comparison::Search("hi".into())),
+        ),
+        (
+            "search(error, \"hi\")",
+            test(Field::Error, Comparison::Search("hi".into())),
+        ),
         (
             "in(id, [\"00000000-0000-0000-0000-000000000007\"])",
-            test(Field::Id, Check::In(vec![Value::Id(id)])),
+            test(Field::Id, Comparison::In(vec![Value::Id(id)])),
         ),
         (
             "eq(metadata_value, 3)",
             test(
                 Field::Entry(Family::Metadata, Entry::Value),
-                Check::Equal(Value::Number("3".parse().unwrap())),
+                Comparison::Equal(Value::Number("3".parse().unwrap())),
             ),
         ),
         (
             "gte(feedback_score, true)",
             test(
                 Field::Entry(Family::Feedback, Entry::Score),
-                Check::Order(Order::GreaterOrEqual, Value::Number(true.into())),
+                Comparison::Inequality(Inequality::GreaterOrEqual, Value::Number(true.into())),
             ),
         ),
     ] {
@@ -109,33 +133,33 @@ fn values_take_the_type_of_their_field() {
 fn refusals_say_where_and_what() {
     for (text, position, message) in [
         ("", 1, "expected a function"),
-        ("é", 1, "means nothing here"),
+        ("é", 1, "unexpected character"),
         ("eq(name \"a\")", 9, "expected `,`, found a text"),
-        ("eq(\"é\" \"a\")", 4, "no field `é`"),
+        ("eq(\"é\" \"a\")", 4, "unknown field `é`"),
         (
             "and(eq(name, \"é\"), eq(nam, \"a\"))",
             23,
-            "no field `nam`; known are id, ",
+            "unknown field `nam`; expected one of id, ",
         ),
-        ("eq(name, \"a", 10, "no closing quote"),
-        ("eq(name, \"\\q\")", 11, "no escape"),
-        ("eq(name, a)", 10, "put a text into quotes"),
-        ("eq(name, 3)", 10, "a text in quotes"),
-        ("gt(name, \"a\")", 4, "`gt` does not go with `name`; use eq"),
+        ("eq(name, \"a", 10, "unterminated string"),
+        ("eq(name, \"\\q\")", 11, "not a valid JSON escape"),
+        ("eq(name, a)", 10, "put text in quotes"),
+        ("eq(name, 3)", 10, "a quoted string"),
+        ("gt(name, \"a\")", 4, "`gt` is not supported for `name`; use eq"),
         ("eq(tags, \"a\")", 4, "use has, in"),
         ("eq(id, \"x\")", 8, "a UUID"),
         ("gt(start_time, \"soon\")", 16, "a time like"),
-        ("gt(start_time, null)", 16, "has an order"),
+        ("gt(start_time, null)", 16, "can be ordered"),
         ("gt(latency, \"5 parsecs\")", 13, "\"5s\""),
         ("eq(total_tokens, 1.5)", 18, "a whole number"),
         ("eq(total_cost, 0.00000000001)", 16, "at most 10 digits"),
-        ("eq(execution_order, 2)", 21, "only 1"),
-        ("eq(name, 1..2)", 10, "no number"),
+        ("eq(execution_order, 2)", 21, "only the value 1"),
+        ("eq(name, 1..2)", 10, "not a number"),
         ("in(name, \"a\")", 10, "expected `[`"),
         ("in(name, [\"a\" \"b\"])", 15, "expected `,` or `]`"),
         ("has(metadata, \"[1]\")", 15, "a JSON object"),
-        ("search(\"\")", 8, "nothing to search for"),
-        ("select(name)", 1, "no function `select`"),
+        ("search(\"\")", 8, "the search text is empty"),
+        ("select(name)", 1, "unknown function `select`"),
         ("eq(name, \"a\") or", 15, "expected the end"),
         ("and()", 5, "expected a function"),
     ] {
@@ -168,14 +192,14 @@ fn tests_of_one_kind_of_entry_belong_together() {
     ) else {
         panic!("an and")
     };
-    let scoped = pairs(&parts);
+    let scoped = group_by_entry(&parts);
     let sizes: Vec<_> = scoped
         .entries
         .iter()
         .map(|(family, tests)| (*family, tests.len()))
         .collect();
     assert_eq!(sizes, [(Family::Metadata, 2), (Family::Feedback, 2)]);
-    // The name, the input key that must not be there, and what stands in the `not`.
+    // The name, the input key that must not be there, and what is in the `not`.
     assert_eq!(scoped.others.len(), 3);
 }
 

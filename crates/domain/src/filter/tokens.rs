@@ -1,9 +1,8 @@
-//! A filter's text, cut into words.
+//! The tokens of a filter.
 
 use super::FilterError;
 use crate::json::Number;
 
-/// A word and where it begins.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Token {
     pub kind: TokenKind,
@@ -13,11 +12,8 @@ pub struct Token {
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum TokenKind {
-    /// A name.
     Word(String),
-    /// What a quoted text says.
     Text(String),
-    /// A number as it is written.
     Number(String),
     /// `(`, `)`, `[`, `]` or `,`.
     Sign(char),
@@ -25,7 +21,6 @@ pub enum TokenKind {
 }
 
 impl TokenKind {
-    /// For messages.
     pub fn shown(&self) -> String {
         match self {
             Self::Word(word) => format!("`{}`", word.chars().take(40).collect::<String>()),
@@ -37,7 +32,6 @@ impl TokenKind {
     }
 }
 
-/// An error at a byte of `text`.
 pub fn error(text: &str, at: usize, message: impl Into<String>) -> FilterError {
     let before = text.get(..at).unwrap_or(text);
     FilterError {
@@ -46,7 +40,6 @@ pub fn error(text: &str, at: usize, message: impl Into<String>) -> FilterError {
     }
 }
 
-/// Cuts all of it.
 pub fn cut(text: &str) -> Result<Vec<Token>, FilterError> {
     let bytes = text.as_bytes();
     let mut tokens = Vec::new();
@@ -67,7 +60,7 @@ pub fn cut(text: &str) -> Result<Vec<Token>, FilterError> {
                 at = end(bytes, at, |byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte));
                 let number = &text[start..at];
                 if number.parse::<Number<'_>>().is_err() {
-                    return Err(error(text, start, "this is no number; put a text into quotes"));
+                    return Err(error(text, start, "not a number; put text in quotes"));
                 }
                 TokenKind::Number(number.to_owned())
             }
@@ -76,11 +69,7 @@ pub fn cut(text: &str) -> Result<Vec<Token>, FilterError> {
                 TokenKind::Word(text[start..at].to_owned())
             }
             _ => {
-                return Err(error(
-                    text,
-                    start,
-                    "this character means nothing here; put a text into quotes",
-                ));
+                return Err(error(text, start, "unexpected character; put text in quotes"));
             }
         };
         tokens.push(Token { kind, at: start });
@@ -97,11 +86,11 @@ fn end(bytes: &[u8], from: usize, belongs: impl Fn(u8) -> bool) -> usize {
     from + rest.take_while(|byte| belongs(**byte)).count()
 }
 
-/// A text in quotes of either kind, with the escapes of JSON.
+/// A string in single or double quotes, with JSON escapes.
 fn quoted(text: &str, at: &mut usize) -> Result<String, FilterError> {
     let start = *at;
     let quote = text.as_bytes()[start];
-    let open = || error(text, start, "this text has no closing quote");
+    let open = || error(text, start, "unterminated string");
     let mut said = String::new();
     let mut chars = text[start + 1..].char_indices();
     while let Some((offset, char)) = chars.next() {
@@ -114,7 +103,7 @@ fn quoted(text: &str, at: &mut usize) -> Result<String, FilterError> {
             said.push(char);
             continue;
         }
-        let wrong = || error(text, here, "no escape of JSON");
+        let wrong = || error(text, here, "not a valid JSON escape");
         let meant = match chars.next().ok_or_else(open)?.1 {
             'n' => '\n',
             't' => '\t',
@@ -141,7 +130,7 @@ fn quoted(text: &str, at: &mut usize) -> Result<String, FilterError> {
                 char::from_u32(code).ok_or_else(wrong)?
             }
             plain @ ('"' | '\'' | '\\' | '/') => plain,
-            // `%` and `_` of `like`: the backslash belongs to the pattern.
+            // `%` and `_` of `like`: the backslash is part of the pattern.
             pattern @ ('%' | '_') => {
                 said.push('\\');
                 pattern

@@ -4,8 +4,8 @@ use std::fmt;
 
 use super::{RepoUrl, Transport, check_host};
 
-/// Where a token may be sent: to the host whose API it is for, by https. A token that went wherever a repository is said to
-/// be would be anybody's who may say where one is.
+/// Where a token may be sent: to the host of its API, over https. If it were sent to any repository's host, a caller
+/// who chooses the repository could obtain it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenHost {
     host: String,
@@ -13,7 +13,7 @@ pub struct TokenHost {
 }
 
 impl TokenHost {
-    /// The host of the repositories whose API is at this address: its own name, without `api.` in front.
+    /// The host of the repositories for this API address: its host name without a leading `api.`.
     ///
     /// # Errors
     /// It names no host, as `must …`.
@@ -31,14 +31,13 @@ impl TokenHost {
         let host = host.trim_matches(['[', ']']).to_ascii_lowercase();
         Ok(Self {
             host: host.strip_prefix("api.").unwrap_or(&host).to_owned(),
-            // Repositories are not where the plain API is.
+            // The port of a plain API is not the port of the repositories.
             port: port.filter(|_| scheme.eq_ignore_ascii_case("https")).unwrap_or(443),
         })
     }
 
-    /// Whether the token may be sent to a repository.
     #[must_use]
-    pub fn has(&self, url: &RepoUrl) -> bool {
+    pub fn matches(&self, url: &RepoUrl) -> bool {
         url.transport() == Transport::Https && self.host == url.host() && self.port == url.port()
     }
 }
@@ -82,7 +81,7 @@ mod tests {
             (&own, "https://git.example.org/a/b", false),
             (&plain, "https://[2001:db8::1]/a", true),
         ] {
-            assert_eq!(token.has(&RepoUrl::parse(url).unwrap()), expected, "{token} {url}");
+            assert_eq!(token.matches(&RepoUrl::parse(url).unwrap()), expected, "{token} {url}");
         }
         for wrong in ["github.com", "https://", "https://a b/", "https://x:99999/"] {
             assert!(TokenHost::of_api(wrong).is_err(), "{wrong}");

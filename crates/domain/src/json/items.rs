@@ -1,12 +1,12 @@
-//! Items of a list as they were sent.
+//! The items of a list, unparsed.
 
-use super::scan::Scan;
+use super::scan::Scanner;
 
-/// The texts of a list's items; none if `text` is no list. Each is looked at when it is asked for, and the last one comes
-/// before where the text stops being JSON.
+/// The texts of a list's items; empty if `text` is not a list. Parsed lazily: iteration stops where the text is not
+/// valid JSON.
 pub fn items(text: &str) -> impl Iterator<Item = &str> {
-    let mut scan = Scan::new(text);
-    scan.blank();
+    let mut scan = Scanner::new(text);
+    scan.skip_whitespace();
     let mut more = scan.peek() == Some(b'[') && scan.open(b']');
     std::iter::from_fn(move || {
         if !more {

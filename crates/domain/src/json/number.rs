@@ -12,18 +12,17 @@ use std::str::FromStr;
 #[derive(Clone, Debug)]
 pub struct Number<'a>(Cow<'a, str>);
 
-/// The text is no number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected a number")]
 pub struct NotANumber;
 
 impl<'a> Number<'a> {
-    /// Of a text that the grammar has passed.
+    /// From text that the grammar has accepted.
     pub(super) const fn scanned(text: &'a str) -> Self {
         Self(Cow::Borrowed(text))
     }
 
-    /// As it was written.
+    /// The text as it was written.
     #[must_use]
     pub fn text(&self) -> &str {
         &self.0
@@ -41,7 +40,6 @@ impl<'a> Number<'a> {
         self.to_f64().clamp(f64::MIN, f64::MAX)
     }
 
-    /// How it compares to another one.
     #[must_use]
     pub fn compare(&self, other: &Number<'_>) -> Ordering {
         match (self.integer(), other.integer()) {
@@ -51,7 +49,6 @@ impl<'a> Number<'a> {
         }
     }
 
-    /// That owns its text.
     #[must_use]
     pub fn into_owned(self) -> Number<'static> {
         Number(Cow::Owned(self.0.into_owned()))
@@ -67,14 +64,13 @@ impl<'a> Number<'a> {
         }
         let digits = digits.trim_start_matches('0');
         Some(Integer {
-            // There is one zero.
+            // Zero has no sign.
             negative: negative && !digits.is_empty(),
             digits,
         })
     }
 }
 
-/// Digits without leading zeros.
 struct Integer<'a> {
     negative: bool,
     digits: &'a str,
@@ -104,7 +100,7 @@ impl fmt::Display for Number<'_> {
     }
 }
 
-/// As JSON writes a number, with a `+`, leading zeros and a bare point besides.
+/// Accepts JSON numbers, and in addition a `+`, leading zeros and a bare decimal point.
 impl FromStr for Number<'static> {
     type Err = NotANumber;
 
@@ -118,7 +114,7 @@ impl FromStr for Number<'static> {
     }
 }
 
-/// 1 or 0: how scores count true and false.
+/// Scores treat true as 1 and false as 0.
 impl From<bool> for Number<'_> {
     fn from(value: bool) -> Self {
         Self(Cow::Borrowed(if value { "1" } else { "0" }))

@@ -1,19 +1,19 @@
-//! Members of an object as they were sent.
+//! The members of an object, unparsed.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt;
 
-use super::Invalid;
-use super::scan::Scan;
+use super::InvalidJson;
+use super::scan::Scanner;
 
-/// The texts of the members of these names; null counts as absent. `None` if `text` is no object.
+/// The texts of the named members; null counts as absent. `None` if `text` is not an object.
 ///
 /// Nothing is built for the other members, however large they are.
 #[must_use]
 pub fn members<'a, const N: usize>(text: &'a str, names: [&str; N]) -> Option<[Option<&'a str>; N]> {
     let mut found = [None; N];
-    each(text, |member| {
+    for_each_member(text, |member| {
         if let Some(at) = names.iter().position(|name| *name == member.name) {
             found[at] = (member.value != "null").then_some(member.value);
         }
@@ -22,17 +22,16 @@ pub fn members<'a, const N: usize>(text: &'a str, names: [&str; N]) -> Option<[O
     Some(found)
 }
 
-/// A member as it was sent.
-struct Sent<'a> {
+struct RawMember<'a> {
     name: Cow<'a, str>,
-    /// The text of the name, with its quotes.
+    /// The name as written, with its quotes.
     key: &'a str,
     value: &'a str,
 }
 
-fn each<'a>(text: &'a str, mut member: impl FnMut(Sent<'a>)) -> Result<(), Invalid> {
-    let mut scan = Scan::new(text);
-    scan.blank();
+fn for_each_member<'a>(text: &'a str, mut member: impl FnMut(RawMember<'a>)) -> Result<(), InvalidJson> {
+    let mut scan = Scanner::new(text);
+    scan.skip_whitespace();
     if scan.peek() != Some(b'{') {
         return Err(scan.invalid("expected an object"));
     }
@@ -40,7 +39,7 @@ fn each<'a>(text: &'a str, mut member: impl FnMut(Sent<'a>)) -> Result<(), Inval
     while more {
         let (name, key) = scan.name()?;
         let value = scan.value()?;
-        member(Sent {
+        member(RawMember {
             name: name.decode(),
             key,
             value,
@@ -50,7 +49,7 @@ fn each<'a>(text: &'a str, mut member: impl FnMut(Sent<'a>)) -> Result<(), Inval
     scan.end()
 }
 
-/// An object whose members can be replaced. All others stay as they were sent, to the letter.
+/// An object whose members can be replaced. All others keep their exact text.
 #[derive(Clone, Debug, Default)]
 pub struct Object<'a>(Vec<Member<'a>>);
 
@@ -62,13 +61,10 @@ struct Member<'a> {
 }
 
 impl<'a> Object<'a> {
-    /// Reads every object that [`check`](super::check) passes.
-    ///
-    /// # Errors
-    /// Where the text stops being an object.
-    pub fn parse(text: &'a str) -> Result<Self, Invalid> {
+    /// Parses every object that [`check`](super::check) accepts.
+    pub fn parse(text: &'a str) -> Result<Self, InvalidJson> {
         let mut members = Vec::new();
-        each(text, |sent| {
+        for_each_member(text, |sent| {
             members.push(Member {
                 name: sent.name,
                 key: Cow::Borrowed(sent.key),
@@ -85,13 +81,13 @@ impl<'a> Object<'a> {
         found.map(|member| &*member.value).filter(|value| *value != "null")
     }
 
-    /// Whether there is a member of that name, null or not.
+    /// Whether the member exists, null included.
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
         self.0.iter().any(|member| member.name == name)
     }
 
-    /// Puts a member of that name, whose text is JSON, in the place of every one that is there.
+    /// Replaces all members of that name by this one, whose text must be JSON.
     pub fn set(&mut self, name: &'a str, value: impl Into<Cow<'a, str>>) {
         self.0.retain(|member| member.name != name);
         self.0.push(Member {
@@ -101,14 +97,13 @@ impl<'a> Object<'a> {
         });
     }
 
-    /// Leaves out the members of these names.
     pub fn remove(&mut self, names: &[&str]) {
         self.0.retain(|member| !names.contains(&&*member.name));
     }
 
-    /// With the members of `change` in the place of those of the same names.
+    /// Replaces members with those of `change`.
     #[must_use]
-    pub fn merged(mut self, change: Self) -> Self {
+    pub fn merge(mut self, change: Self) -> Self {
         {
             let changed: HashSet<&str> = change.0.iter().map(|member| &*member.name).collect();
             self.0.retain(|member| !changed.contains(&*member.name));
@@ -118,7 +113,6 @@ impl<'a> Object<'a> {
     }
 }
 
-/// As JSON.
 impl fmt::Display for Object<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (at, Member { key, value, .. }) in self.0.iter().enumerate() {

@@ -1,15 +1,15 @@
-//! The grammar of RFC 8259 over a text: valid UTF-8, strict syntax, nesting bounded.
+//! The grammar of RFC 8259: valid UTF-8, strict syntax, bounded nesting.
 
 use super::string::Quoted;
-use super::{Invalid, MAX_DEPTH};
+use super::{InvalidJson, MAX_DEPTH};
 
-/// A text and how far it was read.
-pub struct Scan<'a> {
+/// A text and the current position.
+pub struct Scanner<'a> {
     text: &'a str,
     at: usize,
 }
 
-/// Which bracket is open, one bit per level: set for an object.
+/// Open brackets, one bit per level: set for an object.
 struct Nesting {
     bits: u128,
     depth: usize,
@@ -35,19 +35,19 @@ impl Nesting {
     }
 }
 
-impl<'a> Scan<'a> {
+impl<'a> Scanner<'a> {
     pub const fn new(text: &'a str) -> Self {
         Self { text, at: 0 }
     }
 
-    /// Passes over one value of any kind, and the white space before it. Answers its text.
-    pub fn value(&mut self) -> Result<&'a str, Invalid> {
-        self.blank();
+    /// Consumes a value and the white space before it, and returns its text.
+    pub fn value(&mut self) -> Result<&'a str, InvalidJson> {
+        self.skip_whitespace();
         let start = self.at;
         let mut nesting = Nesting { bits: 0, depth: 0 };
         loop {
-            // A value is due here.
-            self.blank();
+            // A value is expected here.
+            self.skip_whitespace();
             match self.peek() {
                 Some(open @ (b'{' | b'[')) => {
                     let object = open == b'{';
@@ -64,7 +64,7 @@ impl<'a> Scan<'a> {
                 }
                 _ => self.scalar()?,
             }
-            // A value is complete; close what it completes.
+            // A value is complete: close the brackets that it completes.
             loop {
                 if nesting.depth == 0 {
                     return Ok(&self.text[start..self.at]);
@@ -81,50 +81,49 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Expects white space up to the end of the text.
-    pub fn end(&mut self) -> Result<(), Invalid> {
-        self.blank();
+    /// Expects the end of the text, after optional white space.
+    pub fn end(&mut self) -> Result<(), InvalidJson> {
+        self.skip_whitespace();
         match self.peek() {
             None => Ok(()),
             Some(_) => Err(self.invalid("text after the value")),
         }
     }
 
-    /// Passes over the bracket that opens an object or a list, and over `close` where nothing is in between. Answers
-    /// whether something is.
+    /// Consumes the opening bracket of an object or a list, and `close` if it is empty. Returns whether it has content.
     pub fn open(&mut self, close: u8) -> bool {
         self.at += 1;
-        self.blank();
+        self.skip_whitespace();
         let empty = self.peek() == Some(close);
         self.at += usize::from(empty);
         !empty
     }
 
-    /// Passes over what follows a value inside brackets: a comma, or `close`. Answers whether more is to come.
-    pub fn next(&mut self, close: u8) -> Result<bool, Invalid> {
-        self.blank();
+    /// Consumes a comma or `close` after a value inside brackets. Returns whether another value follows.
+    pub fn next(&mut self, close: u8) -> Result<bool, InvalidJson> {
+        self.skip_whitespace();
         let more = match self.peek() {
             Some(b',') => true,
             Some(byte) if byte == close => false,
             Some(_) if close == b'}' => return Err(self.invalid("expected `,` or `}`")),
             Some(_) => return Err(self.invalid("expected `,` or `]`")),
-            None => return Err(self.invalid("the text ends early")),
+            None => return Err(self.invalid("unexpected end of text")),
         };
         self.at += 1;
         Ok(more)
     }
 
-    /// Passes over the name of a member and the colon. Answers what the name says, and its text with the quotes.
-    pub fn name(&mut self) -> Result<(Quoted<'a>, &'a str), Invalid> {
-        self.blank();
+    /// Consumes the name of a member and the colon. Returns the decoded name and its text with quotes.
+    pub fn name(&mut self) -> Result<(Quoted<'a>, &'a str), InvalidJson> {
+        self.skip_whitespace();
         let start = self.at;
         let name = match self.peek() {
             Some(b'"') => self.string()?,
             Some(_) => return Err(self.invalid("expected a key")),
-            None => return Err(self.invalid("the text ends early")),
+            None => return Err(self.invalid("unexpected end of text")),
         };
         let text = &self.text[start..self.at];
-        self.blank();
+        self.skip_whitespace();
         if self.peek() != Some(b':') {
             return Err(self.invalid("expected `:`"));
         }
@@ -132,8 +131,8 @@ impl<'a> Scan<'a> {
         Ok((name, text))
     }
 
-    /// Passes over a string, at whose quote it stands.
-    pub fn string(&mut self) -> Result<Quoted<'a>, Invalid> {
+    /// Consumes a string; the position is at its opening quote.
+    pub fn string(&mut self) -> Result<Quoted<'a>, InvalidJson> {
         self.at += 1;
         let start = self.at;
         let mut escaped = false;
@@ -155,8 +154,8 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Passes over a number. Answers its text.
-    pub fn number(&mut self) -> Result<&'a str, Invalid> {
+    /// Consumes a number and returns its text.
+    pub fn number(&mut self) -> Result<&'a str, InvalidJson> {
         let start = self.at;
         if self.peek() == Some(b'-') {
             self.at += 1;
@@ -180,8 +179,8 @@ impl<'a> Scan<'a> {
         Ok(&self.text[start..self.at])
     }
 
-    /// Passes over a word.
-    pub fn word(&mut self, word: &str) -> Result<(), Invalid> {
+    /// Consumes a literal word.
+    pub fn word(&mut self, word: &str) -> Result<(), InvalidJson> {
         if self.text.as_bytes()[self.at..].starts_with(word.as_bytes()) {
             self.at += word.len();
             Ok(())
@@ -190,24 +189,22 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Passes over white space.
-    pub fn blank(&mut self) {
+    pub fn skip_whitespace(&mut self) {
         while matches!(self.peek(), Some(b' ' | b'\t' | b'\n' | b'\r')) {
             self.at += 1;
         }
     }
 
-    /// The next byte.
     pub fn peek(&self) -> Option<u8> {
         self.text.as_bytes().get(self.at).copied()
     }
 
-    /// An error about what comes next.
-    pub const fn invalid(&self, what: &'static str) -> Invalid {
-        Invalid { at: self.at, what }
+    /// An error at the current position.
+    pub const fn invalid(&self, what: &'static str) -> InvalidJson {
+        InvalidJson { at: self.at, what }
     }
 
-    fn scalar(&mut self) -> Result<(), Invalid> {
+    fn scalar(&mut self) -> Result<(), InvalidJson> {
         match self.peek() {
             Some(b'"') => self.string().map(drop),
             Some(b'-' | b'0'..=b'9') => self.number().map(drop),
@@ -215,11 +212,11 @@ impl<'a> Scan<'a> {
             Some(b'f') => self.word("false"),
             Some(b'n') => self.word("null"),
             Some(_) => Err(self.invalid("expected a value")),
-            None => Err(self.invalid("the text ends early")),
+            None => Err(self.invalid("unexpected end of text")),
         }
     }
 
-    fn escape(&mut self) -> Result<(), Invalid> {
+    fn escape(&mut self) -> Result<(), InvalidJson> {
         let text = self.text.as_bytes();
         match text.get(self.at + 1) {
             Some(b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't') => {
@@ -235,11 +232,11 @@ impl<'a> Scan<'a> {
                     Err(self.invalid("an unfinished \\u escape"))
                 }
             }
-            _ => Err(self.invalid("an unknown escape")),
+            _ => Err(self.invalid("an invalid escape")),
         }
     }
 
-    fn digits(&mut self) -> Result<(), Invalid> {
+    fn digits(&mut self) -> Result<(), InvalidJson> {
         let rest = &self.text.as_bytes()[self.at..];
         let count = rest
             .iter()
@@ -253,8 +250,8 @@ impl<'a> Scan<'a> {
     }
 }
 
-/// How many bytes of `text` are plain string content: no quote, backslash or control character. Eight at a time,
-/// since this is where nearly all bytes of a body are.
+/// The number of leading bytes of `text` that are plain string content: no quote, backslash or control character. Eight
+/// at a time, since nearly all bytes of a body are such content.
 fn plain(text: &[u8]) -> usize {
     const ONES: u64 = 0x0101_0101_0101_0101;
     const HIGHS: u64 = 0x8080_8080_8080_8080;

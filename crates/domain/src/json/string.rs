@@ -2,16 +2,15 @@
 
 use std::borrow::Cow;
 
-/// The inside of a string's quotes, which the grammar has passed.
+/// The content between a string's quotes, accepted by the grammar.
 #[derive(Clone, Copy, Debug)]
 pub struct Quoted<'a> {
     pub inner: &'a str,
-    /// Whether it has a backslash.
+    /// Whether it contains a backslash.
     pub escaped: bool,
 }
 
 impl<'a> Quoted<'a> {
-    /// What the string says.
     pub fn decode(self) -> Cow<'a, str> {
         if self.escaped {
             Cow::Owned(unescaped(self.inner))
@@ -34,7 +33,7 @@ fn unescaped(inner: &str) -> String {
     said
 }
 
-/// The character that the escape at the start of `text` stands for, and the length of the escape.
+/// The character of the escape at the start of `text`, and the length of the escape.
 fn escape(text: &str) -> (char, usize) {
     let plain = match text.as_bytes().get(1) {
         Some(b'u') => return unicode(text),
@@ -43,7 +42,7 @@ fn escape(text: &str) -> (char, usize) {
         Some(b'n') => '\n',
         Some(b'r') => '\r',
         Some(b't') => '\t',
-        // A quote, a backslash, a slash: the grammar has no others.
+        // A quote, a backslash or a slash: the grammar has no others.
         Some(itself) => char::from(*itself),
         None => char::REPLACEMENT_CHARACTER,
     };
@@ -53,20 +52,20 @@ fn escape(text: &str) -> (char, usize) {
 fn unicode(text: &str) -> (char, usize) {
     let (first, second) = (unit(text), text.get(6..).and_then(unit));
     let pair = first.into_iter().chain(second);
-    // A pair gives one character, half of one gives an error.
+    // A pair is one character; a lone half is an error.
     match char::decode_utf16(pair).next() {
         Some(Ok(char)) => (char, 6 * char.len_utf16()),
         _ => (char::REPLACEMENT_CHARACTER, 6),
     }
 }
 
-/// The UTF-16 unit of the `\uXXXX` at the start of `text`.
+/// The UTF-16 code unit of the `\uXXXX` at the start of `text`.
 fn unit(text: &str) -> Option<u16> {
     u16::from_str_radix(text.strip_prefix("\\u")?.get(..4)?, 16).ok()
 }
 
-/// See [`mend`](super::mend).
-pub fn mend(text: &str) -> Cow<'_, str> {
+/// See [`replace_lone_surrogates`](super::replace_lone_surrogates).
+pub fn replace_lone_surrogates(text: &str) -> Cow<'_, str> {
     if !text.contains("\\ud") && !text.contains("\\uD") {
         return Cow::Borrowed(text);
     }
@@ -86,7 +85,7 @@ pub fn mend(text: &str) -> Cow<'_, str> {
                 (_, length) => length,
             },
         };
-        // Only a text that is no JSON ends inside an escape.
+        // Only invalid JSON ends inside an escape.
         let (escape, behind) = rest.split_at_checked(length).unwrap_or((rest, ""));
         mended.push_str(escape);
         rest = behind;

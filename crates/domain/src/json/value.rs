@@ -1,51 +1,43 @@
-//! All of a text as a value.
+//! Parsed JSON values.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::scan::Scan;
-use super::{Invalid, MAX_DEPTH, Number};
+use super::scan::Scanner;
+use super::{InvalidJson, MAX_DEPTH, Number};
 
-/// Levels that are read: accepted texts, and what is put around them.
+/// Depth limit: that of accepted texts, plus what may wrap them.
 const DEEPEST: usize = MAX_DEPTH + 32;
 
-/// A JSON value. It borrows what the text has without escapes.
+/// A JSON value. Strings without escapes borrow the text.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value<'a> {
-    /// `null`
     Null,
     /// `true` or `false`
     Bool(bool),
     /// A number of any size.
     Number(Number<'a>),
-    /// A string.
     String(Cow<'a, str>),
-    /// A list.
     Array(Vec<Value<'a>>),
-    /// An object. Of a name that it has twice the last one counts.
+    /// For duplicate names, the last one counts.
     Object(BTreeMap<Cow<'a, str>, Value<'a>>),
 }
 
 impl<'a> Value<'a> {
-    /// Reads every text that [`check`](super::check) passes.
-    ///
-    /// # Errors
-    /// Where the text stops being JSON.
-    pub fn parse(text: &'a str) -> Result<Self, Invalid> {
-        let mut scan = Scan::new(text);
+    /// Parses every text that [`check`](super::check) accepts.
+    pub fn parse(text: &'a str) -> Result<Self, InvalidJson> {
+        let mut scan = Scanner::new(text);
         let value = read(&mut scan, 0)?;
         scan.end()?;
         Ok(value)
     }
 
-    /// The member of that name, if this is an object that has one.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Self> {
         self.as_object()?.get(name)
     }
 
-    /// What it says, if it is a string.
     #[must_use]
     pub fn as_str(&self) -> Option<&str> {
         match self {
@@ -54,7 +46,6 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Its items, if it is a list.
     #[must_use]
     pub fn as_array(&self) -> Option<&[Self]> {
         match self {
@@ -63,7 +54,6 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Its members, if it is an object.
     #[must_use]
     pub const fn as_object(&self) -> Option<&BTreeMap<Cow<'a, str>, Self>> {
         match self {
@@ -72,7 +62,6 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The number, if it is one.
     #[must_use]
     pub const fn as_number(&self) -> Option<&Number<'a>> {
         match self {
@@ -87,7 +76,7 @@ impl<'a> Value<'a> {
         matches!(self, Self::Array(_) | Self::Object(_))
     }
 
-    /// How many levels of lists and objects it has; a scalar has none.
+    /// The nesting depth; 0 for a scalar.
     #[must_use]
     pub fn depth(&self) -> usize {
         match self {
@@ -97,7 +86,6 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// That owns its text.
     #[must_use]
     pub fn into_owned(self) -> Value<'static> {
         let owned = |text: Cow<'a, str>| -> Cow<'static, str> { Cow::Owned(text.into_owned()) };
@@ -115,8 +103,8 @@ impl<'a> Value<'a> {
     }
 }
 
-fn read<'a>(scan: &mut Scan<'a>, depth: usize) -> Result<Value<'a>, Invalid> {
-    scan.blank();
+fn read<'a>(scan: &mut Scanner<'a>, depth: usize) -> Result<Value<'a>, InvalidJson> {
+    scan.skip_whitespace();
     match scan.peek() {
         Some(b'{' | b'[') if depth == DEEPEST => Err(scan.invalid("nesting too deep")),
         Some(b'{') => {
@@ -144,11 +132,11 @@ fn read<'a>(scan: &mut Scan<'a>, depth: usize) -> Result<Value<'a>, Invalid> {
         Some(b'f') => scan.word("false").map(|()| Value::Bool(false)),
         Some(b'n') => scan.word("null").map(|()| Value::Null),
         Some(_) => Err(scan.invalid("expected a value")),
-        None => Err(scan.invalid("the text ends early")),
+        None => Err(scan.invalid("unexpected end of text")),
     }
 }
 
-/// As JSON, numbers as they were written.
+/// Numbers are written as in the source.
 impl fmt::Display for Value<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -178,7 +166,7 @@ fn quoted(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
     write!(f, "{}", serde_json::Value::from(text))
 }
 
-/// Numbers become the nearest ones that `serde_json` has.
+/// Numbers become the nearest values that `serde_json` supports.
 impl From<Value<'_>> for serde_json::Value {
     fn from(value: Value<'_>) -> Self {
         match value {

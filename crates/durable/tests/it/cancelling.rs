@@ -1,7 +1,7 @@
-//! Cancel: at once when queued, asked when running, together with everything the job started.
+//! Cancel: at once if queued, by a signal if running, together with all descendants.
 
 use towpath_domain::job::JobState;
-use towpath_durable::{Cancelled, cancel, cancel_all};
+use towpath_durable::{CancelOutcome, cancel, cancel_all};
 
 use crate::on_each;
 use crate::support::{Op, Script};
@@ -9,10 +9,10 @@ use crate::support::{Op, Script};
 on_each! {
     async fn a_queued_job_is_over_at_once(world) {
         let job = world.start(Script::new("a", [])).await;
-        assert_eq!(world.store.write(async |tx| cancel(tx, job).await).await.unwrap(), Cancelled::Ended);
+        assert_eq!(world.store.write(async |tx| cancel(tx, job).await).await.unwrap(), CancelOutcome::Ended);
         assert_eq!(world.job(job).await.state, JobState::Cancelled);
         assert_eq!(world.effects().await, ["a cancelled"]);
-        assert_eq!(world.store.write(async |tx| cancel(tx, job).await).await.unwrap(), Cancelled::Over);
+        assert_eq!(world.store.write(async |tx| cancel(tx, job).await).await.unwrap(), CancelOutcome::AlreadyFinished);
     }
 }
 
@@ -21,7 +21,7 @@ on_each! {
         let workers = world.workers(1);
         let job = world.start(Script::new("a", [Op::Gate("never".into()), Op::Effect("late".into())])).await;
         world.until_noted("a at never", 1).await;
-        assert_eq!(world.store.write(async |tx| cancel(tx, job).await).await.unwrap(), Cancelled::Asked);
+        assert_eq!(world.store.write(async |tx| cancel(tx, job).await).await.unwrap(), CancelOutcome::Requested);
         assert_eq!(world.until_over(job).await.state, JobState::Cancelled);
         assert_eq!(world.effects().await, ["a cancelled"]);
         workers.drain(crate::support::PATIENCE).await;
@@ -62,7 +62,7 @@ on_each! {
 
 on_each! {
     async fn cancelled_children_leave_no_place_behind(world) {
-        // One holds the place, two are blocked: the first one's end promotes the second while all of them end.
+        // One holds the slot, two are blocked: the end of the first one promotes the second while all of them end.
         let lane = ("export:1".to_owned(), 1);
         let children = ["b", "c", "d"].map(|name| Script::new(name, [])).to_vec();
         let parent = world.start(Script::new("a", [Op::Children(children, Some(lane))])).await;
@@ -100,7 +100,7 @@ on_each! {
         for parent in parents {
             assert_eq!(world.job(parent).await.state, JobState::Cancelled);
         }
-        // Of twelve children one is at work, and was told.
+        // One of twelve children was running, and was signalled.
         assert_eq!(world.effects().await.len(), 2 + 11);
         assert_eq!(world.count("SELECT count(*) FROM job WHERE finished_at IS NULL").await, 1);
         assert_eq!(world.count("SELECT count(*) FROM job WHERE cancel_at IS NOT NULL").await, 1);
@@ -108,7 +108,7 @@ on_each! {
         assert_eq!(world.effects().await.len(), 2 + 12);
         assert_eq!(world.count("SELECT count(*) FROM job WHERE finished_at IS NULL").await, 0);
         assert_eq!(world.count("SELECT count(*) FROM lane WHERE held <> 0").await, 0);
-        // Nothing says any more that a job is asked to stop, or that a parent has children at work.
+        // No row still has a cancel mark, or counts running children.
         assert_eq!(world.count("SELECT count(*) FROM job WHERE cancel_at IS NOT NULL OR open_children <> 0").await, 0);
         world.check_invariants().await;
     }
@@ -116,7 +116,7 @@ on_each! {
 
 on_each! {
     async fn a_mark_is_seen_without_any_signal(world) {
-        // As when the signal fell between the claim and the moment its worker knew of it.
+        // As if the signal was sent between the claim and its registration in the worker.
         let workers = world.workers(1);
         let job = world.start(Script::new("a", [Op::Gate("never".into())])).await;
         world.until_noted("a at never", 1).await;
@@ -138,7 +138,7 @@ on_each! {
     }
 }
 
-/// The parent starts its children while its cancel already waits for the row: they have to go with it.
+/// The parent starts its children while its cancel already waits for the row: they must be cancelled too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn children_recorded_while_the_cancel_waits_are_cancelled_too() {
     let Some(database) = crate::support::Database::postgres().await else {
@@ -164,7 +164,7 @@ async fn children_recorded_while_the_cancel_waits_are_cancelled_too() {
                         towpath_durable::start(tx, &Script::new(name, []), start).await?;
                     }
                     towpath_store::jobs::count_children(tx, parent).await?;
-                    let to = towpath_store::jobs::Move::of(&row, JobState::Waiting);
+                    let to = towpath_store::jobs::JobTransition::of(&row, JobState::Waiting);
                     towpath_store::jobs::apply(tx, &row, &to).await?;
                     crate::support::stand_still(tx).await?;
                     locked.notify_one();
@@ -182,7 +182,7 @@ async fn children_recorded_while_the_cancel_waits_are_cancelled_too() {
     world.until_somebody_waits_for_a_lock().await;
     release.notify_one();
     waiting.await.unwrap().unwrap();
-    assert_eq!(cancelling.await.unwrap().unwrap(), Cancelled::Ended);
+    assert_eq!(cancelling.await.unwrap().unwrap(), CancelOutcome::Ended);
     assert_eq!(world.effects().await, ["a cancelled", "b cancelled", "c cancelled"]);
     world.check_invariants().await;
 }

@@ -1,26 +1,26 @@
-//! What a claim takes, and what it reads for that.
+//! What a claim takes and reads.
 
 use std::ops::Range;
 use std::time::Duration;
 
 use towpath_domain::{JobId, TenantId, WorkerId};
-use towpath_durable::{Claimed, Start};
+use towpath_durable::{ClaimedJob, Start};
 use towpath_queue::Queue;
-use towpath_store::jobs::{self, Claimer, Mark};
+use towpath_store::jobs::{self, ClaimPosition, ClaimRequest};
 use towpath_store::{Dialect, on};
 
 use crate::on_each;
 use crate::peers::{rows_read, walk_and_count_reads};
 use crate::support::{Op, PATIENCE, Script, World, fenced};
 
-fn claimer(n: i64, marks: &[Mark]) -> Claimer<'_> {
-    Claimer {
-        marks,
-        ..Claimer::new(Script::POOL_NAME, WorkerId::new(), n)
+fn claimer(n: i64, marks: &[ClaimPosition]) -> ClaimRequest<'_> {
+    ClaimRequest {
+        positions: marks,
+        ..ClaimRequest::new(Script::POOL_NAME, WorkerId::new(), n)
     }
 }
 
-async fn claim(world: &World, n: i64, marks: &[Mark]) -> Vec<Claimed> {
+async fn claim(world: &World, n: i64, marks: &[ClaimPosition]) -> Vec<ClaimedJob> {
     let claimer = claimer(n, marks);
     world
         .store
@@ -29,10 +29,12 @@ async fn claim(world: &World, n: i64, marks: &[Mark]) -> Vec<Claimed> {
         .unwrap()
 }
 
-/// As a turn, with nothing that ended.
-async fn turn(world: &World, n: i64, marks: &[Mark]) -> Vec<Claimed> {
+/// As a claim batch without completions.
+async fn turn(world: &World, n: i64, marks: &[ClaimPosition]) -> Vec<ClaimedJob> {
     let claimer = claimer(n, marks);
-    let turned = world.store.write(async |tx| jobs::turn(tx, &[], &[], &claimer).await);
+    let turned = world
+        .store
+        .write(async |tx| jobs::complete_and_claim(tx, &[], &[], &claimer).await);
     turned.await.unwrap().claimed
 }
 
@@ -44,7 +46,7 @@ async fn record(world: &World, tenant: TenantId, priority: i64) -> JobId {
     recorded.await.unwrap()
 }
 
-fn ids(claimed: &[Claimed]) -> Vec<JobId> {
+fn ids(claimed: &[ClaimedJob]) -> Vec<JobId> {
     claimed.iter().map(|job| job.id).collect()
 }
 
@@ -60,7 +62,7 @@ on_each! {
         let first = claim(&world, 2, &[]).await;
         let [at_a, at_b] = [a, b].map(|tenant| first.iter().find(|job| job.tenant_id == tenant).unwrap());
         assert_eq!([at_a.id, at_b.id], [of_a[0], of_b[0]]);
-        let (at_a, at_b) = (Mark::from(at_a), Mark::from(at_b));
+        let (at_a, at_b) = (ClaimPosition::from(at_a), ClaimPosition::from(at_b));
         let higher = record(&world, a, 1).await;
 
         // Half of them each.
@@ -72,13 +74,13 @@ on_each! {
         let (third, fourth) = (of_a[2], of_a[3]);
         assert_eq!(world.job(of_a[1]).await.attempt, 1);
         assert_eq!(world.job(of_b[1]).await.attempt, 1);
-        // Only of the tenants named, only of that priority, in order, and by a turn as by a claim.
+        // Only of the named tenants, only of that priority, in order, by a batch as by a claim.
         assert_eq!(ids(&claim(&world, 1, &[at_a]).await), [third]);
         assert_eq!(ids(&turn(&world, 1, &[at_a]).await), [fourth]);
-        let skipped = Mark { id: of_a[4], run_at: world.job(of_a[4]).await.run_at, ..at_a };
+        let skipped = ClaimPosition { id: of_a[4], run_at: world.job(of_a[4]).await.run_at, ..at_a };
         assert_eq!(ids(&claim(&world, 9, &[skipped]).await), [of_a[5], of_a[6]]);
         assert_eq!(ids(&turn(&world, 9, &[skipped, at_b]).await), []);
-        // Half of one is one, and the first one's.
+        // Half of one is one, and it is the first tenant's.
         let more_of_b = record(&world, b, 0).await;
         assert_eq!(ids(&claim(&world, 1, &[at_b, at_a]).await), [more_of_b]);
         assert_eq!(ids(&claim(&world, 9, &[]).await), [higher, of_a[4], lower]);
@@ -90,7 +92,7 @@ on_each! {
         record(&world, world.tenant, 0).await;
         let next = record(&world, world.tenant, 0).await;
         let first = claim(&world, 1, &[]).await;
-        let mark = Mark::from(&first[0]);
+        let mark = ClaimPosition::from(&first[0]);
         let pause = async |paused| {
             let set = world.store.write(async |tx| towpath_store::pools::pause(tx, Script::POOL_NAME, paused).await);
             set.await.unwrap();
@@ -105,25 +107,25 @@ on_each! {
 on_each! {
     async fn behind_its_marks_a_claim_reads_what_it_takes(world) {
         world.backlog(20_000).await;
-        let store = world.store.apart(1).unwrap();
+        let store = world.store.with_own_pool(1).unwrap();
         let mut held = Vec::new();
         let mut marks = Vec::new();
         let mut reads = Vec::new();
-        // The first of them from the front.
+        // The first batch does a full scan.
         for _ in 0..12 {
             let claimer = claimer(16, &marks);
             let turn = store.write(async |tx| {
                 let before = rows_read(tx).await?;
-                let turned = jobs::turn(tx, &held, &[], &claimer).await?;
-                assert!(turned.missed.is_empty());
+                let turned = jobs::complete_and_claim(tx, &held, &[], &claimer).await?;
+                assert!(turned.not_completed.is_empty());
                 let between = rows_read(tx).await?;
                 let claimed = jobs::claim(tx, &claimer).await?;
                 Ok((turned.claimed, claimed, [between - before, rows_read(tx).await? - between]))
             });
             let (turned, claimed, read) = turn.await.unwrap();
-            // The second of them went on where the first one began, past what that one has.
+            // The second one continued after the position of the first, and skipped its jobs.
             assert_eq!([turned.len(), claimed.len()], [16, 16]);
-            marks = claimed.last().map(Mark::from).into_iter().collect();
+            marks = claimed.last().map(ClaimPosition::from).into_iter().collect();
             held = turned.iter().map(fenced).collect();
             reads.push(read);
         }
@@ -166,10 +168,10 @@ on_each! {
             jobs.push(world.start(Script::new("gated", ops)).await);
         }
         let workers = world.workers(16);
-        // By then it knows that it is alone.
+        // By then it knows that no other worker exists.
         world.until_seen(&workers).await;
         world.until_noted("gated starts", 16).await;
-        let store = world.store.apart(1).unwrap();
+        let store = world.store.with_own_pool(1).unwrap();
         let open = |gates: Range<i32>| gates.for_each(|nth| world.shared.open(&format!("gate {nth}")));
         let drained = store.write(async |tx| {
             crate::support::stand_still(tx).await?;
@@ -178,7 +180,7 @@ on_each! {
             world.until_somebody_waits_for_a_lock().await;
             open(1..5);
             world.until_noted("gated starts", 20).await;
-            // Whoever is told to leave meanwhile begins no other.
+            // A draining worker starts no other batch.
             let draining = workers.draining();
             let drained = tokio::spawn(workers.drain(PATIENCE));
             draining.cancelled().await;
@@ -197,10 +199,10 @@ on_each! {
 
 on_each! {
     async fn jobs_that_run_elsewhere_are_not_read(world) {
-        let store = world.store.apart(1).unwrap();
+        let store = world.store.with_own_pool(1).unwrap();
         world.backlog(1000).await;
         if store.dialect() == Dialect::Postgres {
-            // Nobody runs, so that the index of those who do is the shortest way to everything, by the statistics.
+            // No job is running, so by the statistics the index of running jobs is the cheapest path to everything.
             let tidy = store.read(async |tx| Ok(on!(tx, |conn| sqlx::query("VACUUM ANALYZE job").execute(conn).await.map(drop))?));
             tidy.await.unwrap();
         }

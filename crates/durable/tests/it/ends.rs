@@ -30,10 +30,10 @@ on_each! {
 
 on_each! {
     async fn a_delayed_job_starts_when_it_is_due(world) {
-        let _scheduler = world.scheduler().await;
-        let _workers = world.workers(1);
         let job = world.start_as(Script::new("a", [Op::Done]), Start::new(world.tenant).after(Duration::from_millis(100))).await;
         assert_eq!(world.job(job).await.state, JobState::Scheduled);
+        let _scheduler = world.scheduler().await;
+        let _workers = world.workers(1);
         let row = world.until_over(job).await;
         assert!(row.started_at.unwrap() >= row.run_at);
     }

@@ -1,21 +1,21 @@
-//! A worker whose job was taken over can commit nothing: one two-session test for each fenced write.
+//! A worker whose job was taken over cannot commit anything: one two-session test for each fenced write.
 //!
-//! The second session takes the job while the first one's write is already waiting for the row, which is the case a
-//! fence in a plain WHERE lets slip through.
+//! The second session takes the job while the first one's write already waits for the row, a case that a fence in a
+//! plain WHERE misses.
 
 use std::collections::{HashMap, HashSet};
 
 use towpath_domain::WorkerId;
 use towpath_domain::job::JobState;
-use towpath_durable::{Claimed, Lane, Start, perform};
-use towpath_store::jobs::{self, Fenced};
+use towpath_durable::{ClaimedJob, Lane, Start, perform};
+use towpath_store::jobs::{self, JobFence};
 use towpath_store::{Error, steps};
 
 use crate::on_each;
 use crate::support::{Op, Script, World, fenced};
 
-/// Claims, loses the lease to the rescue, and is claimed anew. Answers the stale claim and the true one.
-async fn taken_over(world: &World, ops: impl Into<Vec<Op>>) -> (Claimed, Claimed) {
+/// Claims, loses the lease to the rescue, and claims again. Returns the stale claim and the valid one.
+async fn taken_over(world: &World, ops: impl Into<Vec<Op>>) -> (ClaimedJob, ClaimedJob) {
     world.start(Script::new("a", ops)).await;
     let stale = world.claim(1).await.remove(0);
     world.end_lease(stale.id).await;
@@ -26,8 +26,8 @@ async fn taken_over(world: &World, ops: impl Into<Vec<Op>>) -> (Claimed, Claimed
     (stale, owner)
 }
 
-/// Lets the stale holder perform the whole script; answers what was committed.
-async fn perform_stale(world: &World, stale: Claimed) -> Vec<String> {
+/// The stale holder performs the whole script; returns what was committed.
+async fn perform_stale(world: &World, stale: ClaimedJob) -> Vec<String> {
     world.perform(stale).await;
     world.effects().await
 }
@@ -88,13 +88,13 @@ on_each! {
             world
                 .store
                 .write_one(async |tx| {
-                    jobs::turn(tx, &mine, &[], &jobs::Claimer::new(Script::POOL_NAME, WorkerId::new(), n)).await
+                    jobs::complete_and_claim(tx, &mine, &[], &jobs::ClaimRequest::new(Script::POOL_NAME, WorkerId::new(), n)).await
                 })
                 .await
                 .unwrap()
         };
         let turned = turn(1).await;
-        let mut missed: Vec<_> = turned.missed.iter().map(|job| job.id).collect();
+        let mut missed: Vec<_> = turned.not_completed.iter().map(|job| job.id).collect();
         missed.sort_unstable();
         assert_eq!(missed, [taken.id, cancelled]);
         assert_eq!(turned.claimed.iter().map(|job| job.id).collect::<Vec<_>>(), [next]);
@@ -104,7 +104,7 @@ on_each! {
         assert_eq!(world.job(cancelled).await.state, JobState::Running);
         assert_eq!(world.job(taken.id).await.fence, taken.fence);
         let again = turn(9).await;
-        assert_eq!(again.missed.len(), 3, "what is over cannot be completed");
+        assert_eq!(again.not_completed.len(), 3, "what is over cannot be completed");
         assert_eq!(again.claimed.iter().map(|job| job.id).collect::<Vec<_>>(), [last]);
         world.check_invariants().await;
     }
@@ -112,7 +112,7 @@ on_each! {
 
 on_each! {
     async fn a_turn_gives_places_to_those_who_waited_longest(world) {
-        // Of each lane so many places and jobs. Those of the last two lanes are not the caller's to end.
+        // Slots and jobs of each lane. The caller may not end those of the last two lanes.
         let mut jobs_of = HashMap::new();
         for (lane, places, count) in [("one", 1, 3), ("two", 2, 5), ("stale", 1, 2), ("cancelled", 1, 2)] {
             for nth in 1..=count {
@@ -130,7 +130,7 @@ on_each! {
         let claimed = world.claim(9).await;
         assert_eq!(claimed.len(), 5, "each lane lets in as many as it has places");
         world.store.write(async |tx| towpath_durable::cancel(tx, jobs_of["cancelled 1"]).await).await.unwrap();
-        let mut mine: Vec<Fenced> = claimed.iter().map(fenced).collect();
+        let mut mine: Vec<JobFence> = claimed.iter().map(fenced).collect();
         for job in mine.iter_mut().filter(|job| job.id == jobs_of["stale 1"]) {
             job.fence -= 1;
         }
@@ -138,11 +138,11 @@ on_each! {
         let turned = world
             .store
             .write(async |tx| {
-                jobs::turn(tx, &mine, &lanes, &jobs::Claimer::new(Script::POOL_NAME, WorkerId::new(), 2)).await
+                jobs::complete_and_claim(tx, &mine, &lanes, &jobs::ClaimRequest::new(Script::POOL_NAME, WorkerId::new(), 2)).await
             })
             .await
             .unwrap();
-        let missed: HashSet<_> = turned.missed.iter().map(|job| job.id).collect();
+        let missed: HashSet<_> = turned.not_completed.iter().map(|job| job.id).collect();
         assert_eq!(missed, HashSet::from(["stale 1", "cancelled 1"].map(|name| jobs_of[name])));
         let next: Vec<_> = turned.claimed.iter().map(|job| job.id).collect();
         assert_eq!(next, ["one 2", "two 3"].map(|name| jobs_of[name]), "the next of their lanes, in this very turn");
@@ -154,7 +154,7 @@ on_each! {
             ("cancelled 1", JobState::Running), ("cancelled 2", JobState::Blocked),
         ]).await;
         world.check_invariants().await;
-        let mine: Vec<Fenced> = turned.claimed.iter().map(fenced).collect();
+        let mine: Vec<JobFence> = turned.claimed.iter().map(fenced).collect();
         let done = world.store.write(async |tx| jobs::complete(tx, &mine, &lanes).await).await.unwrap();
         assert_eq!(done.len(), 2);
         states(&[("one 3", JobState::Ready), ("two 4", JobState::Ready), ("two 5", JobState::Ready), ("stale 2", JobState::Blocked)]).await;
@@ -180,8 +180,8 @@ on_each! {
     }
 }
 
-/// While the row is locked by a transaction that takes the job away, a step, a commit and a completion of the old
-/// holder wait for it; once it commits they must see the new fence, not the one of their snapshot.
+/// While a transaction that takes the job away holds the row, a step, a commit and a completion of the old holder wait
+/// for it; after the commit they must see the new fence, not that of their snapshot.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_write_that_waits_for_the_row_sees_the_new_fence() {
     let Some(database) = crate::support::Database::postgres().await else {
@@ -205,7 +205,7 @@ async fn a_write_that_waits_for_the_row_sees_the_new_fence() {
                 store
                     .write(async |tx| {
                         let job = jobs::lock(tx, &[id]).await?.remove(0);
-                        let mut to = jobs::Move::of(&job, JobState::Ready);
+                        let mut to = jobs::JobTransition::of(&job, JobState::Ready);
                         to.fence += 1;
                         jobs::apply(tx, &job, &to).await?;
                         crate::support::stand_still(tx).await?;
@@ -226,7 +226,7 @@ async fn a_write_that_waits_for_the_row_sees_the_new_fence() {
                 world.shared.clone(),
             );
             tokio::spawn(async move {
-                let held = Fenced {
+                let held = JobFence {
                     id: job.id,
                     fence: job.fence,
                 };
@@ -255,11 +255,11 @@ async fn a_write_that_waits_for_the_row_sees_the_new_fence() {
                     "turn" => {
                         let turned = store
                             .write_one(async |tx| {
-                                let claimer = jobs::Claimer::new(Script::POOL_NAME, WorkerId::new(), 1);
-                                jobs::turn(tx, &[held], &[], &claimer).await
+                                let claimer = jobs::ClaimRequest::new(Script::POOL_NAME, WorkerId::new(), 1);
+                                jobs::complete_and_claim(tx, &[held], &[], &claimer).await
                             })
                             .await;
-                        turned.map(|turned| 1 - turned.missed.len() + turned.claimed.len())
+                        turned.map(|turned| 1 - turned.not_completed.len() + turned.claimed.len())
                     }
                     "give up" => towpath_durable::give_up(&store, held).await.map(usize::from),
                     _ => {
@@ -270,7 +270,7 @@ async fn a_write_that_waits_for_the_row_sees_the_new_fence() {
                 }
             })
         };
-        // The write has to be waiting for the row before it is let go.
+        // The write must wait for the row before it is released.
         world.until_somebody_waits_for_a_lock().await;
         release.notify_one();
         taking.await.unwrap().unwrap();

@@ -1,10 +1,10 @@
-//! What is over, however much of it there is, costs nobody anything.
+//! Finished jobs do not slow anything down, however many there are.
 
 use std::time::{Duration, Instant};
 
 use towpath_domain::job::JobState;
 use towpath_domain::{JobId, TenantId, Timestamp};
-use towpath_durable::{Cancelled, Why, cancel, explain};
+use towpath_durable::{CancelOutcome, StateReason, cancel, explain};
 use towpath_scheduler::{Scheduler, Settings};
 use towpath_store::jobs::{self, NewJob, Position};
 use towpath_store::pools;
@@ -14,7 +14,7 @@ use crate::peers::{finished, rows_read};
 use crate::retrying::again;
 use crate::support::{Op, PATIENCE, Script, World};
 
-/// Moves everything to the history that may go, and says how much that was.
+/// Moves everything possible to the history, and returns the number.
 async fn archive(world: &World) -> u64 {
     let before = world.store.clock().now().plus(Duration::from_secs(1));
     let moved = world
@@ -33,15 +33,15 @@ on_each! {
 
         assert_eq!(world.job(job).await.state, JobState::Cancelled);
         let told = world.store.read(async |tx| explain(tx, job).await).await.unwrap().unwrap();
-        assert_eq!(told.why, Why::Over);
+        assert_eq!(told.why, StateReason::Over);
         let cancelled = world.store.write(async |tx| cancel(tx, job).await).await.unwrap();
-        assert_eq!(cancelled, Cancelled::Over);
+        assert_eq!(cancelled, CancelOutcome::AlreadyFinished);
 
         assert_eq!(again(&world, job).await, Ok(JobState::Ready));
         let workers = world.workers(1);
         assert_eq!(world.until_over(job).await.state, JobState::Succeeded);
         assert_eq!(archive(&world).await, 1);
-        assert_eq!(again(&world, job).await, Err("the job succeeded; there is nothing to try again".into()));
+        assert_eq!(again(&world, job).await, Err("the job succeeded; there is nothing to retry".into()));
         assert_eq!(world.count("SELECT count(*) FROM job").await, 0, "what is refused stays where it was");
         workers.drain(PATIENCE).await;
     }
@@ -109,7 +109,7 @@ on_each! {
         world.backlog(pools::COUNTED + 2_000).await;
         let now = world.store.clock().now();
         let ago = |minutes: u64| now.minus(Duration::from_secs(60 * minutes));
-        // The oldest of a pool may be that of any tenant, of any priority. A pool behind a large one is seen.
+        // The oldest job of a pool may have any tenant and priority. A pool behind a large one is found.
         record(&world, Script::POOL_NAME, 5, ago(1)).await;
         record(&world, Script::POOL_NAME, -5, ago(3)).await;
         record(&world, Script::POOL_NAME, 0, ago(2)).await;

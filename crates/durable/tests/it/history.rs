@@ -1,6 +1,6 @@
 //! Histories under chaos: worker sets are killed, drained and started while jobs run, fail, wait, are cancelled and
-//! time out; everything that handlers do is written down; afterwards the rows and the record are held against each
-//! other. The numbers are printed.
+//! time out. All actions of handlers are recorded; afterwards the rows are compared with the record. The numbers are
+//! printed.
 
 mod chaos;
 mod check;

@@ -1,10 +1,10 @@
-//! Jobs that are recorded in the transaction which claims the next ones: on SQLite, by whoever claims in this process.
+//! Jobs that are recorded in the transaction of the next claim: on SQLite, by the claimer of this process.
 
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
 use towpath_domain::TenantId;
-use towpath_durable::{Along, Start};
+use towpath_durable::{BatchedWrite, Start};
 use towpath_queue::Queue;
 use towpath_store::{self as store, Dialect, Tx};
 use towpath_workers::Workers;
@@ -12,17 +12,21 @@ use towpath_workers::Workers;
 use crate::on_each;
 use crate::support::{Database, Op, PATIENCE, Script, World};
 
-/// A script to be recorded. That of the name [`Script::REFUSED`] is refused.
+/// A script to record. One with the name [`Script::REFUSED`] is refused.
 #[derive(Debug)]
 struct Recorded {
     tenant: TenantId,
     script: Script,
 }
 
-impl Along for Recorded {
-    fn write<'a, 'c: 'a>(&'a self, tx: &'a mut Tx<'c>, all: &'a [Arc<dyn Along>]) -> BoxFuture<'a, store::Result<()>> {
+impl BatchedWrite for Recorded {
+    fn write<'a, 'c: 'a>(
+        &'a self,
+        tx: &'a mut Tx<'c>,
+        all: &'a [Arc<dyn BatchedWrite>],
+    ) -> BoxFuture<'a, store::Result<()>> {
         Box::pin(async move {
-            for Self { tenant, script } in towpath_durable::each(all) {
+            for Self { tenant, script } in towpath_durable::of_type(all) {
                 if script.name == Script::REFUSED {
                     return Err(store::Error::NotFound);
                 }
@@ -34,18 +38,18 @@ impl Along for Recorded {
 }
 
 impl World {
-    /// Whether a script that does `op` was recorded with a turn of the workers.
+    /// Whether a script with `op` was recorded in a claim batch of the workers.
     async fn joins(&self, name: &str, op: Op) -> bool {
         let recorded = Recorded {
             tenant: self.tenant,
             script: Script::new(name, [op]),
         };
         self.engine
-            .record_with_turn(Script::POOL_NAME, Arc::new(recorded))
+            .record_with_next_claim(Script::POOL_NAME, Arc::new(recorded))
             .await
     }
 
-    /// Workers that nobody wakes, and that do not look of their own accord within a test. They have a lease.
+    /// Workers that are not woken and do not poll within a test. They have a lease.
     async fn deaf_workers(&self, slots: usize) -> Workers {
         let workers = self.workers_with(slots, PATIENCE * 4, &Queue::local());
         workers.leased().await;
@@ -90,7 +94,7 @@ async fn one_that_is_refused_takes_no_other_along() {
         world.joins("neighbour", Op::Done)
     );
     assert!(!refused);
-    // Its neighbour may have been in the same transaction, and would be recorded alone then.
+    // Another request may have been in the same transaction, and would then be recorded alone.
     assert!(world.joins("next", Op::Done).await);
     world.until_drained().await;
     let ended = world.count("SELECT count(*) FROM job WHERE state = 'succeeded'").await;

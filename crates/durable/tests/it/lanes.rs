@@ -11,8 +11,8 @@ use crate::support::{Database, Op, PATIENCE, Script, World, fenced};
 
 on_each! {
     async fn eight_thousand_jobs_keep_their_order_in_forty_lanes(world) {
-        // Eight producers, forty lanes of one place. The number a job gets in its lane is the order it was recorded
-        // in; the order it starts in has to be the same.
+        // Eight producers, forty lanes with one slot. A job's number in its lane is the order of recording; jobs must
+        // start in that order.
         const LANES: usize = 40;
         const EACH: usize = 25;
         let workers = world.workers(16);
@@ -76,12 +76,12 @@ on_each! {
 
 on_each! {
     async fn a_job_that_backs_off_gives_up_its_place(world) {
-        // Script does not keep its place, as export runs do not.
+        // Script does not keep its slot, like export runs.
         let workers = world.workers(2);
         let lane = || Lane::new("export:1", 1);
         let failing = world.start_as(Script::new("a", [Op::Fail(1), Op::Gate("go".into())]), Start::new(world.tenant).lane(lane())).await;
         let next = world.start_as(Script::new("b", []), Start::new(world.tenant).lane(lane())).await;
-        // Without a scheduler the first stays in its backoff; the second has to run all the same.
+        // Without a scheduler the first stays in its backoff; the second must run anyway.
         world.until_over(next).await;
         assert_eq!(world.job(failing).await.state, JobState::Scheduled);
         let _scheduler = world.scheduler().await;
@@ -120,7 +120,7 @@ on_each! {
     }
 }
 
-/// An idle lane is pruned while a job for later is recorded in it, which the pruning cannot see yet.
+/// An idle lane is pruned while a scheduled job is recorded in it, which the pruning cannot see yet.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lane_that_a_job_is_being_recorded_in_is_not_pruned() {
     let Some(database) = Database::postgres().await else {
@@ -140,7 +140,7 @@ async fn a_lane_that_a_job_is_being_recorded_in_is_not_pruned() {
             towpath_durable::start(tx, &Script::new("b", []), how).await?;
             let store = world.store.clone();
             let mut pruning = tokio::spawn(async move { store.write(async |tx| lanes::prune(tx, 10).await).await });
-            // It passes by the lane. If it waited for it, it would still take it for idle afterwards.
+            // It skips the lane. If it waited, it would still consider the lane idle afterwards.
             Ok(tokio::select! {
                 pruned = &mut pruning => Ok(pruned),
                 () = world.until_somebody_waits_for_a_lock() => Err(pruning),
@@ -156,7 +156,7 @@ async fn a_lane_that_a_job_is_being_recorded_in_is_not_pruned() {
     assert_eq!(world.count("SELECT count(*) FROM lane").await, 1);
 }
 
-/// Two sessions record jobs in one lane at once. The first round makes the lane, the second finds it.
+/// Two sessions record jobs in one lane at once. The first round creates the lane, the second finds it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn jobs_recorded_at_once_have_numbers_of_their_own() {
     let Some(database) = Database::postgres().await else {
@@ -191,8 +191,8 @@ async fn jobs_recorded_at_once_have_numbers_of_their_own() {
     world.check_invariants().await;
 }
 
-/// The job that holds the lane ends while another is being recorded behind it, which its end cannot see yet. The end must
-/// wait, or nobody gives the place to the other.
+/// The job that holds the lane ends while another is being recorded behind it, which its end cannot see yet. The end
+/// must wait, or the slot is never passed on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_recorded_while_the_one_before_it_ends_gets_its_place() {
     let Some(database) = Database::postgres().await else {

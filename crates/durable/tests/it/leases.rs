@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::sync::Notify;
 use towpath_domain::WorkerId;
 use towpath_domain::job::{JobState, MAX_LOST_LEASES};
-use towpath_durable::{Expired, Reach};
+use towpath_durable::{ExpiredLeases, LostWorkerScope};
 use towpath_store::{leases, on};
 
 use crate::on_each;
@@ -13,7 +13,7 @@ use crate::support::{Database, LEASE, Op, PATIENCE, Script, World};
 
 on_each! {
     async fn a_step_of_many_leases_runs_once(world) {
-        // The handler blocks its thread the whole time; the renewals come from another.
+        // The handler blocks its thread the whole time; the renewals are in another thread.
         let lease = world.engine.settings().lease;
         let _scheduler = world.scheduler().await;
         let workers = world.workers(2);
@@ -38,7 +38,7 @@ async fn a_dead_workers_job_is_taken_over() {
     };
     let world = World::new(database).await;
     let job = world.start(Script::new("a", [Op::Step("one".into())])).await;
-    // A worker claims it and is never heard of again.
+    // A worker claims it and never reports again.
     world.claim(1).await;
     let _scheduler = world.scheduler().await;
     let workers = world.workers(1);
@@ -54,12 +54,12 @@ async fn a_worker_that_cannot_renew_stops_its_handler_before_the_lease_ends() {
     let Some(database) = Database::postgres().await else {
         return;
     };
-    // A tenth of it is what is left when the handler is stopped.
+    // A tenth of the lease is left when the handler is stopped.
     let world = World::with_lease(database, LEASE * 2).await;
     let workers = world.workers(1);
     world.start(Script::new("a", [Op::Gate("never".into())])).await;
     world.until_noted("a at never", 1).await;
-    // Whoever holds the worker's own row keeps renewals waiting, and the rescue too.
+    // A lock on the worker's own row blocks renewals and the rescue.
     let in_time = world
         .store
         .write(async |tx| {
@@ -98,14 +98,14 @@ async fn a_transaction_of_a_job_keeps_no_renewal_waiting() {
     ];
     world.until_noted("a at go", 1).await;
     world.until_noted("b at go", 1).await;
-    // As `ctx.commit` does, for as long as two leases.
+    // Like `ctx.commit`, for two leases.
     let began = std::time::Instant::now();
     let first = until(&world, jobs[0]).await;
     let renewed = world
         .store
         .write(async |tx| {
             towpath_store::jobs::lock(tx, &jobs).await?;
-            // Each question is one of the transaction, which is not silent for long.
+            // Each statement belongs to the transaction, which is never idle for long.
             loop {
                 let now = leases::until(tx, jobs[0]).await?;
                 if began.elapsed() > LEASE * 2 {
@@ -147,24 +147,24 @@ on_each! {
         world.store.write(async |tx| leases::begin(tx, worker, lease).await).await.unwrap();
         world.expire_leases().await;
         assert!(renew().await, "nobody has ended it yet");
-        // On SQLite a renewal leaves the time as it is.
+        // On SQLite a renewal does not change the time.
         if world.store.dialect() == towpath_store::Dialect::Postgres {
             towpath_durable::rescue(&world.store).await.unwrap();
             assert!(renew().await, "nor could anybody after that");
         }
         world.expire_leases().await;
-        let look = async |expired| towpath_durable::lost_workers(&world.store, expired, Reach::Holders).await.unwrap();
-        let at = look(Expired::Leave).await.at;
+        let look = async |expired| towpath_durable::lost_workers(&world.store, expired, LostWorkerScope::AllWorkers).await.unwrap();
+        let at = look(ExpiredLeases::Keep).await.scanned_at;
         let by = at.minus(std::time::Duration::from_secs(1));
-        look(Expired::End { by: Some(by) }).await;
+        look(ExpiredLeases::End { by: Some(by) }).await;
         assert!(renew().await, "it was too late to end it");
         world.expire_leases().await;
-        look(Expired::End { by: None }).await;
+        look(ExpiredLeases::End { by: None }).await;
         assert!(!renew().await);
     }
 }
 
-/// The rescuer comes while the renewal is on its way, and the renewal while the rescuer is.
+/// The rescue runs during the renewal, and the renewal during the rescue.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_renewal_and_the_end_of_a_lease_exclude_each_other() {
     let Some(database) = Database::postgres().await else {
@@ -180,7 +180,7 @@ async fn a_renewal_and_the_end_of_a_lease_exclude_each_other() {
         .store
         .write(async |tx| {
             assert!(leases::renew(tx, worker, lease).await?);
-            // Not committed: the old row is what others see, and it is passed by.
+            // Not committed: others see the old row, and skip it.
             assert_eq!(towpath_durable::rescue(&world.store).await?, 0);
             Ok(())
         })
@@ -193,11 +193,13 @@ async fn a_renewal_and_the_end_of_a_lease_exclude_each_other() {
         async move {
             store
                 .write(async |tx| {
-                    let look = leases::look(tx, Expired::End { by: None }, Reach::Holders).await?;
+                    let look =
+                        leases::find_lost_workers(tx, ExpiredLeases::End { by: None }, LostWorkerScope::AllWorkers)
+                            .await?;
                     crate::support::stand_still(tx).await?;
                     ended.notify_one();
                     release.notified().await;
-                    Ok(look.lost)
+                    Ok(look.workers)
                 })
                 .await
         }
@@ -214,7 +216,7 @@ async fn a_renewal_and_the_end_of_a_lease_exclude_each_other() {
     assert_eq!(world.rescue().await, 1);
 }
 
-/// One row that somebody sits on keeps no other from being taken back, and is taken back later.
+/// A locked row does not block others from being taken back, and is taken back later.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_locked_row_is_passed_by() {
     let Some(database) = Database::postgres().await else {
@@ -226,7 +228,7 @@ async fn a_locked_row_is_passed_by() {
         jobs.push(world.start(Script::new(name, [])).await);
     }
     assert_eq!(world.claim(3).await.len(), 3);
-    // Two of them have to end, which takes more than their rows.
+    // Two of them must end, which needs more than their rows.
     for job in &jobs[..2] {
         world
             .store
@@ -263,13 +265,13 @@ on_each! {
         assert!(statements < 40, "{statements} statements");
         assert_eq!(world.count("SELECT count(*) FROM attempt WHERE outcome = 'lost'").await, 6_400);
         assert_eq!(world.job(claimed[0].id).await.state, JobState::Scheduled);
-        // They rest, and not all for the same time.
+        // They pause, and not all for the same time.
         assert_eq!(world.count("SELECT count(*) FROM job WHERE state = 'scheduled' AND fence = 2 AND attempt = 1").await, 6_400);
         assert!(world.count("SELECT count(DISTINCT run_at) FROM job").await > 100);
     }
 }
 
-/// What a process of an earlier version claimed has a lease of its own, in its row.
+/// Jobs claimed by a process of an earlier version have their own lease in the row.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leases_of_an_earlier_version_are_kept_until_they_end() {
     let Some(database) = Database::postgres().await else {
@@ -319,7 +321,7 @@ on_each! {
         while world.rescue().await == 0 {
             world.expire_leases().await;
         }
-        // Its handler is told, and it claims the job anew.
+        // Its handler is signalled, and it claims the job again.
         world.until_noted("a at go", 2).await;
         let after = workers.id();
         assert_ne!(before, after);
@@ -338,7 +340,7 @@ on_each! {
         let workers = world.workers(1);
         world.until_seen(&workers).await;
         let job = world.start_as(Script::new("a", []), towpath_durable::Start::new(world.tenant).after(PATIENCE)).await;
-        // As when the answer to a claim is lost.
+        // As if the response of a claim was lost.
         world.store.write(async |tx| {
             let now = tx.now();
             let text = towpath_store::sql!(tx,
@@ -503,7 +505,7 @@ on_each! {
         world.until_noted("a blocks at go", 1).await;
         let drained = tokio::time::timeout(PATIENCE, workers.drain(std::time::Duration::ZERO)).await;
         world.shared.open("go");
-        assert_eq!(drained.expect("the drain ended").at_work, 1);
+        assert_eq!(drained.expect("the drain ended").running, 1);
     }
 }
 

@@ -1,4 +1,4 @@
-//! The time limit of an attempt, with the hours going by at once.
+//! The time limit of an attempt, with simulated hours.
 
 use std::time::Duration;
 
@@ -13,8 +13,8 @@ use crate::support::{Database, Op, Script, World};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// On one thread: time can only be stopped there. It stands still while the handler waits at its gate and nothing else
-/// is under way, and goes on for what the database is asked.
+/// Single-threaded, because time can only be paused there. It stands still while the handler waits at its gate and
+/// nothing else is active, and advances during database calls.
 async fn every_attempt_ends_at_its_limit(world: World) {
     let job = world
         .start(Script::new("a", [Op::Step("one".into()), Op::Gate("never".into())]))
@@ -75,7 +75,7 @@ async fn every_attempt_ends_at_its_limit_on_postgres() {
     every_attempt_ends_at_its_limit(World::new(database).await).await;
 }
 
-/// A worker whose own clock is two hours ahead ends no job before its time.
+/// A worker whose own clock is two hours ahead ends no job early.
 #[tokio::test]
 async fn a_deadline_goes_by_the_databases_clock() {
     let Some(database) = Database::postgres().await else {

@@ -6,7 +6,7 @@
     reason = "tests say what was skipped, and the figures they saw"
 )]
 
-mod along;
+mod batched_write;
 mod cancelling;
 mod children;
 mod claims;

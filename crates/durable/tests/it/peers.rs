@@ -1,10 +1,9 @@
-//! Thirteen scenarios in which a peer's queue was seen to stop, to run work twice, or to wait half a minute. The same
-//! ones here, by the numbers they were written down under.
+//! Thirteen scenarios in which another queue stopped, ran work twice, or waited half a minute, by their numbers.
 
 use std::time::{Duration, Instant};
 
 use towpath_domain::job::JobState;
-use towpath_durable::{Lane, Start, Why, explain};
+use towpath_durable::{Lane, Start, StateReason, explain};
 use towpath_queue::Queue;
 use towpath_store::steps::{self, NewStep};
 use towpath_store::{Conn, Error, jobs, on, pools, workers as worker_rows};
@@ -12,7 +11,7 @@ use towpath_store::{Conn, Error, jobs, on, pools, workers as worker_rows};
 use crate::on_each;
 use crate::support::{Database, LEASE, Op, PATIENCE, RedisServer, Script, World, fenced};
 
-/// Records 60 jobs, each when the one before is over, and answers how long each waited for its handler, sorted.
+/// Records 60 jobs, each after the end of the previous one, and returns the sorted waiting times.
 async fn pick_ups(world: &World) -> Vec<Duration> {
     let mut recorded = Vec::new();
     for nth in 0..60 {
@@ -51,8 +50,8 @@ on_each! {
     }
 }
 
-/// Of workers that are healthy and stay so, on a machine that stands still for seconds now and then. The handlers of workers
-/// that cannot renew for nine tenths of a lease are stopped, and rightly: with [`LEASE`] that was seen.
+/// For healthy workers on a machine that sometimes stalls for seconds. Handlers of workers that cannot renew for nine
+/// tenths of a lease are stopped correctly, which a short [`LEASE`] would trigger.
 const LONG_LEASE: Duration = Duration::from_secs(8);
 
 on_each! {
@@ -62,14 +61,14 @@ on_each! {
         for nth in 0..8 {
             world.start(Script::new(&format!("job {nth}"), [Op::Lasts(LONG_LEASE * 6 / 5)])).await;
         }
-        // Two rounds of what both do at once.
+        // Two rounds of concurrent operations.
         let workers = [world.workers(2), world.workers(2)];
         world.until_drained().await;
-        // Whoever wrote the last end may still be about to hear of it.
+        // The writer of the last end may not have received the result yet.
         for workers in workers {
             workers.drain(PATIENCE).await;
         }
-        // First: it says why a job was begun twice, if one was.
+        // First, because it shows why a job was started twice.
         assert_eq!(world.attempts().await, [""; 0], "no lease was lost, and nothing failed");
         for nth in 0..8 {
             assert_eq!(world.shared.count(&format!("job {nth} starts")), 1);
@@ -80,14 +79,14 @@ on_each! {
 
 on_each! {
     async fn r3_an_idle_worker_picks_up_at_once(world) {
-        // It would look of its own accord after minutes only.
+        // Its polling interval is minutes.
         let workers = world.patient_workers(4);
         print_waits("in one process", &pick_ups(&world).await);
         workers.drain(PATIENCE).await;
     }
 }
 
-/// Two queues on one Redis are two processes to it: what is recorded on one side wakes the workers of the other.
+/// Two queues on one Redis act as two processes: jobs recorded on one side wake the workers of the other.
 async fn apart(server: &RedisServer) -> Option<(World, Queue)> {
     let database = Database::postgres().await?;
     let world = World::build(database, LEASE, server.queue().await).await;
@@ -110,7 +109,7 @@ async fn r4_a_wake_through_redis_reaches_an_idle_worker_at_once() {
 
 on_each! {
     async fn r5_a_start_repeated_leaves_one_job(world) {
-        // Uniqueness stands in a business table; the job is recorded in its transaction or not at all.
+        // A business table enforces uniqueness; the job is recorded in its transaction or not at all.
         world.execute("CREATE TABLE wish (name TEXT PRIMARY KEY)").await;
         let mut callers = tokio::task::JoinSet::new();
         for _ in 0..8 {
@@ -155,7 +154,7 @@ on_each! {
 
 on_each! {
     async fn r7_a_worker_restarts_under_its_old_name(world) {
-        // Same host, same process id: each life is a worker of its own all the same.
+        // Same host and process id, but each process life is a different worker.
         for nth in 0..3 {
             let workers = world.patient_workers(1);
             let job = world.start(Script::new(&format!("life {nth}"), [])).await;
@@ -188,7 +187,7 @@ async fn r8_a_redis_that_stalls_stops_no_worker() {
         for nth in 0..10 {
             world.start(Script::new(&format!("{round}/{nth}"), [])).await;
         }
-        // Nobody looks without a wake: the hints of the stall have to come through afterwards.
+        // Nobody polls, so the hints of the stall must arrive afterwards.
         world.until_drained().await;
         for nth in 0..10 {
             assert_eq!(world.shared.count(&format!("{round}/{nth} starts")), 1);
@@ -205,7 +204,7 @@ async fn r9_a_redis_that_is_emptied_loses_nothing() {
     let Some((world, there)) = apart(&server).await else {
         return;
     };
-    // Emptied between two jobs: the next wake comes through.
+    // Emptied between two jobs: the next wake arrives.
     let workers = world.workers_with(2, PATIENCE * 4, &there);
     world.until_seen(&workers).await;
     for nth in 0..10 {
@@ -214,7 +213,7 @@ async fn r9_a_redis_that_is_emptied_loses_nothing() {
         world.until_over(job).await;
     }
     workers.drain(PATIENCE).await;
-    // Emptied while wakes are on their way: the fallback finds what they would have told.
+    // Emptied while wakes are in transit: polling finds the jobs.
     let workers = world.workers_with(2, Duration::from_millis(200), &there);
     for nth in 10..200 {
         world.start(Script::new(&format!("job {nth}"), [])).await;
@@ -258,7 +257,7 @@ on_each! {
         assert_eq!(oldest[0].run_at, world.job(ready).await.run_at);
         let alive = world.store.read(async |tx| worker_rows::alive(tx, PATIENCE).await).await.unwrap();
         assert_eq!(alive.iter().map(|worker| worker.id).collect::<Vec<_>>(), [workers.id()]);
-        assert_eq!(workers.at_work(), 1);
+        assert_eq!(workers.running_jobs(), 1);
         for (job, expected) in [(running, "running"), (ready, "workers_busy"), (blocked, "lane_full"), (scheduled, "scheduled")] {
             let told = world.store.read(async |tx| explain(tx, job).await).await.unwrap().unwrap();
             assert_eq!(serde_json::to_value(&told).unwrap()["reason"], expected, "{}", told.text);
@@ -271,7 +270,7 @@ on_each! {
     }
 }
 
-/// Records jobs that are over.
+/// Records finished jobs.
 pub async fn finished(world: &World, count: i64) {
     world
         .store
@@ -303,7 +302,7 @@ on_each! {
         let job = world.start(Script::new("a", [Op::Effect("before".into()), Op::Gate("go".into()), Op::Effect("after".into())])).await;
         world.until_noted("a at go", 1).await;
         let lost = world.job(job).await;
-        // It signs on with its first renewal, which may come after its first claim.
+        // It registers with its first renewal, which may come after its first claim.
         while !world.store.write(async |tx| worker_rows::drain(tx, first.id()).await).await.unwrap() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -312,9 +311,9 @@ on_each! {
         assert_eq!(world.rescue().await, 1);
         let second = world.workers(1);
         world.until_noted("a at go", 2).await;
-        // The first one's handler is gone without the gate having opened for it.
+        // The first handler has ended without its gate being opened.
         let deadline = Instant::now() + PATIENCE;
-        while first.at_work() > 0 {
+        while first.running_jobs() > 0 {
             assert!(Instant::now() < deadline, "the first worker was never told");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -326,7 +325,7 @@ on_each! {
         assert_eq!(late, 0, "the first worker wrote after its job was taken over");
         assert_eq!(world.effects().await, ["a settled", "after", "before", "before"]);
         let why = world.store.read(async |tx| explain(tx, job).await).await.unwrap().unwrap().why;
-        assert_eq!(why, Why::Over);
+        assert_eq!(why, StateReason::Over);
         first.drain(PATIENCE).await;
         second.drain(PATIENCE).await;
     }
@@ -334,7 +333,7 @@ on_each! {
 
 on_each! {
     async fn r12_a_short_poll_interval_is_kept(world) {
-        // Deaf: no wake reaches these workers, so each pick-up is a look of their own.
+        // No wake reaches these workers, so each pick-up is a poll.
         for millis in [1, 5] {
             let workers = world.workers_with(4, Duration::from_millis(millis), &Queue::local());
             print_waits(&format!("{:?}, looking every {millis} ms", world.store.dialect()), &pick_ups(&world).await);
@@ -347,8 +346,8 @@ on_each! {
 
 on_each! {
     async fn r13_a_backlog_does_not_slow_the_claim(world) {
-        // One connection, whose cached plans are made while the table is as good as empty.
-        let store = world.store.apart(1).unwrap();
+        // One connection, whose cached plans are made while the table is nearly empty.
+        let store = world.store.with_own_pool(1).unwrap();
         world.backlog(500).await;
         for _ in 0..10 {
             walk_and_count_reads(&world, &store).await;
@@ -368,13 +367,14 @@ on_each! {
             println!("{:?}: backlog {backlog}: claim, look after, step and complete 16 jobs take {:?}; the largest reads {read} rows", store.dialect(), times[10]);
             reads.push(read);
         }
-        // The index is walked to what is claimed, not through what waits. (SQLite does not count; it shows the time.)
+        // The index is read up to the claimed jobs, not through the waiting ones. (SQLite has no counter; its time
+        // shows it.)
         assert!(reads.iter().all(|read| *read < 500), "{reads:?}");
     }
 }
 
-/// Claims 16 jobs, looks after them, records a step of each and completes them; answers how many rows of the job table each
-/// of these read, where the database counts them.
+/// Claims 16 jobs, checks them, records a step of each and completes them; returns how many rows of the job table each
+/// of these read, if the database counts them.
 pub async fn walk_and_count_reads(world: &World, store: &towpath_store::Store) -> [i64; 4] {
     let others = world.count("SELECT count(*) FROM job WHERE state = 'running'").await;
     let mut held = Vec::new();
@@ -386,11 +386,11 @@ pub async fn walk_and_count_reads(world: &World, store: &towpath_store::Store) -
                 let before = rows_read(tx).await?;
                 let touched = match nth {
                     0 => {
-                        let claimed = jobs::claim(tx, &jobs::Claimer::new(Script::POOL_NAME, worker, 16)).await?;
+                        let claimed = jobs::claim(tx, &jobs::ClaimRequest::new(Script::POOL_NAME, worker, 16)).await?;
                         held = claimed.iter().map(fenced).collect();
                         claimed.len()
                     }
-                    1 => jobs::at_work(tx, worker).await?.len(),
+                    1 => jobs::running_jobs(tx, worker).await?.len(),
                     2 => {
                         let steps: Vec<_> = held
                             .iter()
@@ -417,7 +417,7 @@ pub async fn walk_and_count_reads(world: &World, store: &towpath_store::Store) -
     counts
 }
 
-/// Rows of the job table that this session has read. (What it has not yet reported, so only a difference says anything.)
+/// Rows of the job table that this session has read. (Unreported ones are missing, so only differences are meaningful.)
 pub async fn rows_read(tx: &mut towpath_store::Tx<'_>) -> towpath_store::Result<i64> {
     let Conn::Postgres(conn) = tx.conn() else { return Ok(0) };
     Ok(sqlx::query_scalar(

@@ -1,4 +1,4 @@
-//! Having jobs performed again by hand.
+//! Retries of jobs by an operator.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,7 +39,7 @@ on_each! {
         assert_eq!(world.shared.count("a/two"), 1);
         let effects = world.effects().await;
         assert_eq!(effects.iter().filter(|effect| *effect == "a revived").count(), 1);
-        assert_eq!(again(&world, job).await, Err("the job succeeded; there is nothing to try again".into()));
+        assert_eq!(again(&world, job).await, Err("the job succeeded; there is nothing to retry".into()));
         workers.drain(PATIENCE).await;
     }
 }
@@ -59,7 +59,7 @@ on_each! {
 
         let running = world.start(Script::new("running", [Op::Gate("go".into())])).await;
         world.until_noted("running at go", 1).await;
-        assert_eq!(again(&world, running).await, Err("the job is not over: it is running".into()));
+        assert_eq!(again(&world, running).await, Err("the job has not ended: it is running".into()));
 
         let parent = world.start(Script::new("parent", [Op::Children(vec![Script::new("child", [Op::Fatal])], None), Op::CheckChildren])).await;
         world.until_over(parent).await;
@@ -107,7 +107,7 @@ on_each! {
         let held = world.store.read(async |tx| towpath_store::lanes::get(tx, "thread:1").await).await.unwrap();
         assert_eq!(held.map(|lane| lane.held), Some(0));
 
-        // And with nobody in it and no lane at all.
+        // And with an empty lane, or none.
         workers.drain(PATIENCE).await;
         let job = world.start_as(Script::new(Script::IN_LANE, [Op::Fatal]), Start::new(world.tenant).lane(lane())).await;
         let workers = world.workers(1);
@@ -143,14 +143,14 @@ on_each! {
 
 on_each! {
     async fn a_job_that_backs_off_is_tried_at_once(world) {
-        // Nobody readies what is due here: without the retry it would wait for ever.
+        // No scheduler runs here: without the retry it would wait for ever.
         let job = world.start(Script::new("a", [Op::Fail(1)])).await;
         let workers = world.workers(1);
         world.until(job, "its backoff", |row| row.state == JobState::Scheduled && row.failures == 1).await;
         assert_eq!(again(&world, job).await, Ok(JobState::Ready));
         assert_eq!(world.until_over(job).await.state, JobState::Succeeded);
         let later = world.start_as(Script::new("later", []), Start::new(world.tenant).after(PATIENCE)).await;
-        assert_eq!(again(&world, later).await, Err("the job is not over: it is scheduled".into()));
+        assert_eq!(again(&world, later).await, Err("the job has not ended: it is scheduled".into()));
         world.store.write(async |tx| towpath_durable::cancel(tx, later).await).await.unwrap();
         workers.drain(PATIENCE).await;
     }
@@ -166,7 +166,7 @@ on_each! {
         world.execute("UPDATE job SET open_children = 1 WHERE parent_id IS NULL").await;
         assert_eq!(again(&world, parent).await, Ok(JobState::Ready));
         assert_eq!(world.job(parent).await.open_children, 0);
-        // While a child is still ending it has to wait.
+        // While a child is still ending, the retry is refused.
         world.execute("UPDATE job SET state = 'failed', finished_at = created_at WHERE parent_id IS NULL").await;
         world.execute("UPDATE job SET state = 'ready', finished_at = NULL, dead = false WHERE parent_id IS NOT NULL").await;
         let refused = again(&world, parent).await.unwrap_err();
@@ -174,7 +174,7 @@ on_each! {
     }
 }
 
-/// The scheduler moves it to the history between two looks of whoever tries it again.
+/// The scheduler moves it to the history between two reads of the retry.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_that_leaves_meanwhile_is_tried_again() {
     let Some(database) = Database::postgres().await else {

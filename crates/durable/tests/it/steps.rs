@@ -1,4 +1,4 @@
-//! Steps and checkpoints: finished work is not done again.
+//! Steps and checkpoints: finished work is not repeated.
 
 use towpath_domain::job::JobState;
 

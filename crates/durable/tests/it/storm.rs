@@ -1,6 +1,5 @@
-//! Everything at once: parents in one lane, their children in another, retries, cancels, lost leases, deadlines, from
-//! several worker sets. Nobody looks of their own accord, so each job that gets done was woken for; and no two
-//! transactions ever wait for each other.
+//! Everything at once: parents in one lane, their children in another, retries, cancels, lost leases and deadlines,
+//! with several worker sets. Nobody polls, so each finished job was woken; and no transactions deadlock.
 
 use std::time::Duration;
 
@@ -13,7 +12,7 @@ use crate::support::{Op, PATIENCE, Script, World};
 
 const PARENTS: usize = 90;
 
-/// Everything may rest for as long as a job backs off.
+/// No progress is possible for the time of a backoff.
 const STILL: Duration = Duration::from_millis(60);
 
 fn parent(nth: usize) -> Script {
@@ -43,7 +42,7 @@ fn parent(nth: usize) -> Script {
 async fn disturb(world: &World) {
     let mut dice = StdRng::seed_from_u64(7);
     for _ in 0..60 {
-        // Paced by what the jobs do, wherever they happen to be then.
+        // Paced by the progress of the jobs.
         world.shared.until_grown(dice.random_range(1..30), STILL).await;
         let open: Vec<towpath_domain::JobId> = world
             .store
@@ -110,7 +109,7 @@ on_each! {
             count("succeeded").await, count("failed").await, count("cancelled").await, count("timed_out").await);
         assert_eq!(world.count("SELECT count(*) FROM lane WHERE held <> 0").await, 0);
         if world.store.dialect() == towpath_store::Dialect::Postgres {
-            // Sessions report what they counted when they end.
+            // Sessions report their counters when they end.
             world.store.close().await;
             let store = towpath_store::Store::open(&world._database.uri, towpath_store::Options::default()).await.unwrap();
             let deadlocks: i64 = store.read(async |tx| Ok(towpath_store::on!(tx, |conn| sqlx::query_scalar(

@@ -1,4 +1,4 @@
-//! A database of its own for each test, a workflow that does as it is told, and a record of what it did.
+//! A separate database for each test, a scripted workflow, and a record of its actions.
 
 use std::collections::HashMap;
 use std::pin::pin;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Notify, Semaphore};
 use towpath_domain::job::JobState;
 use towpath_domain::{JobId, TenantId, WorkerId};
-use towpath_durable::{Engine, Fenced, Registry, Settings, Start};
+use towpath_durable::{Engine, JobFence, Registry, Settings, Start};
 use towpath_queue::Queue;
 use towpath_store::jobs::{self, Job};
 use towpath_store::{Conn, Options, Store, Tx, leases, on};
@@ -21,13 +21,13 @@ pub use database::Database;
 pub use redis::RedisServer;
 pub use script::{Op, Script};
 
-/// Short enough for a test to see a lease end, long enough for a busy machine to renew it.
+/// Short enough for a test to see a lease expire, long enough for a busy machine to renew it.
 pub const LEASE: Duration = Duration::from_millis(1500);
 
-/// The longest a test waits for anything.
+/// Time limit of every wait.
 pub const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Runs one body on each database that is there.
+/// Runs one body on each available database.
 #[macro_export]
 macro_rules! on_each {
     ($(#[$meta:meta])* async fn $name:ident($world:ident) $body:block) => {
@@ -52,7 +52,8 @@ macro_rules! on_each {
     };
 }
 
-/// Lets this transaction be silent for as long as a test holds its locks: a busy machine takes longer than a server may.
+/// Lets this transaction be idle as long as a test holds its locks: a busy machine takes longer than the server's
+/// limit.
 pub async fn stand_still(tx: &mut Tx<'_>) -> towpath_store::Result<()> {
     if let Conn::Postgres(conn) = tx.conn() {
         sqlx::query("SET LOCAL idle_in_transaction_session_timeout = 0")
@@ -62,7 +63,7 @@ pub async fn stand_still(tx: &mut Tx<'_>) -> towpath_store::Result<()> {
     Ok(())
 }
 
-/// What the scripts of one test share.
+/// State that the scripts of one test share.
 #[derive(Default)]
 pub struct Shared {
     log: Mutex<Vec<(Instant, String)>>,
@@ -77,12 +78,12 @@ impl Shared {
         self.noted.notify_waiters();
     }
 
-    /// Waits until `event` was noted `times`.
+    /// Waits until `event` was recorded `times` times.
     async fn until_noted(&self, event: &str, times: usize) {
         until(&self.noted, || self.count(event) >= times).await;
     }
 
-    /// Waits until `more` events are noted, or as long as `still` where nothing moves any more by itself.
+    /// Waits until `more` events are recorded, or for `still` without progress.
     pub async fn until_grown(&self, more: usize, still: Duration) {
         let wanted = locked(&self.log).len() + more;
         let grown = until(&self.noted, || locked(&self.log).len() >= wanted);
@@ -93,12 +94,12 @@ impl Shared {
         locked(&self.log).iter().map(|(_, event)| event.clone()).collect()
     }
 
-    /// Begins a new record.
+    /// Starts a new record.
     pub fn forget(&self) {
         locked(&self.log).clear();
     }
 
-    /// When `event` was first noted.
+    /// When `event` was first recorded.
     pub fn noted_at(&self, event: &str) -> Option<Instant> {
         locked(&self.log)
             .iter()
@@ -106,12 +107,12 @@ impl Shared {
             .map(|(at, _)| *at)
     }
 
-    /// How often `event` was noted.
+    /// How often `event` was recorded.
     pub fn count(&self, event: &str) -> usize {
         locked(&self.log).iter().filter(|(_, noted)| noted == event).count()
     }
 
-    /// Counts up and answers the new count.
+    /// Increments and returns a counter.
     pub fn nth(&self, what: &str) -> u32 {
         let mut counts = locked(&self.counts);
         let count = counts.entry(what.to_owned()).or_default();
@@ -132,11 +133,11 @@ impl Shared {
     }
 }
 
-/// Waits until `enough` holds, which is looked at whenever something is noted.
+/// Waits until `enough` returns true, checked after each recorded event.
 pub async fn until(noted: &Notify, enough: impl Fn() -> bool) {
     loop {
         let mut more = pin!(noted.notified());
-        // Before the look, so that nothing is noted in between.
+        // Registered before the check, so that no event is missed.
         more.as_mut().enable();
         if enough() {
             return;
@@ -156,7 +157,7 @@ pub struct World {
     pub registry: Arc<Registry<Shared>>,
     pub shared: Arc<Shared>,
     pub tenant: TenantId,
-    /// Dropped last: the database goes with it.
+    /// Dropped last, with the database.
     pub _database: Database,
 }
 
@@ -169,7 +170,7 @@ impl World {
         Self::build(database, lease, Queue::local()).await
     }
 
-    /// With a queue of its own: what is recorded here is told there.
+    /// With its own queue, which reports the jobs recorded here.
     pub async fn build(database: Database, lease: Duration, queue: Queue) -> Self {
         let store = Store::open(&database.uri, Options::default()).await.unwrap();
         store.migrate().await.unwrap();
@@ -212,7 +213,7 @@ impl World {
         }
     }
 
-    /// With leases of this length from now on.
+    /// Sets the length of leases from now on.
     pub fn leasing(mut self, lease: Duration) -> Self {
         let settings = Settings {
             lease,
@@ -222,23 +223,23 @@ impl World {
         self
     }
 
-    /// Workers with so many slots.
+    /// Workers with this number of slots.
     pub fn workers(&self, slots: usize) -> towpath_workers::Workers {
         self.workers_with(slots, Duration::from_millis(200), &self.queue)
     }
 
-    /// Workers that look of their own accord so seldom that only a wake explains what they do within a test.
+    /// Workers that poll so rarely that only wakes explain their actions within a test.
     pub fn patient_workers(&self, slots: usize) -> towpath_workers::Workers {
         self.workers_with(slots, PATIENCE * 4, &self.queue)
     }
 
     pub fn workers_with(&self, slots: usize, fallback: Duration, queue: &Queue) -> towpath_workers::Workers {
         let mut options = towpath_workers::Options::new([(Script::POOL_NAME, slots)]);
-        options.fallback = fallback;
+        options.poll_interval = fallback;
         towpath_workers::Workers::start(self.engine.clone(), queue, &self.registry, &self.shared, &options).unwrap()
     }
 
-    /// Waits until the workers have said that they are there.
+    /// Waits until the workers have sent a heartbeat.
     pub async fn until_seen(&self, workers: &towpath_workers::Workers) {
         let deadline = tokio::time::Instant::now() + PATIENCE;
         while self
@@ -272,12 +273,12 @@ impl World {
             .unwrap();
     }
 
-    /// Records `count` jobs that have nothing to do, all in one statement.
+    /// Records `count` empty jobs in one statement.
     pub async fn backlog(&self, count: i64) {
         let script = serde_json::to_string(&Script::new("idle", [Op::Done])).unwrap();
         let record = self.store.write(async |tx| {
             if let Conn::Postgres(conn) = tx.conn() {
-                // A statement of a server has to be over sooner than this may be.
+                // The default statement timeout of the server is shorter than this may take.
                 sqlx::query("SET LOCAL statement_timeout = 0").execute(conn).await?;
             }
             let now = tx.now();
@@ -314,13 +315,13 @@ impl World {
         }
     }
 
-    /// Performs a claimed job here and now, as its worker would.
-    pub async fn perform(&self, job: towpath_durable::Claimed) {
+    /// Performs a claimed job here, like its worker.
+    pub async fn perform(&self, job: towpath_durable::ClaimedJob) {
         let (_signal, receiver) = tokio::sync::watch::channel(towpath_durable::Signal::Run);
         towpath_durable::perform(&self.engine, &self.registry, &*self.shared, job, receiver).await;
     }
 
-    /// Waits until some session waits for a lock. Only on PostgreSQL.
+    /// Waits until some session waits for a lock. PostgreSQL only.
     pub async fn until_somebody_waits_for_a_lock(&self) {
         let deadline = tokio::time::Instant::now() + PATIENCE;
         while self
@@ -335,7 +336,7 @@ impl World {
         }
     }
 
-    /// On SQLite before any worker: what runs when a scheduler starts belongs to an earlier life of the process.
+    /// On SQLite before any worker: a starting scheduler assumes that running jobs belong to an earlier process life.
     pub async fn scheduler(&self) -> towpath_scheduler::Scheduler {
         let settings = towpath_scheduler::Settings {
             lease: self.engine.settings().lease,
@@ -367,23 +368,23 @@ impl World {
             .unwrap()
     }
 
-    /// Claims by hand, as a worker of its own: what is ready, and where nothing is, one that is claimed alone.
-    pub async fn claim(&self, n: i64) -> Vec<towpath_durable::Claimed> {
+    /// Claims as a separate worker: ready jobs, or else one that is claimed alone.
+    pub async fn claim(&self, n: i64) -> Vec<towpath_durable::ClaimedJob> {
         let (worker, lease) = (WorkerId::new(), self.engine.settings().lease);
         self.store
             .write(async |tx| {
                 leases::begin(tx, worker, lease).await?;
-                let claimed = jobs::claim(tx, &jobs::Claimer::new(Script::POOL_NAME, worker, n)).await?;
+                let claimed = jobs::claim(tx, &jobs::ClaimRequest::new(Script::POOL_NAME, worker, n)).await?;
                 if !claimed.is_empty() {
                     return Ok(claimed);
                 }
-                jobs::claim_alone(tx, &jobs::Claimer::new(Script::POOL_NAME, worker, 1)).await
+                jobs::claim_suspects(tx, &jobs::ClaimRequest::new(Script::POOL_NAME, worker, 1)).await
             })
             .await
             .unwrap()
     }
 
-    /// Takes back what is held without a lease, and lets it rest no longer. Answers how many.
+    /// Takes back jobs without a lease, and ends their pause. Returns the number.
     pub async fn rescue(&self) -> usize {
         let rescued = towpath_durable::rescue(&self.store).await.unwrap();
         self.execute("UPDATE job SET run_at = created_at WHERE state = 'scheduled' AND lost_leases > 0")
@@ -416,13 +417,13 @@ impl World {
         self.until(id, "its end", |job| job.state.is_final()).await
     }
 
-    /// Waits until `event` was noted `times`.
+    /// Waits until `event` was recorded `times` times.
     pub async fn until_noted(&self, event: &str, times: usize) {
         let noted = tokio::time::timeout(PATIENCE, self.shared.until_noted(event, times)).await;
         assert!(noted.is_ok(), "waited too long for {event}: {:?}", self.shared.log());
     }
 
-    /// How attempts ended that did not end well, as `outcome: error`.
+    /// Attempts that did not succeed, as `outcome: error`.
     pub async fn attempts(&self) -> Vec<String> {
         self.store
             .read(async |tx| {
@@ -436,7 +437,7 @@ impl World {
             .unwrap()
     }
 
-    /// Names of the effects that were committed, in order.
+    /// Names of the committed effects, in order.
     pub async fn effects(&self) -> Vec<String> {
         self.store
             .read(async |tx| {
@@ -450,12 +451,12 @@ impl World {
             .unwrap()
     }
 
-    /// Makes the worker of this one job look lost, and keeps its other jobs.
+    /// Makes the worker of only this job look lost.
     pub async fn end_lease(&self, id: JobId) {
         end_lease(&self.store, id).await;
     }
 
-    /// Makes all leases look over, as if time had passed. Whoever lives renews them.
+    /// Makes all leases look expired, as if time had passed. Live workers renew them.
     pub async fn expire_leases(&self) {
         self.store
             .write(async |tx| {
@@ -468,14 +469,14 @@ impl World {
             .unwrap();
     }
 
-    /// Nothing in the rows contradicts what holds in every committed state.
+    /// Checks the invariants of committed states.
     pub async fn check_invariants(&self) {
         let broken = broken_invariants(&self.store).await;
         assert!(broken.is_empty(), "{broken:?}");
     }
 }
 
-/// Gives a running job to a worker that has no lease, and never had one.
+/// Gives a running job to a worker that never had a lease.
 pub async fn end_lease(store: &Store, id: JobId) {
     store
         .write(async |tx| {
@@ -492,8 +493,8 @@ pub async fn end_lease(store: &Store, id: JobId) {
         .unwrap();
 }
 
-/// What holds in every committed state: lanes count their holders, nothing is stranded, families end together.
-/// Answers what does not.
+/// Violations of the invariants of committed states: lanes count their holders, no job is stranded, families end
+/// together.
 pub async fn broken_invariants(store: &Store) -> Vec<String> {
     store
         .read(async |tx| {
@@ -521,7 +522,7 @@ pub async fn broken_invariants(store: &Store) -> Vec<String> {
         .unwrap()
 }
 
-/// Writes an effect row, as a workflow's business row.
+/// Writes an effect row, like a workflow's business row.
 pub async fn write_effect(tx: &mut Tx<'_>, job: JobId, name: &str, fence: i64) -> towpath_store::Result<()> {
     on!(tx, |conn| sqlx::query(
         "INSERT INTO effect (job, name, fence) VALUES ($1, $2, $3)"
@@ -535,8 +536,8 @@ pub async fn write_effect(tx: &mut Tx<'_>, job: JobId, name: &str, fence: i64) -
     Ok(())
 }
 
-pub fn fenced(job: &towpath_durable::Claimed) -> Fenced {
-    Fenced {
+pub fn fenced(job: &towpath_durable::ClaimedJob) -> JobFence {
+    JobFence {
         id: job.id,
         fence: job.fence,
     }

@@ -1,4 +1,4 @@
-//! What the scheduler does goes on past a job that cannot be moved.
+//! The sweeps continue past a job that cannot be moved.
 
 use std::time::Duration;
 

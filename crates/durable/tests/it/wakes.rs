@@ -1,11 +1,11 @@
-//! Wakes that come at a bad moment. The workers here do not look of their own accord.
+//! Wakes that arrive at a bad moment. The workers here do not poll.
 
 use towpath_domain::job::JobState;
 
 use crate::support::{Database, Op, PATIENCE, Script, World};
 
-/// A child that ends locks its parent's row. A worker that looks meanwhile passes the row by, so it has to be woken
-/// once the row is free.
+/// A child that ends locks its parent's row. A worker that scans meanwhile skips the row, so it must be woken once the
+/// row is free.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_ready_parent_that_was_locked_when_a_worker_looked_is_found() {
     let Some(database) = Database::postgres().await else {
@@ -20,7 +20,7 @@ async fn a_ready_parent_that_was_locked_when_a_worker_looked_is_found() {
     let second = claimed.pop().unwrap();
     world.perform(claimed.pop().unwrap()).await;
     assert_eq!(world.job(parent).await.state, JobState::Ready);
-    // The second child's settling waits for this table, its parent's row already locked.
+    // The end of the second child waits for this table, with its parent's row already locked.
     let (locked, release) = (
         std::sync::Arc::new(tokio::sync::Notify::new()),
         std::sync::Arc::new(tokio::sync::Notify::new()),
@@ -52,7 +52,7 @@ async fn a_ready_parent_that_was_locked_when_a_worker_looked_is_found() {
         world.until_somebody_waits_for_a_lock().await;
         let workers = world.patient_workers(1);
         world.until_seen(&workers).await;
-        // Its first look is over when it claims something else.
+        // Its first scan has ended when it claims something else.
         let other = world.start(Script::new("other", [Op::Done])).await;
         world.until_over(other).await;
         assert_eq!(world.job(parent).await.state, JobState::Ready);

@@ -18,13 +18,13 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use towpath_domain::export::{AddressingStyle, Credentials, DestinationConfig};
 
-use super::begun::{Begun, Uploads};
 use super::failure::{DestinationFailure, Reason, classify};
 use super::listing::Listing;
+use super::open_uploads::{OpenUpload, OpenUploads};
 use crate::Guard;
 use crate::guard::GuardedConnector;
 
-/// What passes at once is repeated here; what lasts is the engine's to repeat.
+/// Retries of short failures; the engine retries longer ones.
 pub(super) const RETRIES: usize = 3;
 
 #[derive(Clone)]
@@ -32,7 +32,7 @@ pub(super) struct Bucket {
     store: Arc<AmazonS3>,
     listing: Arc<Listing>,
     name: String,
-    uploads: Uploads,
+    uploads: OpenUploads,
 }
 
 impl fmt::Debug for Bucket {
@@ -53,7 +53,7 @@ impl Bucket {
         config: &DestinationConfig,
         credentials: &Credentials,
         guard: Guard,
-        uploads: Uploads,
+        uploads: OpenUploads,
     ) -> Result<Self, DestinationFailure> {
         let bucket = config.bucket_name.as_deref().unwrap_or_default();
         let options = config.config_kwargs_s3.clone().unwrap_or_default();
@@ -116,8 +116,8 @@ impl Bucket {
         })
     }
 
-    /// What is open by the bucket's own word. Asking takes a right that is optional, so nothing found may mean nothing.
-    pub(super) async fn open_uploads(&self, prefix: &str) -> Vec<Begun> {
+    /// Open uploads as listed by the bucket. Listing needs an optional permission, so an empty result proves nothing.
+    pub(super) async fn open_uploads(&self, prefix: &str) -> Vec<OpenUpload> {
         match self.listing.open_uploads(prefix).await {
             Ok(found) => found,
             Err(error) => {
@@ -127,14 +127,14 @@ impl Bucket {
         }
     }
 
-    async fn begin(self, path: Path) -> Result<Parts> {
+    async fn begin(self, path: Path) -> Result<BucketUpload> {
         let id = self.store.create_multipart(&path).await?;
-        let upload = Begun {
+        let upload = OpenUpload {
             path: path.to_string(),
             id,
         };
         self.uploads.add(upload.clone());
-        Ok(Parts {
+        Ok(BucketUpload {
             bucket: self,
             path,
             upload,
@@ -143,7 +143,7 @@ impl Bucket {
         })
     }
 
-    pub(super) async fn abort(&self, upload: &Begun) -> Result<()> {
+    pub(super) async fn abort(&self, upload: &OpenUpload) -> Result<()> {
         self.uploads.remove(upload);
         match self
             .store
@@ -165,10 +165,10 @@ impl ObjectStore for Bucket {
     async fn put_multipart_opts(&self, path: &Path, _: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
         let (answer, answered) = oneshot::channel();
         let (bucket, path) = (self.clone(), path.clone());
-        // A task of its own: an id whose answer nobody waits for any more is needed to abort the upload.
+        // A separate task: the id is needed to abort the upload even if the caller is gone.
         tokio::spawn(async move {
             let begun = bucket.begin(path).await;
-            let _ = answer.send(begun.map(|parts| Unclaimed(Some(parts), Handle::current())));
+            let _ = answer.send(begun.map(|parts| UnclaimedUpload(Some(parts), Handle::current())));
         });
         let begun = answered.await.map_err(|source| object_store::Error::Generic {
             store: "S3",
@@ -199,42 +199,42 @@ impl ObjectStore for Bucket {
     }
 }
 
-/// An upload in parts that nobody uses yet. Dropped, it is aborted.
+/// A multipart upload without an owner yet. Dropped, it is aborted.
 #[derive(Debug)]
-struct Unclaimed(Option<Parts>, Handle);
+struct UnclaimedUpload(Option<BucketUpload>, Handle);
 
-impl Unclaimed {
-    fn claim(mut self) -> Option<Parts> {
+impl UnclaimedUpload {
+    fn claim(mut self) -> Option<BucketUpload> {
         self.0.take()
     }
 }
 
-impl Drop for Unclaimed {
+impl Drop for UnclaimedUpload {
     fn drop(&mut self) {
         let Some(mut parts) = self.0.take() else { return };
         self.1.spawn(async move {
             if let Err(error) = parts.abort().await {
                 tracing::info!(
                     error = &error as &dyn std::error::Error,
-                    "an upload in parts cannot be aborted"
+                    "a multipart upload cannot be aborted"
                 );
             }
         });
     }
 }
 
-/// An upload in parts whose id is known to [`Uploads`] for as long as it is open.
+/// A multipart upload whose id is registered in [`OpenUploads`] while it is open.
 #[derive(Debug)]
-struct Parts {
+struct BucketUpload {
     bucket: Bucket,
     path: Path,
-    upload: Begun,
+    upload: OpenUpload,
     begun: usize,
     done: Arc<Mutex<Vec<(usize, PartId)>>>,
 }
 
 #[async_trait]
-impl MultipartUpload for Parts {
+impl MultipartUpload for BucketUpload {
     fn put_part(&mut self, data: PutPayload) -> UploadPart {
         let (bucket, path, id) = (self.bucket.clone(), self.path.clone(), self.upload.id.clone());
         let (index, done) = (self.begun, Arc::clone(&self.done));
@@ -283,24 +283,24 @@ fn bucket_url(
         (None, false) => format!("https://s3.{region}.amazonaws.com/{bucket}"),
     };
     url::Url::parse(&text)
-        .map_err(|_| DestinationFailure::new(Reason::InvalidEndpoint, "endpoint_url is not an address"))
+        .map_err(|_| DestinationFailure::new(Reason::InvalidEndpoint, "endpoint_url is not a valid address"))
 }
 
-/// Whether signatures cover bodies: as in the official clients for AWS only where no TLS protects them, if nothing else is
-/// asked for. A digest of every byte is much of what an upload costs, on both sides.
+/// Whether signatures cover bodies: by default only without TLS, as in the official AWS clients. Hashing every byte is
+/// a large part of an upload's cost on both sides.
 fn signs_bodies(asked: Option<bool>, endpoint: Option<&str>) -> bool {
     asked.unwrap_or_else(|| endpoint.is_some_and(|endpoint| !endpoint.starts_with("https://")))
 }
 
-/// With the bucket in the host name, the store's endpoint has to carry it.
+/// With the bucket in the host name, the endpoint must include it.
 fn endpoint_for(endpoint: &str, bucket: &str, virtual_hosted: bool) -> Result<String, DestinationFailure> {
-    let malformed = |_| DestinationFailure::new(Reason::InvalidEndpoint, "endpoint_url is not an address");
+    let malformed = |_| DestinationFailure::new(Reason::InvalidEndpoint, "endpoint_url is not a valid address");
     let mut url = url::Url::parse(endpoint).map_err(malformed)?;
     if virtual_hosted {
         let host = match url.host() {
             Some(url::Host::Domain(host)) => format!("{bucket}.{host}"),
             _ => {
-                let why = "an endpoint_url that is a bare address takes addressing_style path";
+                let why = "an endpoint_url with an IP address requires addressing_style path";
                 return Err(DestinationFailure::new(Reason::InvalidEndpoint, why));
             }
         };

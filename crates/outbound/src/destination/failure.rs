@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::fmt;
 
-use crate::guard::Refused;
+use crate::guard::AddressRefusal;
 
 /// Sorts of failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,8 +24,8 @@ pub enum Reason {
     Other,
 }
 
-/// A destination could not be used. Its text begins with the words of the API for that, names the code the destination
-/// gave and the key that was tried, and never more of a foreign answer.
+/// A failure of a destination. Its message begins with the API's text for it, followed by the destination's error code
+/// and the key, but nothing else of the foreign answer.
 #[derive(Clone, Debug, thiserror::Error)]
 pub struct DestinationFailure {
     reason: Reason,
@@ -46,13 +46,13 @@ impl DestinationFailure {
         self.reason
     }
 
-    /// Whether the same call may succeed later without anybody changing anything.
+    /// Whether the same call may succeed later without any change.
     #[must_use]
     pub const fn is_transient(&self) -> bool {
         matches!(self.reason, Reason::Transient | Reason::Other)
     }
 
-    /// The same failure where nobody will try again: what did not answer is no endpoint.
+    /// The same failure without a retry: an endpoint that does not answer is invalid.
     pub(crate) fn final_answer(mut self) -> Self {
         if self.is_transient() {
             self.reason = Reason::InvalidEndpoint;
@@ -85,12 +85,12 @@ pub fn classify(error: &object_store::Error, key: &str) -> DestinationFailure {
     if let Some(refused) = crate::guard::refusal(error) {
         let reason = match refused {
             // A name server may be back in a minute.
-            Refused::Unresolved { .. } => Reason::Transient,
+            AddressRefusal::Unresolved { .. } => Reason::Transient,
             _ => Reason::InvalidEndpoint,
         };
         return DestinationFailure::new(reason, format!("{refused} (key {key})"));
     }
-    let text = chain(error);
+    let text = error_chain(error);
     let code = tagged(&text, "Code");
     let status = status(&text);
     let reason = code
@@ -100,7 +100,7 @@ pub fn classify(error: &object_store::Error, key: &str) -> DestinationFailure {
         (Some(code), Some(status)) => format!("{code} ({status})"),
         (Some(code), None) => code.to_owned(),
         (None, Some(status)) => format!("status {status} without an S3 error code"),
-        (None, None) => silence(&text).to_owned(),
+        (None, None) => strip_retry_time(&text).to_owned(),
     };
     DestinationFailure::new(reason, format!("{said} for key {key}"))
 }
@@ -174,22 +174,22 @@ fn by_status(error: &object_store::Error, status: Option<u16>, coded: bool, text
 }
 
 /// What can be told of an answer that never came.
-fn silence(text: &str) -> &'static str {
-    // The client tells how long it would have tried, also of what was refused at once.
+fn strip_retry_time(text: &str) -> &'static str {
+    // The client's message states its retry timeout, even for an immediate refusal.
     let lower = text.to_ascii_lowercase().replace("retry_timeout", "");
     for (sign, told) in [
         ("certificate", "its certificate is not trusted"),
         (
             "redirect without location",
-            "it redirects elsewhere, which means a wrong region",
+            "it redirects elsewhere; the region is probably wrong",
         ),
         ("refused", "the connection was refused"),
-        ("reset", "the connection broke off"),
-        ("connection closed", "the connection broke off"),
-        ("broken pipe", "the connection broke off"),
+        ("reset", "the connection was lost"),
+        ("connection closed", "the connection was lost"),
+        ("broken pipe", "the connection was lost"),
         ("timed out", "it did not answer in time"),
         ("timeout", "it did not answer in time"),
-        ("connect", "no connection could be made"),
+        ("connect", "no connection could be opened"),
     ] {
         if lower.contains(sign) {
             return told;
@@ -198,7 +198,7 @@ fn silence(text: &str) -> &'static str {
     "the call failed"
 }
 
-fn chain(error: &(dyn Error + 'static)) -> String {
+fn error_chain(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(error) = next {
@@ -209,7 +209,7 @@ fn chain(error: &(dyn Error + 'static)) -> String {
     text
 }
 
-/// The content of an XML element, if it is a plain word: a foreign answer is not passed on.
+/// The content of an XML element, if it is a plain word: foreign text is not passed on.
 fn tagged<'t>(text: &'t str, name: &str) -> Option<&'t str> {
     let (_, rest) = text.split_once(&format!("<{name}>"))?;
     let (content, _) = rest.split_once('<')?;
@@ -318,10 +318,10 @@ mod tests {
                 "HTTP error: tcp connect error: Connection refused",
                 "the connection was refused",
             ),
-            ("HTTP error: connection reset by peer", "the connection broke off"),
+            ("HTTP error: connection reset by peer", "the connection was lost"),
             (
                 "HTTP error: connection closed before message completed",
-                "the connection broke off",
+                "the connection was lost",
             ),
             ("HTTP error: operation timed out", "it did not answer in time"),
             ("HTTP error: no route", "the call failed"),

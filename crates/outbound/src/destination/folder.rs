@@ -1,7 +1,7 @@
 //! A folder below the operator's.
 //!
-//! Each object is written beside its place, below `<prefix>/tmp/`, brought to disk and renamed: a reader sees all of
-//! it or nothing, also after a power cut.
+//! Each object is written to `<prefix>/tmp/`, synced and renamed: a reader sees the whole object or nothing, even after
+//! a power failure.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -20,21 +20,21 @@ use object_store::{
 };
 use uuid::Uuid;
 
-use super::begun::{Begun, Uploads};
 use super::failure::{DestinationFailure, Reason};
+use super::open_uploads::{OpenUpload, OpenUploads};
 
 #[derive(Clone, Debug)]
-pub(super) struct Folder(Arc<Inner>);
+pub(super) struct Folder(Arc<FolderState>);
 
 #[derive(Debug)]
-struct Inner {
+struct FolderState {
     /// The operator's, without links.
     top: PathBuf,
-    /// Where unfinished objects lie, as a key.
+    /// Where unfinished objects are, as a key.
     staging: String,
     /// For reading.
     files: LocalFileSystem,
-    uploads: Uploads,
+    uploads: OpenUploads,
 }
 
 impl fmt::Display for Folder {
@@ -44,7 +44,7 @@ impl fmt::Display for Folder {
 }
 
 impl Folder {
-    pub(super) fn open(top: &FilePath, prefix: &str, uploads: Uploads) -> Result<Self, DestinationFailure> {
+    pub(super) fn open(top: &FilePath, prefix: &str, uploads: OpenUploads) -> Result<Self, DestinationFailure> {
         let made = fs::create_dir_all(top).and_then(|()| top.canonicalize());
         let top = made.map_err(|error| failed(&error, "the folder of file destinations"))?;
         let files = LocalFileSystem::new_with_prefix(&top).map_err(|error| super::classify(&error, prefix))?;
@@ -54,7 +54,7 @@ impl Folder {
         } else {
             format!("{prefix}/tmp")
         };
-        let folder = Self(Arc::new(Inner {
+        let folder = Self(Arc::new(FolderState {
             top,
             staging,
             files,
@@ -64,7 +64,7 @@ impl Folder {
         Ok(folder)
     }
 
-    pub(super) async fn abort(&self, upload: &Begun) -> Result<()> {
+    pub(super) async fn abort(&self, upload: &OpenUpload) -> Result<()> {
         let (folder, upload) = (self.clone(), upload.clone());
         blocking(move || {
             folder.0.uploads.remove(&upload);
@@ -73,19 +73,19 @@ impl Folder {
         .await
     }
 
-    fn stage(&self, key: &str) -> Result<Staged, DestinationFailure> {
+    fn stage(&self, key: &str) -> Result<StagedUpload, DestinationFailure> {
         self.0.within(key)?;
-        // A name of its own: a worker that was replaced may still be writing.
+        // A unique name: a replaced worker may still be writing.
         let id = format!("{}/{}.part", self.0.staging, Uuid::now_v7());
         let path = self.0.within(&id)?;
         let file = make_folders(&self.0.top, &path).and_then(|()| File::create_new(&path));
         let file = Arc::new(file.map_err(|error| failed(&error, key))?);
-        let upload = Begun {
+        let upload = OpenUpload {
             path: key.to_owned(),
             id,
         };
         self.0.uploads.add(upload.clone());
-        Ok(Staged {
+        Ok(StagedUpload {
             folder: self.clone(),
             upload,
             path,
@@ -95,8 +95,8 @@ impl Folder {
     }
 }
 
-impl Inner {
-    /// The path of a key. Every link on the way is followed now, and must not lead out of the operator's folder.
+impl FolderState {
+    /// The path of a key. Links on the way are resolved and must not lead out of the operator's folder.
     fn within(&self, key: &str) -> Result<PathBuf, DestinationFailure> {
         let outside = || DestinationFailure::new(Reason::Prefix, format!("{key} leads out of the configured folder"));
         let relative = FilePath::new(key);
@@ -105,7 +105,7 @@ impl Inner {
         }
         let path = self.top.join(relative);
         for part in path.ancestors() {
-            // `symlink_metadata` sees a link whose target is missing; `canonicalize` would call it absent.
+            // `symlink_metadata` sees a link whose target is missing; `canonicalize` would report it as absent.
             match part.symlink_metadata() {
                 Ok(_) => {
                     let real = part.canonicalize().map_err(|_| outside())?;
@@ -182,15 +182,15 @@ impl ObjectStore for Folder {
 
 /// An object that is being written.
 #[derive(Debug)]
-struct Staged {
+struct StagedUpload {
     folder: Folder,
-    upload: Begun,
+    upload: OpenUpload,
     path: PathBuf,
     file: Arc<File>,
     length: u64,
 }
 
-impl Staged {
+impl StagedUpload {
     fn write(&mut self, payload: &PutPayload) -> io::Result<()> {
         for piece in payload {
             self.file.write_all_at(piece, self.length)?;
@@ -205,7 +205,7 @@ impl Staged {
     }
 }
 
-fn finish(folder: &Folder, upload: &Begun, path: &FilePath, file: &File) -> Result<()> {
+fn finish(folder: &Folder, upload: &OpenUpload, path: &FilePath, file: &File) -> Result<()> {
     let key = &upload.path;
     let target = folder.0.within(key)?;
     let finished = (|| {
@@ -220,9 +220,9 @@ fn finish(folder: &Folder, upload: &Begun, path: &FilePath, file: &File) -> Resu
 }
 
 #[async_trait]
-impl MultipartUpload for Staged {
+impl MultipartUpload for StagedUpload {
     fn put_part(&mut self, data: PutPayload) -> UploadPart {
-        // Parts may arrive in any order; their places are given in the order they are asked for.
+        // Parts may arrive in any order; their offsets are assigned in the order of the calls.
         let (file, key, mut at) = (Arc::clone(&self.file), self.upload.path.clone(), self.length);
         self.length += data.content_length() as u64;
         Box::pin(blocking(move || {
@@ -250,8 +250,8 @@ impl MultipartUpload for Staged {
     }
 }
 
-impl Drop for Staged {
-    /// What was not finished is in nobody's way any more. After `finish` there is nothing under this name.
+impl Drop for StagedUpload {
+    /// Removes the unfinished file. After `finish` there is nothing under this name.
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.path);
         self.folder.0.uploads.remove(&self.upload);
@@ -269,7 +269,7 @@ fn remove(path: &FilePath, key: &str) -> Result<()> {
     }
 }
 
-/// Makes the folders above `path`, each brought to disk in the one above it.
+/// Creates the folders above `path`, and syncs each one's parent.
 fn make_folders(top: &FilePath, path: &FilePath) -> io::Result<()> {
     let Some(folder) = path.parent() else { return Ok(()) };
     let missing: Vec<_> = folder

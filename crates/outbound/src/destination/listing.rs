@@ -1,4 +1,4 @@
-//! Which uploads in parts are open at a bucket, by its own word: the only way to find one whose id nobody was told,
+//! Which uploads in parts are open at a bucket, by its own word: the only way to find one whose id no one was told,
 //! because the answer that had it was lost.
 //!
 //! The store's client has no such call, so the request is made and signed here.
@@ -18,13 +18,13 @@ use object_store::aws::{AwsAuthorizer, AwsCredential};
 use object_store::client::{HttpClient, HttpRequestBody};
 use url::Url;
 
-use super::begun::Begun;
 use super::bucket::RETRIES;
+use super::open_uploads::OpenUpload;
 
-/// Before it is asked again for the first time; each further time it is twice as long.
+/// The first pause before a retry; it doubles each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
-/// No honest answer is longer: a thousand entries of at most three kilobytes.
+/// No valid answer is larger: a thousand entries of at most three kilobytes.
 const ANSWER_BYTES: usize = 4 << 20;
 
 /// Where and as whom a bucket is asked.
@@ -37,13 +37,12 @@ pub(super) struct Listing {
 }
 
 impl Listing {
-    /// Open uploads of keys that begin with `prefix`, at most a thousand. Asked again as often as anything else of a
-    /// bucket, where it has trouble of its own.
-    pub(super) async fn open_uploads(&self, prefix: &str) -> Result<Vec<Begun>, Failed> {
+    /// Open uploads of keys that begin with `prefix`, at most a thousand. Retried like other calls to a bucket.
+    pub(super) async fn open_uploads(&self, prefix: &str) -> Result<Vec<OpenUpload>, ListingError> {
         let mut pause = FIRST_PAUSE;
         for _ in 0..RETRIES {
             match self.open_uploads_once(prefix).await {
-                Err(Failed::Again(_)) => tokio::time::sleep(pause).await,
+                Err(ListingError::Transient(_)) => tokio::time::sleep(pause).await,
                 done => return done,
             }
             pause *= 2;
@@ -51,32 +50,32 @@ impl Listing {
         self.open_uploads_once(prefix).await
     }
 
-    async fn open_uploads_once(&self, prefix: &str) -> Result<Vec<Begun>, Failed> {
+    async fn open_uploads_once(&self, prefix: &str) -> Result<Vec<OpenUpload>, ListingError> {
         let mut url = self.url.clone();
         url.set_query(Some(&format!("prefix={}&uploads=", encoded(prefix))));
         let request = Request::get(url.as_str()).body(HttpRequestBody::empty());
-        let mut request = request.map_err(Failed::for_good)?;
+        let mut request = request.map_err(ListingError::for_good)?;
         AwsAuthorizer::new(&self.credential, "s3", &self.region).authorize(&mut request, None);
-        let answer = self.client.execute(request).await.map_err(Failed::again)?;
+        let answer = self.client.execute(request).await.map_err(ListingError::again)?;
         let status = answer.status();
         // A store without such a list says so for good.
         let trouble = status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED;
         if trouble || status == StatusCode::TOO_MANY_REQUESTS {
-            return Err(Failed::again(format!("status {status}")));
+            return Err(ListingError::again(format!("status {status}")));
         }
         if !status.is_success() {
-            return Err(Failed::for_good(format!("status {status}")));
+            return Err(ListingError::for_good(format!("status {status}")));
         }
         let mut text = Vec::new();
         let mut pieces = answer.into_body().bytes_stream();
-        while let Some(piece) = pieces.try_next().await.map_err(Failed::again)? {
+        while let Some(piece) = pieces.try_next().await.map_err(ListingError::again)? {
             if text.len() + piece.len() > ANSWER_BYTES {
-                return Err(Failed::for_good("the answer is too long"));
+                return Err(ListingError::for_good("the answer is too long"));
             }
             text.extend_from_slice(&piece);
         }
-        // What it was asked for is checked: an upload of somebody else must not be given up.
-        let found = uploads(&String::from_utf8(text).map_err(Failed::for_good)?);
+        // The answer is filtered: an upload of another prefix must not be aborted.
+        let found = uploads(&String::from_utf8(text).map_err(ListingError::for_good)?);
         Ok(found
             .into_iter()
             .filter(|upload| upload.path.starts_with(prefix))
@@ -86,34 +85,34 @@ impl Listing {
 
 /// Why there is no list.
 #[derive(Debug)]
-pub(super) enum Failed {
+pub(super) enum ListingError {
     /// Trouble that may pass.
-    Again(Cause),
-    ForGood(Cause),
+    Transient(Cause),
+    Permanent(Cause),
 }
 
 type Cause = Box<dyn StdError + Send + Sync>;
 
-impl Failed {
+impl ListingError {
     fn again(cause: impl Into<Cause>) -> Self {
-        Self::Again(cause.into())
+        Self::Transient(cause.into())
     }
 
     fn for_good(cause: impl Into<Cause>) -> Self {
-        Self::ForGood(cause.into())
+        Self::Permanent(cause.into())
     }
 }
 
-impl fmt::Display for Failed {
+impl fmt::Display for ListingError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Self::Again(cause) | Self::ForGood(cause)) = self;
+        let (Self::Transient(cause) | Self::Permanent(cause)) = self;
         cause.fmt(f)
     }
 }
 
-fn uploads(text: &str) -> Vec<Begun> {
+fn uploads(text: &str) -> Vec<OpenUpload> {
     let upload = |piece: &str| {
-        Some(Begun {
+        Some(OpenUpload {
             path: element(piece, "Key")?,
             id: element(piece, "UploadId")?,
         })
@@ -138,7 +137,7 @@ fn element(text: &str, name: &str) -> Option<String> {
     )
 }
 
-/// As the signature has it: everything but letters, digits and `-._~` is escaped.
+/// Percent-encoding for signatures: everything but letters, digits and `-._~`.
 fn encoded(text: &str) -> String {
     text.bytes().fold(String::with_capacity(text.len()), |mut all, byte| {
         if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~') {
@@ -160,7 +159,7 @@ mod tests {
             <Upload><Key>p/a&amp;b=1/x</Key><UploadId>one</UploadId><Owner><ID>7</ID></Owner></Upload>\
             <Upload><UploadId>two</UploadId><Key>p/y</Key></Upload><Upload><Key>broken</Key></Upload>\
             </ListMultipartUploadsResult>";
-        let begun = |path: &str, id: &str| Begun {
+        let begun = |path: &str, id: &str| OpenUpload {
             path: path.to_owned(),
             id: id.to_owned(),
         };

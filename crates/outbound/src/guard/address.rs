@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Sorts of addresses. Only `Public` may be called by everybody.
+/// Sorts of addresses. Only `Public` may be called by everyone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Somewhere on the internet.
@@ -16,7 +16,7 @@ pub enum Kind {
     LinkLocal,
     /// Where clouds hand out credentials.
     Metadata,
-    /// None of a single host: unspecified, multicast, broadcast, documentation, tunnels, reserved.
+    /// Not a single host: unspecified, multicast, broadcast, documentation, tunnels, reserved.
     Special,
 }
 
@@ -33,7 +33,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// The sort of an address. An IPv4 address inside an IPv6 one counts as itself.
+/// The kind of an address. An IPv4 address embedded in an IPv6 one counts as itself.
 #[must_use]
 pub fn kind(ip: IpAddr) -> Kind {
     match unwrapped(ip) {
@@ -42,7 +42,7 @@ pub fn kind(ip: IpAddr) -> Kind {
     }
 }
 
-/// The IPv4 address that an IPv6 one carries (mapped, or for a NAT64 gateway), else the address itself.
+/// The IPv4 address embedded in an IPv6 one (mapped, or for a NAT64 gateway), else the address itself.
 #[must_use]
 pub(super) fn unwrapped(ip: IpAddr) -> IpAddr {
     let IpAddr::V6(v6) = ip else { return ip };
@@ -61,7 +61,7 @@ fn v4(high: u16, low: u16) -> Ipv4Addr {
 
 fn kind_v4(ip: Ipv4Addr) -> Kind {
     match ip.octets() {
-        // AWS and most others, AWS containers, Alibaba, Azure (of a public range), Oracle.
+        // Metadata services: AWS and most others, AWS containers, Alibaba, Azure (in a public range), Oracle.
         [169, 254, 169, 254]
         | [169, 254, 170, 2 | 23]
         | [100, 100, 100, 200]
@@ -69,7 +69,7 @@ fn kind_v4(ip: Ipv4Addr) -> Kind {
         | [192, 0, 0, 192] => Kind::Metadata,
         [127, ..] => Kind::Loopback,
         [169, 254, ..] => Kind::LinkLocal,
-        // 100.64/10 is the inner network of carriers and of some clouds.
+        // 100.64/10 is used internally by carriers and some clouds.
         [10, ..] | [192, 168, ..] | [172, 16..=31, ..] | [100, 64..=127, ..] => Kind::Private,
         [0 | 224..=255, ..]
         | [192, 0, 0 | 2, _]
@@ -88,8 +88,8 @@ fn kind_v6(ip: Ipv6Addr) -> Kind {
         [0xfe80..=0xfebf, ..] => Kind::LinkLocal,
         // Unique local, and the site-local ones of old.
         [0xfc00..=0xfdff | 0xfec0..=0xfeff, ..] => Kind::Private,
-        // Inside 2000::/3, which is all that is given out: protocol assignments with Teredo, 6to4, documentation.
-        // The tunnels carry an IPv4 address somebody else would connect to.
+        // Within 2000::/3, the only allocated range: protocol assignments with Teredo, 6to4, documentation. Tunnel
+        // addresses embed an IPv4 address that would be called.
         [0x2001, 0..=0x1ff | 0xdb8, ..] | [0x2002, ..] | [0x3fff, 0..=0xfff, ..] => Kind::Special,
         [0x2000..=0x3fff, ..] => Kind::Public,
         _ => Kind::Special,

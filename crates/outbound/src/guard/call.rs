@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Method, StatusCode};
 
 use super::client::{Target, refusal};
-use super::{Guard, Refused};
+use super::{AddressRefusal, Guard};
 
 /// A call to make.
 #[derive(Clone, Debug)]
@@ -29,7 +29,7 @@ pub struct Call {
 pub enum CallError {
     /// The address may not be called.
     #[error(transparent)]
-    Refused(#[from] Refused),
+    Refused(#[from] AddressRefusal),
     /// It took longer than the call's limit.
     #[error("no answer within the time limit")]
     TimedOut,
@@ -37,7 +37,7 @@ pub enum CallError {
     #[error("the connection failed: {0}")]
     Failed(String),
     /// The answer is longer than the reader takes.
-    #[error("the answer is longer than {0} bytes")]
+    #[error("the answer has more than {0} bytes")]
     TooLong(usize),
 }
 
@@ -46,19 +46,16 @@ pub enum CallError {
 pub struct Reply(reqwest::Response);
 
 impl Guard {
-    /// Calls an address, if it may be called. An answer of any status is an answer. Redirects are not followed. Drop the
-    /// future, or the reply, to end the call.
-    ///
-    /// # Errors
-    /// There is no answer.
+    /// Calls an address if it is allowed. Any status is an answer. Redirects are not followed. Drop the future or the
+    /// reply to end the call.
     pub async fn call(&self, call: Call) -> Result<Reply, CallError> {
         let target = Target::parse(&call.url)?;
         if let Some(ip) = target.literal {
-            // The client connects to an address in the URL without asking its resolver.
+            // The client connects to an IP address in the URL without asking its resolver.
             self.check(&target.host, SocketAddr::new(ip, target.port), target.plain)?;
         }
         let client = self
-            .patient_client(target.plain, target.port)
+            .client_without_timeout(target.plain, target.port)
             .map_err(|error| failed(&error))?;
         let request = client
             .request(call.method, &call.url)
@@ -74,30 +71,22 @@ impl Guard {
 }
 
 impl Reply {
-    /// Its status.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         self.0.status()
     }
 
-    /// Its headers.
     #[must_use]
     pub fn headers(&self) -> &HeaderMap {
         self.0.headers()
     }
 
     /// The next piece of the body; `None` at its end.
-    ///
-    /// # Errors
-    /// The connection failed, or the time is up.
     pub async fn chunk(&mut self) -> Result<Option<Bytes>, CallError> {
         self.0.chunk().await.map_err(|error| failed(&error))
     }
 
     /// The whole body, at most `limit` bytes of it.
-    ///
-    /// # Errors
-    /// As [`Reply::chunk`], or the body is longer.
     pub async fn bytes(mut self, limit: usize) -> Result<Vec<u8>, CallError> {
         let mut body = Vec::new();
         while let Some(chunk) = self.chunk().await? {
@@ -117,7 +106,7 @@ fn failed(error: &reqwest::Error) -> CallError {
     if error.is_timeout() {
         return CallError::TimedOut;
     }
-    // The URL may carry a secret in its query; the source says what happened.
+    // The URL may contain a secret in its query; the source has the cause.
     let mut source: &dyn std::error::Error = error;
     while let Some(inner) = source.source() {
         source = inner;

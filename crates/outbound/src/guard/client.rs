@@ -12,9 +12,9 @@ use object_store::client::{
 };
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
-use super::{Guard, Refused};
+use super::{AddressRefusal, Guard};
 
-/// Where a URL leads, as far as it says so itself.
+/// Where a URL leads, as far as stated so itself.
 pub(super) struct Target {
     pub(super) host: String,
     pub(super) port: u16,
@@ -24,9 +24,9 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// The same parser the client uses, so `http://2130706433/` and `http://0x7f.1/` are what the client makes of them.
-    pub(super) fn parse(text: &str) -> Result<Self, Refused> {
-        let malformed = || Refused::Malformed(text.chars().take(200).collect());
+    /// The parser of the client, so that `http://2130706433/` and `http://0x7f.1/` are interpreted alike.
+    pub(super) fn parse(text: &str) -> Result<Self, AddressRefusal> {
+        let malformed = || AddressRefusal::Malformed(text.chars().take(200).collect());
         let url = url::Url::parse(text).map_err(|_| malformed())?;
         let plain = match url.scheme() {
             "http" => true,
@@ -48,7 +48,7 @@ impl Target {
     }
 }
 
-/// Resolves names for a client that calls one port by one scheme.
+/// Resolves names for a client with a fixed port and scheme.
 pub(super) struct Resolver {
     guard: Guard,
     plain: bool,
@@ -95,8 +95,8 @@ struct Service(Guard);
 #[async_trait]
 impl HttpService for Service {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        // A call lives on the runtime the guard was made for: a caller that encodes files on a runtime of its own
-        // keeps that busy, and a connection driven there would time out.
+        // A call runs on the guard's runtime: a caller may keep its own runtime busy with CPU-bound work, and a
+        // connection driven there would time out.
         let guard = self.0.clone();
         let call = self.0.runtime().spawn(async move { call(&guard, request).await });
         let call = AbortOnDrop(call);
@@ -124,10 +124,10 @@ impl Future for AbortOnDrop {
 
 async fn call(guard: &Guard, request: HttpRequest) -> Result<HttpResponse, HttpError> {
     // An unknown kind is not retried: a refusal stays one.
-    let refused = |why: Refused| HttpError::new(HttpErrorKind::Unknown, why);
+    let refused = |why: AddressRefusal| HttpError::new(HttpErrorKind::Unknown, why);
     let target = Target::parse(&request.uri().to_string()).map_err(refused)?;
     if let Some(ip) = target.literal {
-        // The client connects to an address in the URL without asking its resolver.
+        // The client connects to an IP address in the URL without asking its resolver.
         guard
             .check(&target.host, SocketAddr::new(ip, target.port), target.plain)
             .map_err(refused)?;
@@ -136,16 +136,16 @@ async fn call(guard: &Guard, request: HttpRequest) -> Result<HttpResponse, HttpE
         .client(target.plain, target.port)
         .map_err(|source| HttpError::new(HttpErrorKind::Unknown, source))?;
     client.call(request).await.map_err(|failed| match refusal(&failed) {
-        Some(why) if !matches!(why, Refused::Unresolved { .. }) => refused(why),
+        Some(why) if !matches!(why, AddressRefusal::Unresolved { .. }) => refused(why),
         _ => failed,
     })
 }
 
 /// The refusal at the bottom of an error, if that is what it is.
-pub(crate) fn refusal(error: &(dyn Error + 'static)) -> Option<Refused> {
+pub(crate) fn refusal(error: &(dyn Error + 'static)) -> Option<AddressRefusal> {
     let mut next = Some(error);
     while let Some(error) = next {
-        if let Some(why) = error.downcast_ref::<Refused>() {
+        if let Some(why) = error.downcast_ref::<AddressRefusal>() {
             return Some(why.clone());
         }
         next = error.source();

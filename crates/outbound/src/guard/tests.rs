@@ -2,13 +2,13 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::*;
 
-fn check(policy: Policy, host: &str, ip: &str, port: u16) -> Result<(), Refused> {
+fn check(policy: Policy, host: &str, ip: &str, port: u16) -> Result<(), AddressRefusal> {
     let ip: IpAddr = ip.parse().unwrap();
     Guard::new(policy).check(host, SocketAddr::new(ip, port), false)
 }
 
 fn list(entries: &[&str]) -> Policy {
-    Policy::listed(entries.iter().map(|entry| entry.parse().unwrap()).collect())
+    Policy::with_allow_list(entries.iter().map(|entry| entry.parse().unwrap()).collect())
 }
 
 #[tokio::test]
@@ -107,10 +107,10 @@ async fn an_operator_lists_hosts_networks_and_ports() {
         "[fd00::1]",
         ":9000",
     ] {
-        assert_eq!(entry.parse::<Allowed>().unwrap().to_string(), entry);
+        assert_eq!(entry.parse::<AllowEntry>().unwrap().to_string(), entry);
     }
     for bad in ["", "a b", "http://x", "10.0.0.0/33", "x:port", "x:99999"] {
-        assert!(bad.parse::<Allowed>().is_err(), "{bad}");
+        assert!(bad.parse::<AllowEntry>().is_err(), "{bad}");
     }
 }
 
@@ -121,7 +121,7 @@ async fn plain_http_is_for_listed_addresses() {
     let guard = Guard::new(Policy::development());
     assert_eq!(
         guard.check("dns", public, true),
-        Err(Refused::Plain { host: "dns".to_owned() })
+        Err(AddressRefusal::Plain { host: "dns".to_owned() })
     );
     assert_eq!(guard.check("dns", public, false), Ok(()));
     assert_eq!(guard.check("here", here, true), Ok(()));
@@ -142,11 +142,11 @@ async fn odd_spellings_of_an_address_are_read_as_the_client_reads_them() {
         "https://169.254.169.254.:443/latest",
     ] {
         let refused = guard.check_url(url).await.unwrap_err();
-        assert!(matches!(refused, Refused::Address { .. }), "{url}: {refused:?}");
+        assert!(matches!(refused, AddressRefusal::Address { .. }), "{url}: {refused:?}");
     }
     for url in ["ftp://x/", "file:///etc/passwd", "nonsense", "https://", "javascript:1"] {
         assert!(
-            matches!(guard.check_url(url).await, Err(Refused::Malformed(_))),
+            matches!(guard.check_url(url).await, Err(AddressRefusal::Malformed(_))),
             "{url}"
         );
     }

@@ -2,7 +2,7 @@ use object_store::path::Path;
 use object_store::{ObjectStoreExt, PutPayload};
 use towpath_domain::Secret;
 use towpath_domain::export::{Credentials, DestinationConfig, DestinationKind};
-use towpath_outbound::{Begun, Destination, DestinationFailure, Guard, Policy, Reason, Settings};
+use towpath_outbound::{Destination, DestinationFailure, Guard, OpenUpload, Policy, Reason, Settings};
 
 use crate::s3::{Fault, KEY_ID, S3};
 
@@ -36,7 +36,7 @@ async fn the_test_file_is_written_below_the_prefix_and_deleted() {
     assert!(s3.calls()[0].starts_with("PUT p/tmp/x.txt?"), "{:?}", s3.calls());
     assert!(s3.keys().is_empty());
 
-    // Without the right to delete it stays, which is no failure.
+    // Without the right to delete it stays, which is not a failure.
     s3.fail(Fault::new("delete", 403, "AccessDenied", 9));
     open(Policy::development(), &s3.config("p"), &S3::credentials())
         .test(&file())
@@ -97,7 +97,10 @@ async fn what_passes_is_repeated() {
 #[tokio::test]
 async fn an_inner_address_is_not_even_called() {
     let s3 = S3::start().await;
-    for policy in [Policy::default(), Policy::listed(vec!["10.0.0.0/8".parse().unwrap()])] {
+    for policy in [
+        Policy::default(),
+        Policy::with_allow_list(vec!["10.0.0.0/8".parse().unwrap()]),
+    ] {
         let failure = open(policy, &s3.config("p"), &S3::credentials())
             .test(&file())
             .await
@@ -117,7 +120,7 @@ async fn an_inner_address_is_not_even_called() {
 
     // Listed by the operator, it is.
     open(
-        Policy::listed(vec!["localhost".parse().unwrap()]),
+        Policy::with_allow_list(vec!["localhost".parse().unwrap()]),
         &named,
         &S3::credentials(),
     )
@@ -140,19 +143,19 @@ async fn an_upload_is_visible_when_it_is_complete_and_can_be_given_up_by_its_id(
     one.await.unwrap();
     assert!(s3.keys().is_empty());
     assert_eq!(
-        destination.begun(),
-        [Begun {
+        destination.open_uploads(),
+        [OpenUpload {
             path: "x/one".to_owned(),
             id: "upload-1".to_owned()
         }]
     );
     upload.complete().await.unwrap();
     assert_eq!(s3.object("x/one").unwrap(), "one two");
-    assert!(destination.begun().is_empty());
+    assert!(destination.open_uploads().is_empty());
 
     drop(destination.objects().put_multipart(&path).await.unwrap());
     assert_eq!(s3.open_uploads(), 1);
-    let left = destination.begun().remove(0);
+    let left = destination.open_uploads().remove(0);
     let other = open(Policy::development(), &s3.config(""), &S3::credentials());
     other.abort(&left).await.unwrap();
     other.abort(&left).await.unwrap();

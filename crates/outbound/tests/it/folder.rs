@@ -3,7 +3,7 @@ use std::path::{Path, PathBuf};
 use object_store::path::Path as Key;
 use object_store::{ObjectStoreExt, PutPayload};
 use towpath_domain::export::{DestinationConfig, DestinationKind};
-use towpath_outbound::{Begun, Destination, DestinationFailure, Guard, Policy, Reason, Settings, classify};
+use towpath_outbound::{Destination, DestinationFailure, Guard, OpenUpload, Policy, Reason, Settings, classify};
 
 fn open(root: Option<&Path>, prefix: &str) -> Result<Destination, DestinationFailure> {
     let settings = Settings {
@@ -54,9 +54,9 @@ async fn objects_appear_whole_and_are_replaced_whole() {
     );
     two.await.unwrap();
     one.await.unwrap();
-    assert_eq!(files(root.path()), [PathBuf::from(&destination.begun()[0].id)]);
+    assert_eq!(files(root.path()), [PathBuf::from(&destination.open_uploads()[0].id)]);
     upload.complete().await.unwrap();
-    assert!(destination.begun().is_empty());
+    assert!(destination.open_uploads().is_empty());
     for text in ["1", "2"] {
         destination
             .objects()
@@ -80,7 +80,7 @@ async fn what_is_given_up_leaves_nothing() {
     assert!(files(root.path()).is_empty());
 
     // Left by a process that died.
-    let left = Begun {
+    let left = OpenUpload {
         path: "x".to_owned(),
         id: "tmp/dead.part".to_owned(),
     };
@@ -112,7 +112,7 @@ async fn links_and_steps_upwards_do_not_lead_out() {
     };
     put("inside/a/x").await.unwrap();
     assert_eq!(put("out/x").await.unwrap_err(), Reason::Prefix);
-    let up = Begun {
+    let up = OpenUpload {
         path: "x".to_owned(),
         id: "inside/../../x".to_owned(),
     };

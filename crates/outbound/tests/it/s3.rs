@@ -19,9 +19,9 @@ pub const KEY_ID: &str = "AKIATOWPATH";
 
 /// A stand-in that runs until it is dropped.
 #[derive(Clone)]
-pub struct S3(Arc<Inner>);
+pub struct S3(Arc<S3State>);
 
-struct Inner {
+struct S3State {
     address: SocketAddr,
     state: Mutex<Contents>,
     hung: Notify,
@@ -41,11 +41,11 @@ struct Contents {
     /// Numbers that look random, where three calls of ten are answered with an error.
     storm: Option<u64>,
     /// The call that is left without an answer.
-    hang: Option<Hang>,
+    hang: Option<HangPoint>,
 }
 
 /// Which call is left without an answer.
-struct Hang {
+struct HangPoint {
     /// Calls to let through before.
     after: usize,
     /// Of those whose `METHOD key?query` contains this.
@@ -57,7 +57,7 @@ struct Hang {
 /// What becomes of a call.
 enum Answer {
     Now(Response),
-    /// Left without an answer; this one, if it was done, until it is let go on.
+    /// Left without an answer; this one, if it was done, until it is let continue.
     Hangs(Option<Response>),
 }
 
@@ -84,7 +84,7 @@ impl Fault {
     }
 }
 
-impl Drop for Inner {
+impl Drop for S3State {
     fn drop(&mut self) {
         self.server.abort();
     }
@@ -105,7 +105,7 @@ impl S3 {
                 .route("/{bucket}/{*key}", any(call));
             axum::serve(listener, app.with_state(weak)).await.unwrap();
         });
-        let s3 = Self(Arc::new(Inner {
+        let s3 = Self(Arc::new(S3State {
             address,
             state: Mutex::default(),
             hung: Notify::new(),
@@ -153,16 +153,16 @@ impl S3 {
     /// Leaves the call after the next `after` without an answer, once it is `done` or before.
     pub fn hang(&self, after: usize, done: bool) {
         let call = "";
-        self.0.state.lock().unwrap().hang = Some(Hang { after, call, done });
+        self.0.state.lock().unwrap().hang = Some(HangPoint { after, call, done });
     }
 
     /// Leaves the next call without an answer whose `METHOD key?query` contains `call`, once it is `done` or before.
     pub fn hang_at(&self, call: &'static str, done: bool) {
         let after = 0;
-        self.0.state.lock().unwrap().hang = Some(Hang { after, call, done });
+        self.0.state.lock().unwrap().hang = Some(HangPoint { after, call, done });
     }
 
-    /// Lets calls go on that were left without an answer: what is not done is done now.
+    /// Lets calls continue that were left without an answer: what is not done is done now.
     pub fn thaw(&self) {
         self.0.thaw.notify_waiters();
     }
@@ -193,7 +193,7 @@ impl S3 {
     }
 }
 
-type Shared = State<std::sync::Weak<Inner>>;
+type Shared = State<std::sync::Weak<S3State>>;
 type Ask = Query<BTreeMap<String, String>>;
 
 async fn call_bucket(
@@ -234,7 +234,7 @@ async fn call(
     let thaw = Arc::clone(&inner.thaw);
     let thawed = thaw.notified();
     tokio::pin!(thawed);
-    // Before anybody can know of it.
+    // Before anyone can know of it.
     thawed.as_mut().enable();
     inner.hung.notify_one();
     let weak = Arc::downgrade(&inner);
@@ -309,7 +309,7 @@ fn gust(seed: &mut u64) -> Option<Fault> {
     })
 }
 
-/// Does what was asked, for nobody to hear.
+/// Does what was asked, for no one to hear.
 fn unanswered(state: &mut Contents, method: &Method, key: &str, query: &BTreeMap<String, String>, body: &Bytes) {
     drop(perform(state, method, key, query, body));
 }

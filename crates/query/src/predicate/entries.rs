@@ -2,12 +2,12 @@
 
 use std::borrow::Cow;
 
-use towpath_domain::filter::{Check, Entry, Field, Test, Value};
+use towpath_domain::filter::{Comparison, Condition, Entry, Field, Value};
 use towpath_domain::json::{Number, Value as Json};
 
-use super::text::{found, like};
+use super::text::{contains_ignoring_case, like};
 
-/// Calls `each` with the key and value of every entry until it says true; answers whether it did. `None` stands for an
+/// Calls `each` with the key and value of every entry until it returns true; returns whether it did. `None` is an
 /// object or array, whose own entries follow.
 pub fn any(json: &Json<'_>, each: &mut impl FnMut(&str, Option<&Json<'_>>) -> bool) -> bool {
     walk(json, &mut String::new(), each)
@@ -41,36 +41,36 @@ fn walk(json: &Json<'_>, path: &mut String, each: &mut impl FnMut(&str, Option<&
 }
 
 /// Whether an entry passes a test.
-pub fn passes(test: &Test, key: &str, value: Option<&Json<'_>>, feedback: Option<&Json<'_>>) -> bool {
+pub fn passes(test: &Condition, key: &str, value: Option<&Json<'_>>, feedback: Option<&Json<'_>>) -> bool {
     let part = |name: &str| feedback.and_then(|feedback| feedback.get(name));
     match test.field {
-        Field::Entry(_, Entry::Key) => text(&test.check, Some(key)),
-        Field::Entry(_, Entry::Value) => scalar(&test.check, value),
-        Field::Entry(_, Entry::Score) => score(&test.check, part("score")),
-        Field::Entry(_, Entry::Source) => text(&test.check, part("source").and_then(Json::as_str)),
+        Field::Entry(_, Entry::Key) => text(&test.comparison, Some(key)),
+        Field::Entry(_, Entry::Value) => scalar(&test.comparison, value),
+        Field::Entry(_, Entry::Score) => score(&test.comparison, part("score")),
+        Field::Entry(_, Entry::Source) => text(&test.comparison, part("source").and_then(Json::as_str)),
         _ => false,
     }
 }
 
-/// A test of a text that may not be there.
-pub fn text(check: &Check, text: Option<&str>) -> bool {
+/// Tests an optional text.
+pub fn text(check: &Comparison, text: Option<&str>) -> bool {
     let equal = |value: &Value| match (value, text) {
         (Value::Null, None) => true,
         (Value::Text(wanted), Some(text)) => wanted == text,
         _ => false,
     };
     match check {
-        Check::Equal(value) => equal(value),
-        Check::NotEqual(value) => !equal(value),
-        Check::In(values) => values.iter().any(equal),
-        Check::Like(pattern) => text.is_some_and(|text| like(pattern, text)),
-        Check::HasText(wanted) => text == Some(wanted.as_str()),
-        Check::Search(needle) => text.is_some_and(|text| found(&needle.to_lowercase(), text)),
-        Check::Order(..) | Check::HasJson(_) => false,
+        Comparison::Equal(value) => equal(value),
+        Comparison::NotEqual(value) => !equal(value),
+        Comparison::In(values) => values.iter().any(equal),
+        Comparison::Like(pattern) => text.is_some_and(|text| like(pattern, text)),
+        Comparison::HasText(wanted) => text == Some(wanted.as_str()),
+        Comparison::Search(needle) => text.is_some_and(|text| contains_ignoring_case(&needle.to_lowercase(), text)),
+        Comparison::Inequality(..) | Comparison::HasJson(_) => false,
     }
 }
 
-fn scalar(check: &Check, json: Option<&Json<'_>>) -> bool {
+fn scalar(check: &Comparison, json: Option<&Json<'_>>) -> bool {
     let shown = json.and_then(shown);
     let equal = |value: &Value| match (value, json) {
         (Value::Null, Some(Json::Null)) => true,
@@ -80,20 +80,20 @@ fn scalar(check: &Check, json: Option<&Json<'_>>) -> bool {
         _ => false,
     };
     match check {
-        Check::Equal(value) => equal(value),
-        Check::NotEqual(value) => !equal(value),
-        Check::In(values) => values.iter().any(equal),
-        Check::Order(order, Value::Number(bound)) => json
+        Comparison::Equal(value) => equal(value),
+        Comparison::NotEqual(value) => !equal(value),
+        Comparison::In(values) => values.iter().any(equal),
+        Comparison::Inequality(order, Value::Number(bound)) => json
             .and_then(Json::as_number)
-            .is_some_and(|number| order.admits(number.compare(bound))),
-        Check::Like(pattern) => shown.is_some_and(|text| like(pattern, &text)),
-        Check::Search(needle) => shown.is_some_and(|text| found(&needle.to_lowercase(), &text)),
-        Check::Order(..) | Check::HasText(_) | Check::HasJson(_) => false,
+            .is_some_and(|number| order.holds(number.compare(bound))),
+        Comparison::Like(pattern) => shown.is_some_and(|text| like(pattern, &text)),
+        Comparison::Search(needle) => shown.is_some_and(|text| contains_ignoring_case(&needle.to_lowercase(), &text)),
+        Comparison::Inequality(..) | Comparison::HasText(_) | Comparison::HasJson(_) => false,
     }
 }
 
-/// A number, where true is 1 and false is 0.
-fn score(check: &Check, json: Option<&Json<'_>>) -> bool {
+/// A number; true is 1 and false is 0.
+fn score(check: &Comparison, json: Option<&Json<'_>>) -> bool {
     let number = match json {
         Some(Json::Bool(value)) => Some(Number::from(*value)),
         Some(Json::Number(number)) => Some(number.clone()),
@@ -105,17 +105,17 @@ fn score(check: &Check, json: Option<&Json<'_>>) -> bool {
         _ => false,
     };
     match check {
-        Check::Equal(value) => equal(value),
-        Check::NotEqual(value) => !equal(value),
-        Check::In(values) => values.iter().any(equal),
-        Check::Order(order, Value::Number(bound)) => number
-            .as_ref()
-            .is_some_and(|number| order.admits(number.compare(bound))),
+        Comparison::Equal(value) => equal(value),
+        Comparison::NotEqual(value) => !equal(value),
+        Comparison::In(values) => values.iter().any(equal),
+        Comparison::Inequality(order, Value::Number(bound)) => {
+            number.as_ref().is_some_and(|number| order.holds(number.compare(bound)))
+        }
         _ => false,
     }
 }
 
-/// A single value as text: numbers as they were sent, booleans as JSON writes them.
+/// A scalar as text: numbers as they were sent, booleans as in JSON.
 fn shown<'a>(json: &'a Json<'_>) -> Option<Cow<'a, str>> {
     match json {
         Json::String(text) => Some(Cow::Borrowed(&**text)),
@@ -125,7 +125,7 @@ fn shown<'a>(json: &'a Json<'_>) -> Option<Cow<'a, str>> {
     }
 }
 
-/// Whether `json` has all that `wanted` has: each key of an object, each item of an array somewhere in the other.
+/// Whether `json` contains `wanted`: each key of an object, each item of an array at any position.
 pub fn contains(json: &Json<'_>, wanted: &Json<'_>) -> bool {
     match (json, wanted) {
         (Json::Object(fields), Json::Object(wanted)) => wanted
@@ -138,14 +138,14 @@ pub fn contains(json: &Json<'_>, wanted: &Json<'_>) -> bool {
     }
 }
 
-/// Whether a key or a text somewhere in `json` has `needle`, which is in lower case, in it.
+/// Whether some key or text in `json` contains `needle`, which is in lower case.
 pub fn searched(needle: &str, json: &Json<'_>) -> bool {
     match json {
-        Json::String(text) => found(needle, text),
+        Json::String(text) => contains_ignoring_case(needle, text),
         Json::Array(items) => items.iter().any(|item| searched(needle, item)),
         Json::Object(fields) => fields
             .iter()
-            .any(|(key, value)| found(needle, key) || searched(needle, value)),
+            .any(|(key, value)| contains_ignoring_case(needle, key) || searched(needle, value)),
         _ => false,
     }
 }

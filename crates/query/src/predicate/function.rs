@@ -1,4 +1,4 @@
-//! Our tests as functions that expressions can call.
+//! Tests as functions for expressions.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -10,21 +10,21 @@ use datafusion_common::Result;
 use datafusion_expr::expr::ScalarFunction;
 use datafusion_expr::{ColumnarValue, Expr, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility, col};
 
-use super::judge::{Cell, Judge};
+use super::evaluator::{Cell, Evaluator};
 
-/// Calls `judge` with these columns.
-pub fn call(judge: Judge, columns: impl IntoIterator<Item = &'static str>) -> Expr {
+/// A call of `judge` with these columns.
+pub fn call(judge: Evaluator, columns: impl IntoIterator<Item = &'static str>) -> Expr {
     let args: Vec<Expr> = columns.into_iter().map(col).collect();
     let function = Function {
-        judge: Arc::new(judge),
+        evaluator: Arc::new(judge),
         signature: Signature::any(args.len(), Volatility::Immutable),
     };
     Expr::ScalarFunction(ScalarFunction::new_udf(Arc::new(ScalarUDF::from(function)), args))
 }
 
-/// Two are equal when they are the same one: nothing here compares expressions by what they do.
+/// Equal only to itself: nothing here compares expressions by meaning.
 struct Function {
-    judge: Arc<Judge>,
+    evaluator: Arc<Evaluator>,
     signature: Signature,
 }
 
@@ -36,7 +36,7 @@ impl fmt::Debug for Function {
 
 impl PartialEq for Function {
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.judge, &other.judge)
+        Arc::ptr_eq(&self.evaluator, &other.evaluator)
     }
 }
 
@@ -44,7 +44,7 @@ impl Eq for Function {}
 
 impl Hash for Function {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        Arc::as_ptr(&self.judge).hash(state);
+        Arc::as_ptr(&self.evaluator).hash(state);
     }
 }
 
@@ -66,13 +66,13 @@ impl ScalarUDFImpl for Function {
         let mut held = BooleanBuilder::with_capacity(args.number_rows);
         for row in 0..args.number_rows {
             let cells = columns.iter().map(|column| cell(column, row));
-            held.append_value(self.judge.holds(cells));
+            held.append_value(self.evaluator.matches(cells));
         }
         Ok(ColumnarValue::Array(Arc::new(held.finish())))
     }
 }
 
-/// What stands in a row of a column of texts, or of lists of texts.
+/// The value of a row in a column of texts, or of lists of texts.
 fn cell(column: &ArrayRef, row: usize) -> Cell<'_> {
     if column.is_null(row) {
         return Cell::Nothing;

@@ -1,24 +1,24 @@
 //! Patterns and searches in single texts.
 
-/// Whether `text` matches a pattern of `like`: `%` is any characters, `_` one, a backslash takes the meaning of the
-/// next one away.
+/// Whether `text` matches a `like` pattern: `%` is any characters, `_` is one, and a backslash escapes the next
+/// character.
 pub fn like(pattern: &str, text: &str) -> bool {
     let pattern = steps(pattern);
     let text: Vec<char> = text.chars().collect();
     let (mut p, mut t) = (0, 0);
-    // Where to go on after the last `%` when the rest does not fit: it takes one character more.
+    // Where to continue after the last `%` if the rest does not match: it takes one more character.
     let mut again: Option<(usize, usize)> = None;
     while t < text.len() {
         match pattern.get(p) {
-            Some(Step::Any) => {
+            Some(PatternStep::Any) => {
                 again = Some((p + 1, t));
                 p += 1;
             }
-            Some(Step::One) => {
+            Some(PatternStep::One) => {
                 p += 1;
                 t += 1;
             }
-            Some(Step::Just(char)) if *char == text[t] => {
+            Some(PatternStep::Just(char)) if *char == text[t] => {
                 p += 1;
                 t += 1;
             }
@@ -32,32 +32,32 @@ pub fn like(pattern: &str, text: &str) -> bool {
             },
         }
     }
-    pattern[p..].iter().all(|step| *step == Step::Any)
+    pattern[p..].iter().all(|step| *step == PatternStep::Any)
 }
 
 #[derive(PartialEq)]
-enum Step {
+enum PatternStep {
     Any,
     One,
     Just(char),
 }
 
-fn steps(pattern: &str) -> Vec<Step> {
+fn steps(pattern: &str) -> Vec<PatternStep> {
     let mut steps = Vec::new();
     let mut chars = pattern.chars();
     while let Some(char) = chars.next() {
         steps.push(match char {
-            '%' => Step::Any,
-            '_' => Step::One,
-            '\\' => Step::Just(chars.next().unwrap_or('\\')),
-            plain => Step::Just(plain),
+            '%' => PatternStep::Any,
+            '_' => PatternStep::One,
+            '\\' => PatternStep::Just(chars.next().unwrap_or('\\')),
+            plain => PatternStep::Just(plain),
         });
     }
     steps
 }
 
-/// Whether `text` has `needle`, which is in lower case, in it.
-pub fn found(needle: &str, text: &str) -> bool {
+/// Whether `text` contains `needle`, which is in lower case.
+pub fn contains_ignoring_case(needle: &str, text: &str) -> bool {
     if text.is_ascii() && needle.is_ascii() {
         let (needle, text) = (needle.as_bytes(), text.as_bytes());
         return needle.is_empty()

@@ -1,4 +1,4 @@
-//! Compiled filters say row for row what the plain evaluator says.
+//! Compiled filters agree with the plain evaluator row by row.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use uuid::Uuid;
 
 use crate::naive::{self, Subject};
 
-/// Numbers that look random and are the same every time.
-pub struct Dice(pub u64);
+/// Deterministic pseudo-random numbers.
+pub struct Random(pub u64);
 
-impl Dice {
+impl Random {
     pub fn roll(&mut self, sides: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -48,7 +48,7 @@ const WORDS: [&str; 8] = [
 const KEYS: [&str; 6] = ["k", "messages", "content", "thread_id", "a.b", "x"];
 const START: i64 = 1_767_225_600_000_000;
 
-fn scalar(dice: &mut Dice) -> Json {
+fn scalar(dice: &mut Random) -> Json {
     match dice.roll(6) {
         0 => Json::Null,
         1 => json!(dice.roll(2) == 0),
@@ -59,7 +59,7 @@ fn scalar(dice: &mut Dice) -> Json {
     }
 }
 
-fn tree(dice: &mut Dice, depth: usize) -> Json {
+fn tree(dice: &mut Random, depth: usize) -> Json {
     match dice.roll(if depth == 0 { 4 } else { 6 }) {
         4 => Json::Array((0..dice.roll(3)).map(|_| tree(dice, depth - 1)).collect()),
         5 => object(dice, depth - 1),
@@ -67,7 +67,7 @@ fn tree(dice: &mut Dice, depth: usize) -> Json {
     }
 }
 
-fn object(dice: &mut Dice, depth: usize) -> Json {
+fn object(dice: &mut Random, depth: usize) -> Json {
     let fields = (0..dice.roll(4)).map(|_| (dice.of(&KEYS).to_owned(), tree(dice, depth)));
     Json::Object(fields.collect())
 }
@@ -76,7 +76,7 @@ fn id(number: usize) -> Uuid {
     Uuid::from_u128(0x0194_fdc2_0000_7000_8000_0000_0000_0000 + number as u128)
 }
 
-fn post(dice: &mut Dice, number: usize) -> Operation {
+fn post(dice: &mut Random, number: usize) -> Operation {
     let start = Timestamp::from_micros(START + (dice.roll(100) as i64) * 60_000_000);
     let mut outputs = object(dice, 2);
     if dice.roll(2) == 0 {
@@ -123,7 +123,7 @@ fn post(dice: &mut Dice, number: usize) -> Operation {
     }
 }
 
-fn row(dice: &mut Dice, number: usize) -> Row {
+fn row(dice: &mut Random, number: usize) -> Row {
     Row::from_operation(post(dice, number), number as i64)
 }
 
@@ -131,8 +131,8 @@ fn dice_type(number: usize) -> String {
     ["chain", "llm", "tool"][number % 3].to_owned()
 }
 
-fn feedback(dice: &mut Dice) -> Vec<Json> {
-    let one = |dice: &mut Dice| {
+fn feedback(dice: &mut Random) -> Vec<Json> {
+    let one = |dice: &mut Random| {
         let score = match dice.roll(4) {
             0 => Json::Null,
             1 => json!(dice.roll(2) == 0),
@@ -148,7 +148,7 @@ fn quoted(text: &str) -> String {
     serde_json::to_string(text).unwrap()
 }
 
-fn value(dice: &mut Dice) -> String {
+fn value(dice: &mut Random) -> String {
     match dice.roll(6) {
         0 => "null".to_owned(),
         1 => dice.of(&["true", "false"]).to_owned(),
@@ -159,14 +159,14 @@ fn value(dice: &mut Dice) -> String {
     }
 }
 
-fn pattern(dice: &mut Dice) -> String {
+fn pattern(dice: &mut Random) -> String {
     let word = dice.of(&WORDS);
     let part: String = word.chars().skip(dice.roll(2)).take(3).collect();
     let shape = dice.of(&["%{}%", "{}%", "%{}", "_{}%", "{}", "%"]);
     quoted(&shape.replace("{}", &part.replace('\\', "\\\\")))
 }
 
-fn test(dice: &mut Dice) -> String {
+fn test(dice: &mut Random) -> String {
     let compare = dice.of(&["eq", "neq", "gt", "gte", "lt", "lte"]);
     let same = dice.of(&["eq", "neq"]);
     let time = format!("\"2026-01-01T{:02}:{:02}:00Z\"", dice.roll(2), dice.roll(60));
@@ -243,7 +243,7 @@ fn test(dice: &mut Dice) -> String {
     }
 }
 
-fn entry(dice: &mut Dice) -> String {
+fn entry(dice: &mut Random) -> String {
     let same = dice.of(&["eq", "neq"]);
     let compare = dice.of(&["eq", "neq", "gt", "gte", "lt", "lte"]);
     let kind = dice.of(&["metadata", "input", "output"]);
@@ -266,11 +266,11 @@ fn entry(dice: &mut Dice) -> String {
     }
 }
 
-fn filter(dice: &mut Dice, depth: usize) -> String {
+fn filter(dice: &mut Random, depth: usize) -> String {
     if depth == 0 {
         return test(dice);
     }
-    let parts = |dice: &mut Dice| {
+    let parts = |dice: &mut Random| {
         let parts: Vec<String> = (0..=dice.roll(3)).map(|_| filter(dice, depth - 1)).collect();
         parts.join(", ")
     };
@@ -289,10 +289,10 @@ fn filter(dice: &mut Dice, depth: usize) -> String {
     }
 }
 
-/// Checks that 200 filters hold for `rows`, of which `lists` tells the feedback, as the plain evaluator says of `plain`
-/// and `given`, which are the same in other words.
+/// Checks that 200 filters on `rows`, with the feedback `lists`, agree with the plain evaluator on `plain` and `given`,
+/// which represent the same data.
 fn filters_agree(
-    dice: &mut Dice,
+    dice: &mut Random,
     rows: &[Row],
     lists: &HashMap<TraceRunId, String>,
     plain: &[Row],
@@ -309,7 +309,7 @@ fn filters_agree(
         let text = filter(dice, number % 4);
         let parsed = match Filter::parse(&text) {
             Ok(parsed) => parsed,
-            // Two values of the same die may not go with a test; that is the parser's own test's business.
+            // Some combinations are invalid; the parser's own test covers them.
             Err(error) if error.message.contains("needs a value") => continue,
             Err(error) => panic!("{text}: {error}"),
         };
@@ -338,7 +338,7 @@ fn filters_agree(
             _ => some += 1,
         }
     }
-    // Otherwise the two might agree on nothing but emptiness.
+    // Otherwise both might agree on trivial results only.
     assert!(
         some >= 100,
         "{some} filters divide the rows, {none} match none, {all} match all"
@@ -347,7 +347,7 @@ fn filters_agree(
 
 #[test]
 fn two_hundred_filters_mean_what_they_say() {
-    let mut dice = Dice(20_261_121);
+    let mut dice = Random(20_261_121);
     let rows: Vec<Row> = (0..300).map(|number| row(&mut dice, number)).collect();
     let given: HashMap<TraceRunId, Vec<Json>> = rows.iter().map(|row| (row.id(), feedback(&mut dice))).collect();
     let lists = given
@@ -358,7 +358,7 @@ fn two_hundred_filters_mean_what_they_say() {
     filters_agree(&mut dice, &rows, &lists, &rows, &given);
 }
 
-/// With the JSON of its fields changed.
+/// A run with changed JSON fields.
 fn changed(mut post: Operation, change: impl Fn(&str) -> String) -> Operation {
     let fields = &mut post.fields;
     for text in [&mut fields.inputs, &mut fields.outputs].into_iter().flatten() {
@@ -372,8 +372,8 @@ fn changed(mut post: Operation, change: impl Fn(&str) -> String) -> Operation {
 
 #[test]
 fn filters_see_all_of_what_other_readers_refuse() {
-    let mut dice = Dice(20_261_122);
-    // The plain evaluator reads a number and a character in their place.
+    let mut dice = Random(20_261_122);
+    // The plain evaluator reads a number and a character instead.
     let big = json!(1e300).to_string();
     let odd = |plain: &str| plain.replace(&big, "1e999").replace('\u{fffd}', "\\ud83d");
     let members = json!({"odd": [1e300, "Beta \u{fffd}", {"\u{fffd}": -1e300, "k": "\u{fffd}"}]}).to_string();
@@ -412,7 +412,7 @@ fn filters_see_all_of_what_other_readers_refuse() {
 #[test]
 fn values_compare_as_they_were_sent() {
     let (tenant, project) = (TenantId(id(1)), ProjectId(id(2)));
-    // As deep as they are accepted inside of `extra` and of feedback.
+    // The maximum depth that is accepted inside `extra` and feedback.
     let deep = |levels: usize| format!("{}\"bottom\"{}", "[".repeat(levels), "]".repeat(levels));
     let metadata = format!(
         r#"{{"n":9007199254740993,"large":123456789012345678901234567890,"out":1e999,"below":-1e999,"exact":0.30,"deep":{}}}"#,

@@ -1,28 +1,28 @@
-//! What a filter means, written down a second time as plainly as possible: one merged row, no columns.
+//! A second, plain implementation of filters: one merged row, no columns.
 
 use std::collections::BTreeMap;
 
 use serde_json::Value as Json;
-use towpath_domain::filter::{Check, Entry, Family, Field, Filter, Test, Value};
+use towpath_domain::filter::{Comparison, Condition, Entry, Family, Field, Filter, Value};
 use towpath_traces::derive::derive;
 use towpath_traces::row::Row;
 
-/// A row and what was said about it.
+/// A row and its feedback.
 pub struct Subject<'a> {
     pub row: &'a Row,
     pub session: uuid::Uuid,
-    /// Objects with key, score, value, source.
+    /// Objects with key, score, value and source.
     pub feedback: &'a [Json],
 }
 
 /// A value of a row.
 #[derive(Clone, Debug, PartialEq)]
-enum Has {
+enum RowValue {
     Nothing,
     Text(String),
     Bool(bool),
     Number(f64),
-    /// Whole numbers, microseconds, units of cost.
+    /// Whole numbers, microseconds and units of cost.
     Whole(i128),
 }
 
@@ -31,15 +31,15 @@ pub fn holds(filter: &Filter, subject: &Subject<'_>) -> bool {
         Filter::And(parts) => and(parts, subject),
         Filter::Or(parts) => parts.iter().any(|part| holds(part, subject)),
         Filter::Not(inner) => !holds(inner, subject),
-        Filter::Test(test) => alone(test, subject),
+        Filter::Condition(test) => alone(test, subject),
     }
 }
 
 fn and(parts: &[Filter], subject: &Subject<'_>) -> bool {
-    let mut scopes: BTreeMap<Family, Vec<&Test>> = BTreeMap::new();
+    let mut scopes: BTreeMap<Family, Vec<&Condition>> = BTreeMap::new();
     for part in parts {
         match part {
-            Filter::Test(test) => match test.field {
+            Filter::Condition(test) => match test.field {
                 Field::Entry(family, _) => scopes.entry(family).or_default().push(test),
                 _ => {
                     if !alone(test, subject) {
@@ -55,7 +55,10 @@ fn and(parts: &[Filter], subject: &Subject<'_>) -> bool {
         }
     }
     scopes.into_iter().all(|(family, tests)| {
-        if tests.iter().all(|test| matches!(test.check, Check::NotEqual(_))) {
+        if tests
+            .iter()
+            .all(|test| matches!(test.comparison, Comparison::NotEqual(_)))
+        {
             return tests.iter().all(|test| alone(test, subject));
         }
         entries(family, subject)
@@ -64,20 +67,20 @@ fn and(parts: &[Filter], subject: &Subject<'_>) -> bool {
     })
 }
 
-fn alone(test: &Test, subject: &Subject<'_>) -> bool {
-    if let Check::NotEqual(value) = &test.check {
-        let equal = Test {
+fn alone(test: &Condition, subject: &Subject<'_>) -> bool {
+    if let Comparison::NotEqual(value) = &test.comparison {
+        let equal = Condition {
             field: test.field,
-            check: Check::Equal(value.clone()),
+            comparison: Comparison::Equal(value.clone()),
         };
         return !alone(&equal, subject);
     }
     let fields = subject.row.fields();
     let derived = derive(subject.row);
-    let text = |text: Option<&str>| text.map_or(Has::Nothing, |text| Has::Text(text.to_owned()));
-    let id = |id: Option<uuid::Uuid>| id.map_or(Has::Nothing, |id| Has::Text(id.to_string()));
-    let whole = |number: Option<i64>| number.map_or(Has::Nothing, |number| Has::Whole(number.into()));
-    let cost = |units: Option<i128>| units.map_or(Has::Nothing, Has::Whole);
+    let text = |text: Option<&str>| text.map_or(RowValue::Nothing, |text| RowValue::Text(text.to_owned()));
+    let id = |id: Option<uuid::Uuid>| id.map_or(RowValue::Nothing, |id| RowValue::Text(id.to_string()));
+    let whole = |number: Option<i64>| number.map_or(RowValue::Nothing, |number| RowValue::Whole(number.into()));
+    let cost = |units: Option<i128>| units.map_or(RowValue::Nothing, RowValue::Whole);
     let json = |text: &Option<String>| text.as_deref().and_then(|text| serde_json::from_str::<Json>(text).ok());
     let extra = extra(subject.row);
     let usage = &derived.usage;
@@ -87,14 +90,16 @@ fn alone(test: &Test, subject: &Subject<'_>) -> bool {
         }
         Field::Tags => {
             let tags = fields.tags.clone().unwrap_or_default();
-            return tags.into_iter().any(|tag| check(&test.check, &Has::Text(tag)));
+            return tags
+                .into_iter()
+                .any(|tag| check(&test.comparison, &RowValue::Text(tag)));
         }
-        Field::Inputs => return of_json(&test.check, json(&fields.inputs)),
-        Field::Outputs => return of_json(&test.check, json(&fields.outputs)),
-        Field::Extra => return of_json(&test.check, extra),
-        Field::Metadata => return of_json(&test.check, extra.and_then(|extra| extra.get("metadata").cloned())),
+        Field::Inputs => return of_json(&test.comparison, json(&fields.inputs)),
+        Field::Outputs => return of_json(&test.comparison, json(&fields.outputs)),
+        Field::Extra => return of_json(&test.comparison, extra),
+        Field::Metadata => return of_json(&test.comparison, extra.and_then(|extra| extra.get("metadata").cloned())),
         Field::Everything => {
-            let Check::Search(needle) = &test.check else {
+            let Comparison::Search(needle) = &test.comparison else {
                 return false;
             };
             let needle = needle.to_lowercase();
@@ -119,8 +124,11 @@ fn alone(test: &Test, subject: &Subject<'_>) -> bool {
         Field::RunType => text(fields.run_type.as_deref()),
         Field::Status => text(Some(&derived.status)),
         Field::Error => text(fields.error.as_deref().filter(|error| !error.is_empty())),
-        Field::IsRoot => derived.is_root.map_or(Has::Nothing, Has::Bool),
-        Field::ExecutionOrder => derived.is_root.filter(|root| *root).map_or(Has::Nothing, Has::Bool),
+        Field::IsRoot => derived.is_root.map_or(RowValue::Nothing, RowValue::Bool),
+        Field::ExecutionOrder => derived
+            .is_root
+            .filter(|root| *root)
+            .map_or(RowValue::Nothing, RowValue::Bool),
         Field::StartTime => whole(subject.row.key().map(|key| key.sort_time.micros())),
         Field::EndTime => whole(fields.end_time.map(towpath_domain::Timestamp::micros)),
         Field::FirstTokenTime => whole(derived.first_token_time.map(towpath_domain::Timestamp::micros)),
@@ -150,7 +158,7 @@ fn alone(test: &Test, subject: &Subject<'_>) -> bool {
             text(named.as_deref())
         }
     };
-    check(&test.check, &value)
+    check(&test.comparison, &value)
 }
 
 fn extra(row: &Row) -> Option<Json> {
@@ -161,7 +169,7 @@ fn extra(row: &Row) -> Option<Json> {
     Some(Json::Object(pairs.collect()))
 }
 
-/// An entry: its key, its value where that is a single one, and for feedback score and source.
+/// An entry: its key, its scalar value, and for feedback its score and source.
 struct Item {
     key: String,
     value: Option<Json>,
@@ -231,58 +239,60 @@ fn flatten(path: &str, json: &Json, items: &mut Vec<Item>) {
     }
 }
 
-fn of_entry(test: &Test, item: &Item) -> bool {
-    if let Check::NotEqual(value) = &test.check {
-        let equal = Test {
+fn of_entry(test: &Condition, item: &Item) -> bool {
+    if let Comparison::NotEqual(value) = &test.comparison {
+        let equal = Condition {
             field: test.field,
-            check: Check::Equal(value.clone()),
+            comparison: Comparison::Equal(value.clone()),
         };
         return !of_entry(&equal, item);
     }
     let value = match test.field {
-        Field::Entry(_, Entry::Key) => Has::Text(item.key.clone()),
+        Field::Entry(_, Entry::Key) => RowValue::Text(item.key.clone()),
         Field::Entry(_, Entry::Source) => item
             .source
             .as_str()
-            .map_or(Has::Nothing, |text| Has::Text(text.to_owned())),
+            .map_or(RowValue::Nothing, |text| RowValue::Text(text.to_owned())),
         Field::Entry(_, Entry::Score) => match &item.score {
-            Json::Number(number) => Has::Number(number.as_f64().unwrap()),
-            Json::Bool(value) => Has::Number(if *value { 1.0 } else { 0.0 }),
-            _ => Has::Nothing,
+            Json::Number(number) => RowValue::Number(number.as_f64().unwrap()),
+            Json::Bool(value) => RowValue::Number(if *value { 1.0 } else { 0.0 }),
+            _ => RowValue::Nothing,
         },
         _ => {
             let Some(value) = &item.value else { return false };
-            return of_scalar(&test.check, value);
+            return of_scalar(&test.comparison, value);
         }
     };
-    check(&test.check, &value)
+    check(&test.comparison, &value)
 }
 
-/// A JSON value is compared by its own type, and as text where the filter says a text.
-fn of_scalar(what: &Check, json: &Json) -> bool {
+/// A JSON value is compared by its own type, and as text if the filter has a text.
+fn of_scalar(what: &Comparison, json: &Json) -> bool {
     let as_text = match json {
-        Json::String(text) => Has::Text(text.clone()),
-        Json::Null => Has::Nothing,
-        other => Has::Text(other.to_string()),
+        Json::String(text) => RowValue::Text(text.clone()),
+        Json::Null => RowValue::Nothing,
+        other => RowValue::Text(other.to_string()),
     };
     let own = match json {
-        Json::Null => Has::Nothing,
-        Json::Bool(value) => Has::Bool(*value),
-        Json::Number(number) => Has::Number(number.as_f64().unwrap()),
+        Json::Null => RowValue::Nothing,
+        Json::Bool(value) => RowValue::Bool(*value),
+        Json::Number(number) => RowValue::Number(number.as_f64().unwrap()),
         _ => as_text.clone(),
     };
     match what {
-        Check::In(values) => values.iter().any(|value| of_scalar(&Check::Equal(value.clone()), json)),
-        Check::Equal(Value::Text(_)) | Check::Like(_) | Check::Search(_) => check(what, &as_text),
+        Comparison::In(values) => values
+            .iter()
+            .any(|value| of_scalar(&Comparison::Equal(value.clone()), json)),
+        Comparison::Equal(Value::Text(_)) | Comparison::Like(_) | Comparison::Search(_) => check(what, &as_text),
         other => check(other, &own),
     }
 }
 
-fn of_json(what: &Check, json: Option<Json>) -> bool {
+fn of_json(what: &Comparison, json: Option<Json>) -> bool {
     let Some(json) = json else { return false };
     match what {
-        Check::HasJson(wanted) => covers(&json, &wanted.clone().into()),
-        Check::Search(needle) => {
+        Comparison::HasJson(wanted) => covers(&json, &wanted.clone().into()),
+        Comparison::Search(needle) => {
             let mut texts = Vec::new();
             gather(&json, &mut texts);
             texts
@@ -306,7 +316,7 @@ fn covers(json: &Json, wanted: &Json) -> bool {
     }
 }
 
-/// Keys and texts.
+/// Collects keys and texts.
 fn gather(json: &Json, texts: &mut Vec<String>) {
     match json {
         Json::String(text) => texts.push(text.clone()),
@@ -319,42 +329,44 @@ fn gather(json: &Json, texts: &mut Vec<String>) {
     }
 }
 
-fn check(what: &Check, value: &Has) -> bool {
+fn check(what: &Comparison, value: &RowValue) -> bool {
     match what {
-        Check::Equal(wanted) => *value == meant(wanted),
-        Check::NotEqual(wanted) => *value != meant(wanted),
-        Check::In(values) => values.iter().any(|wanted| *value == meant(wanted)),
-        Check::Order(order, bound) => match (value, meant(bound)) {
-            (Has::Whole(a), Has::Whole(b)) => order.admits(a.cmp(&b)),
-            (Has::Number(a), Has::Number(b)) => a.partial_cmp(&b).is_some_and(|ordering| order.admits(ordering)),
+        Comparison::Equal(wanted) => *value == meant(wanted),
+        Comparison::NotEqual(wanted) => *value != meant(wanted),
+        Comparison::In(values) => values.iter().any(|wanted| *value == meant(wanted)),
+        Comparison::Inequality(order, bound) => match (value, meant(bound)) {
+            (RowValue::Whole(a), RowValue::Whole(b)) => order.holds(a.cmp(&b)),
+            (RowValue::Number(a), RowValue::Number(b)) => {
+                a.partial_cmp(&b).is_some_and(|ordering| order.holds(ordering))
+            }
             _ => false,
         },
-        Check::HasText(wanted) => *value == Has::Text(wanted.clone()),
-        Check::Search(needle) => {
-            matches!(value, Has::Text(text) if text.to_lowercase().contains(&needle.to_lowercase()))
+        Comparison::HasText(wanted) => *value == RowValue::Text(wanted.clone()),
+        Comparison::Search(needle) => {
+            matches!(value, RowValue::Text(text) if text.to_lowercase().contains(&needle.to_lowercase()))
         }
-        Check::Like(pattern) => {
+        Comparison::Like(pattern) => {
             let pattern: Vec<char> = pattern.chars().collect();
-            matches!(value, Has::Text(text) if like(&pattern, &text.chars().collect::<Vec<_>>()))
+            matches!(value, RowValue::Text(text) if like(&pattern, &text.chars().collect::<Vec<_>>()))
         }
-        Check::HasJson(_) => false,
+        Comparison::HasJson(_) => false,
     }
 }
 
-fn meant(value: &Value) -> Has {
+fn meant(value: &Value) -> RowValue {
     match value {
-        Value::Null => Has::Nothing,
-        Value::Bool(value) => Has::Bool(*value),
-        Value::Text(text) => Has::Text(text.clone()),
-        Value::Id(id) => Has::Text(id.to_string()),
-        Value::Time(time) => Has::Whole(time.micros().into()),
-        Value::Span(number) | Value::Count(number) => Has::Whole((*number).into()),
-        Value::Cost(units) => Has::Whole(*units),
-        Value::Number(number) => Has::Number(number.to_f64()),
+        Value::Null => RowValue::Nothing,
+        Value::Bool(value) => RowValue::Bool(*value),
+        Value::Text(text) => RowValue::Text(text.clone()),
+        Value::Id(id) => RowValue::Text(id.to_string()),
+        Value::Time(time) => RowValue::Whole(time.micros().into()),
+        Value::Span(number) | Value::Count(number) => RowValue::Whole((*number).into()),
+        Value::Cost(units) => RowValue::Whole(*units),
+        Value::Number(number) => RowValue::Number(number.to_f64()),
     }
 }
 
-/// By trying everything.
+/// Tries all possibilities.
 fn like(pattern: &[char], text: &[char]) -> bool {
     match pattern {
         [] => text.is_empty(),

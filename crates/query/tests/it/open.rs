@@ -1,4 +1,4 @@
-//! What is not folded yet, and how much of it a reader takes into memory.
+//! Unflushed data, and how much of it a reader loads into memory.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,19 +8,19 @@ use object_store::ObjectStore;
 use object_store::memory::InMemory;
 use towpath_domain::{JobId, Shard, TenantId, Timestamp, TraceRunId};
 use towpath_query::{Bounds, Error, Reader};
-use towpath_store::{Options, Store, segments, units};
+use towpath_store::{Options, Store, segments, wal_segments};
 use towpath_testing::Database;
-use towpath_testing::objects::Watched;
+use towpath_testing::objects::RecordingStore;
 use towpath_traces::accept::{self, Request, Route};
 use towpath_traces::body::Limits;
-use towpath_traces::fold;
+use towpath_traces::flush;
 use towpath_traces::objects::Objects;
 use towpath_traces::wal::{self, OnRegistered, Wal};
 
 struct World {
     store: Store,
     objects: Objects,
-    watched: Arc<Watched>,
+    watched: Arc<RecordingStore>,
     wal: Wal,
     tenant: TenantId,
     _database: Database,
@@ -32,11 +32,11 @@ async fn migrate(uri: &str) {
     store.close().await;
 }
 
-/// With these bounds after decoding, and no patience.
+/// These bounds for decoded data, without waiting.
 fn within(decoded_bytes: usize) -> Bounds {
     Bounds {
         decoded_bytes: decoded_bytes as i64,
-        patience: Duration::ZERO,
+        max_wait: Duration::ZERO,
         ..Bounds::default()
     }
 }
@@ -45,9 +45,9 @@ impl World {
     async fn new() -> Self {
         let database = Database::sqlite(migrate).await;
         let store = Store::open(&database.uri, Options::default()).await.unwrap();
-        let watched = Watched::new(Arc::new(InMemory::new()));
+        let watched = RecordingStore::new(Arc::new(InMemory::new()));
         let below: Arc<dyn ObjectStore> = Arc::clone(&watched) as _;
-        let objects = Objects::over(below);
+        let objects = Objects::from_store(below);
         let nothing: OnRegistered = Arc::new(|_tx, _| Box::pin(async { Ok(()) }));
         let options = wal::Options::for_store(&objects);
         Self {
@@ -60,7 +60,7 @@ impl World {
         }
     }
 
-    /// Sends a body; its size after decoding.
+    /// Sends a body and returns its decoded size.
     async fn send(&self, route: Route, json: String) -> usize {
         let request = Request {
             tenant: self.tenant,
@@ -84,20 +84,20 @@ impl World {
         self.send(Route::Run, post).await
     }
 
-    /// Folds all that is open.
+    /// Flushes everything that is open.
     async fn fold(&self) {
         let (job, shard) = (JobId::new(), Shard::of(self.tenant));
-        let all = units::Bounds {
+        let all = wal_segments::Bounds {
             bytes: i64::MAX,
             decoded_bytes: i64::MAX,
         };
         let taken = self
             .store
-            .write(async |tx| units::take(tx, job, shard, all, &[]).await)
+            .write(async |tx| wal_segments::take(tx, job, shard, all, &[]).await)
             .await
             .unwrap();
-        let options = fold::Options::default();
-        let folded = fold::fold(
+        let options = flush::Options::default();
+        let folded = flush::flush(
             &self.store,
             &self.objects,
             &taken,
@@ -111,25 +111,25 @@ impl World {
         .await
         .unwrap();
         self.store
-            .write(async |tx| fold::record(tx, job, &folded).await)
+            .write(async |tx| flush::record(tx, job, &folded).await)
             .await
             .unwrap();
     }
 
     fn reader(&self, bounds: Bounds) -> Reader {
-        Reader::bounded(self.store.clone(), self.objects.clone(), bounds)
+        Reader::with_bounds(self.store.clone(), self.objects.clone(), bounds)
     }
 
-    /// How many of these trace runs a reader sees; `None` where folding is behind.
+    /// Number of these trace runs that a reader sees; `None` if the flush is behind.
     async fn seen(&self, bounds: Bounds, runs: &[TraceRunId]) -> Option<usize> {
         match self.reader(bounds).snapshot(self.tenant).await {
             Ok(snapshot) => Some(snapshot.locate(runs).await.unwrap().len()),
-            Err(Error::Behind) => None,
+            Err(Error::FlushBehind) => None,
             Err(error) => panic!("{error}"),
         }
     }
 
-    /// How often the log was read since the last call.
+    /// Number of reads of the log since the last call.
     fn log_reads(&self) -> usize {
         let requests = self.watched.requests().into_iter();
         requests
@@ -158,7 +158,7 @@ async fn what_a_reader_cannot_hold_waits_for_the_fold() {
     assert_eq!(world.seen(as_sent, &runs).await, Some(3));
 }
 
-/// The catalog says how large units are, and nothing of the patches that a run finds waiting.
+/// The catalog knows the size of WAL segments, but not of the patches that a run finds waiting.
 #[tokio::test]
 async fn what_turns_out_too_large_waits_for_the_fold() {
     let world = World::new().await;
@@ -190,7 +190,7 @@ async fn what_is_kept_for_the_next_query_is_bounded() {
     }
 }
 
-/// Queries that would together take more wait for each other.
+/// Queries that would together exceed the memory limit wait for each other.
 #[tokio::test]
 async fn queries_share_what_they_may_hold() {
     let world = World::new().await;
@@ -223,9 +223,13 @@ async fn feedback_that_is_sent_again_is_on_its_newest_run_alone() {
     };
     give(one).await;
     give(two).await;
-    assert_eq!((on(one).await, on(two).await), (0, 1), "both are open");
+    assert_eq!((on(one).await, on(two).await), (0, 1), "both are unflushed");
     world.fold().await;
-    assert_eq!((on(one).await, on(two).await), (0, 1), "both are folded");
+    assert_eq!((on(one).await, on(two).await), (0, 1), "both are flushed");
     give(one).await;
-    assert_eq!((on(one).await, on(two).await), (1, 0), "one is open, on another run");
+    assert_eq!(
+        (on(one).await, on(two).await),
+        (1, 0),
+        "one is unflushed, on another run"
+    );
 }

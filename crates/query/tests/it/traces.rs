@@ -1,4 +1,4 @@
-//! Runs of traces that lie in many segments.
+//! Traces with runs in many segments.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -6,13 +6,13 @@ use std::sync::Arc;
 use object_store::ObjectStore;
 use object_store::memory::InMemory;
 use towpath_domain::filter::Filter;
-use towpath_domain::trace::Link;
+use towpath_domain::trace::DottedOrderPart;
 use towpath_domain::{ProjectId, SegmentId, TenantId, Timestamp, TraceRunId};
-use towpath_query::{Direction, Page, Position, Predicate, Question, Reader, Snapshot};
+use towpath_query::{Direction, Page, Position, Predicate, Reader, RunQuery, Snapshot};
 use towpath_store::{Options, Store, segments};
 use towpath_testing::Database;
-use towpath_testing::objects::{Request, Watched};
-use towpath_traces::fold::{self, NewSegment};
+use towpath_testing::objects::{RecordingStore, Request};
+use towpath_traces::flush::{self, NewSegment};
 use towpath_traces::objects::Objects;
 use towpath_traces::operation::{Fields, Operation, Verb};
 use towpath_traces::row::{Key, Row};
@@ -25,7 +25,7 @@ const ALL: std::ops::Range<Timestamp> = Timestamp::from_micros(i64::MIN)..Timest
 struct World {
     store: Store,
     objects: Objects,
-    watched: Arc<Watched>,
+    watched: Arc<RecordingStore>,
     tenant: TenantId,
     project: ProjectId,
     seq: std::cell::Cell<i64>,
@@ -39,11 +39,11 @@ async fn migrate(uri: &str) {
 }
 
 fn id(number: u64) -> Uuid {
-    // As random ids are: all over the range.
+    // Distributed over the whole range, like random ids.
     Uuid::from_u128(u128::from(number.wrapping_mul(0x9e37_79b9_7f4a_7c15)) << 64 | u128::from(number))
 }
 
-/// A span: it knows its trace and the run right above it.
+/// A span: it knows its trace and its parent.
 fn span(number: u64, parent: Option<u64>, trace: Option<u64>, verb: Verb, fields: Fields) -> Operation {
     let start = START + i64::try_from(number).unwrap() * 1_000_000;
     Operation {
@@ -71,11 +71,11 @@ impl World {
     async fn new() -> Self {
         let database = Database::sqlite(migrate).await;
         let store = Store::open(&database.uri, Options::default()).await.unwrap();
-        let watched = Watched::new(Arc::new(InMemory::new()));
+        let watched = RecordingStore::new(Arc::new(InMemory::new()));
         let below: Arc<dyn ObjectStore> = Arc::clone(&watched) as _;
         Self {
             store,
-            objects: Objects::over(below),
+            objects: Objects::from_store(below),
             watched,
             tenant: TenantId::new(),
             project: ProjectId::new(),
@@ -84,14 +84,14 @@ impl World {
         }
     }
 
-    /// A segment of these.
+    /// A segment with these operations.
     async fn segment(&self, operations: impl IntoIterator<Item = (ProjectId, u64, Operation)>) {
         let rows: Vec<(ProjectId, Row)> = operations
             .into_iter()
             .map(|(project, number, operation)| {
                 self.seq.set(self.seq.get() + 1);
                 let mut row = Row::from_operation(operation, self.seq.get());
-                row.place(place(number));
+                row.location(place(number));
                 (project, row)
             })
             .collect();
@@ -107,7 +107,7 @@ impl World {
             id,
             written: written.unwrap().unwrap(),
         };
-        let parts = fold::catalog_parts(&new);
+        let parts = flush::catalog_parts(&new);
         let (rows, bytes) = (new.written.rows as i64, new.written.bytes as i64);
         let published = self
             .store
@@ -119,7 +119,7 @@ impl World {
         self.segment([(self.project, number, operation)]).await;
     }
 
-    /// Segments of other traces, of the same time.
+    /// Segments of other traces at the same time.
     async fn others(&self, segments: u64) {
         self.others_from(0, segments).await;
     }
@@ -171,10 +171,10 @@ async fn trace(snapshot: &Snapshot, trace: u64, projects: Option<&[ProjectId]>, 
         .extent(&filter.traces().unwrap(), projects, &ALL)
         .await
         .unwrap();
-    let question = Question {
+    let question = RunQuery {
         projects: extent.projects(),
-        range: extent.narrow(&ALL),
-        within: Some(extent),
+        range: extent.clip_range(&ALL),
+        extent: Some(extent),
         predicate: Predicate::new(Some(&filter), &[]).unwrap(),
         direction: Direction::Oldest,
         after: None,
@@ -191,12 +191,12 @@ fn ids(page: &Page) -> BTreeSet<Uuid> {
 async fn the_runs_of_a_trace_are_found_in_all_segments_and_projects() {
     let world = World::new().await;
     world.others(30).await;
-    // The root has another id than the trace, and comes last; one run lies a month away, one in another project.
+    // The root has another id than the trace and arrives last; one run is a month away, one in another project.
     let elsewhere = ProjectId::new();
     world.one(2, post(2, Some(1), Some(77))).await;
     world.one(2_600_000, post(2_600_000, Some(2), Some(77))).await;
     world.segment([(elsewhere, 3, post(3, Some(1), Some(77)))]).await;
-    // Says something of a run, and neither of which trace it is nor what it is below.
+    // A patch without its trace and parent.
     let patch = Fields {
         error: Some("late".to_owned()),
         ..Fields::default()
@@ -216,7 +216,7 @@ async fn the_runs_of_a_trace_are_found_in_all_segments_and_projects() {
     let opened = world.opened();
     assert_eq!(opened.len(), 35);
     assert_eq!(opened.values().filter(|times| **times == 1).count(), 30, "{opened:?}");
-    // What a patch changed decides, wherever the patch lies.
+    // A patch counts, wherever it is stored.
     assert_eq!(
         ids(&trace(&snapshot, 77, None, "neq(error, null)").await),
         numbers(&[2])
@@ -241,8 +241,8 @@ async fn the_runs_of_a_trace_are_found_in_all_segments_and_projects() {
     assert_eq!((counted.runs, counted.errors), (4, 1));
 }
 
-/// Links of a way down, by the numbers of their runs.
-fn numbers(links: &[Link]) -> Vec<u64> {
+/// The run numbers of the links of a path.
+fn numbers(links: &[DottedOrderPart]) -> Vec<u64> {
     links.iter().map(|link| link.id.as_u128() as u64).collect()
 }
 
@@ -272,7 +272,7 @@ async fn the_way_to_a_deep_run_opens_each_segment_once() {
 async fn a_way_that_is_not_complete_is_looked_for_once() {
     let world = World::new().await;
     world.others(40).await;
-    // The run above the seventh has not come.
+    // The parent of the seventh run is missing.
     for number in 7..=10 {
         let parent = Some(number - 1);
         world.one(number, post(number, parent, Some(77))).await;
@@ -289,7 +289,7 @@ async fn a_way_that_is_not_complete_is_looked_for_once() {
 #[tokio::test]
 async fn a_way_whose_newest_runs_are_known_looks_no_further() {
     let world = World::new().await;
-    // Of another time: what is known of a run is merged out of all segments of its time.
+    // At another time: all segments of a run's time are merged.
     world.others_from(100, 60).await;
     for number in 1..=3 {
         let parent = (number > 1).then(|| number - 1);
@@ -303,7 +303,7 @@ async fn a_way_whose_newest_runs_are_known_looks_no_further() {
     assert!(world.opened().len() <= 16);
 }
 
-/// The row group that is asked first knows less than another.
+/// The row group that is read first knows less than another one.
 #[tokio::test]
 async fn a_way_follows_what_is_known_of_all_parts_of_a_run() {
     let world = World::new().await;
@@ -311,7 +311,7 @@ async fn a_way_follows_what_is_known_of_all_parts_of_a_run() {
     world.one(2, post(2, None, None)).await;
     world.others(20).await;
     world.one(3, post(3, Some(2), Some(77))).await;
-    // Said later: it is below the first. Said last: nothing of that.
+    // Reported later: its parent is the first run. Reported last: nothing about the parent.
     world
         .one(2, span(2, Some(1), Some(77), Verb::Patch, Fields::default()))
         .await;

@@ -8,47 +8,46 @@ use redis::aio::MultiplexedConnection;
 use redis::{Pipeline, RedisResult};
 use towpath_domain::JobId;
 
-use super::outbox::Batch;
+use super::send_queue::Batch;
 use super::{BLOCK, KEPT, Shared, within_deadline};
 use crate::metric;
 
-/// Between two exchanges. The first wake of a quiet time goes out at once; a stream of them becomes one per pool and
-/// pause, because every entry is read by every process.
+/// Pause between two exchanges. A single wake goes out at once; many wakes are merged into one per pool and pause,
+/// because every process reads every entry.
 const PAUSE: Duration = Duration::from_millis(1);
-/// Jobs named in one entry.
 const JOBS_PER_ENTRY: usize = 256;
 
-/// Sends what waits in the outbox.
+/// Sends the contents of the send queue.
 pub struct Publisher<'s> {
     shared: &'s Shared,
     connection: MultiplexedConnection,
 }
 
 impl<'s> Publisher<'s> {
-    /// Tries the connection with a real write, so that a replica, a full server or a missing permission shows before
-    /// hints depend on it.
+    /// Tests the connection with a real write, so that a replica, a full server or a missing permission is detected
+    /// before hints depend on it.
     pub async fn start(shared: &'s Shared, connection: MultiplexedConnection) -> RedisResult<Self> {
         let mut publisher = Self { shared, connection };
         publisher
             .send(&Batch {
-                nudge: true,
+                unblock_reader: true,
                 ..Batch::default()
             })
             .await?;
         Ok(publisher)
     }
 
-    /// Sends for ever.
+    /// Sends until an error.
     pub async fn run(&mut self) -> RedisResult<Infallible> {
         loop {
-            match tokio::time::timeout(BLOCK, self.shared.outbox.take()).await {
+            match tokio::time::timeout(BLOCK, self.shared.send_queue.take()).await {
                 Ok(batch) => {
                     self.send(&batch).await?;
-                    self.shared.outbox.confirm();
+                    self.shared.send_queue.confirm();
                     metrics::counter!(metric::SENT, "via" => "redis").increment(batch.wakes.len() as u64);
                     tokio::time::sleep(PAUSE).await;
                 }
-                // A half-open connection shows only when it is used.
+                // A half-open connection is only detected by using it.
                 Err(_) => within_deadline(redis::cmd("PING").exec_async(&mut self.connection)).await?,
             }
         }
@@ -56,12 +55,12 @@ impl<'s> Publisher<'s> {
 
     async fn send(&mut self, batch: &Batch) -> RedisResult<()> {
         let mut pipeline = redis::pipe();
-        // In the order in which a reader hands over what it finds in one read.
+        // In the order in which a reader processes the entries of one read.
         let cancel = self.shared.cancel_key();
         for jobs in batch.cancels.chunks(JOBS_PER_ENTRY) {
             self.entry(&mut pipeline, &cancel, Some(&joined(jobs)));
         }
-        if batch.look {
+        if batch.rescan {
             self.entry(&mut pipeline, &cancel, Some("*"));
         }
         for (thread, frame) in &batch.events {
@@ -72,7 +71,7 @@ impl<'s> Publisher<'s> {
         for pool in &batch.wakes {
             self.entry(&mut pipeline, &self.shared.wake_key(pool), None);
         }
-        if batch.nudge {
+        if batch.unblock_reader {
             self.entry(&mut pipeline, &cancel, None);
         }
         within_deadline(pipeline.exec_async(&mut self.connection)).await

@@ -11,29 +11,29 @@ use redis::{RedisResult, Value};
 use super::{BLOCK, Shared, within_deadline};
 use crate::Signal;
 
-/// Entries taken from one stream in one read; the rest follows at once.
+/// Entries per stream and read; the rest follows at once.
 const ENTRIES: usize = 512;
 /// Before the first entry of a stream.
 const BEGINNING: &str = "0-0";
 
-/// Reads hints of other processes and hands them to the board.
+/// Reads hints of other processes and passes them to the listener registry.
 pub struct Reader<'s> {
     shared: &'s Shared,
     connection: MultiplexedConnection,
     cancel_key: String,
     cancel_position: String,
-    /// The pools that are read, sorted as the board has them.
+    /// The pools that are read, sorted like the registry.
     pools: BTreeMap<Arc<str>, Position>,
 }
 
-/// How far a pool's stream has been read. An id, never `$`: between two reads that would skip entries.
+/// Position in a pool's stream. An id, never `$`, which would skip entries between two reads.
 struct Position {
     key: String,
     last: String,
 }
 
 impl<'s> Reader<'s> {
-    /// Takes the position at the end of every stream. What is in them already is covered by the look that follows.
+    /// Takes the position at the end of every stream. The check that follows covers earlier entries.
     pub async fn start(shared: &'s Shared, connection: MultiplexedConnection) -> RedisResult<Self> {
         let mut reader = Self {
             shared,
@@ -47,21 +47,21 @@ impl<'s> Reader<'s> {
         Ok(reader)
     }
 
-    /// Reads for ever.
+    /// Reads until an error.
     pub async fn run(&mut self) -> RedisResult<Infallible> {
         loop {
             for pool in self.follow().await? {
-                // What came between its listener and its position.
-                self.shared.board.wake(&pool);
+                // Covers entries between the registration of its listener and its position.
+                self.shared.listeners.wake(&pool);
             }
             let reply = self.read().await?;
-            self.hand_over(reply);
+            self.deliver(reply);
         }
     }
 
-    /// Follows the pools that are listened to now. Returns those that are new.
+    /// Follows the pools with listeners. Returns the new ones.
     async fn follow(&mut self) -> RedisResult<Vec<Arc<str>>> {
-        let listened = self.shared.board.pools();
+        let listened = self.shared.listeners.pools();
         if listened.iter().eq(self.pools.keys()) {
             return Ok(Vec::new());
         }
@@ -76,7 +76,6 @@ impl<'s> Reader<'s> {
         Ok(new)
     }
 
-    /// The id of the last entry.
     async fn end(&mut self, key: &str) -> RedisResult<String> {
         let mut command = redis::cmd("XREVRANGE");
         command.arg(key).arg("+").arg("-").arg("COUNT").arg(1);
@@ -104,23 +103,23 @@ impl<'s> Reader<'s> {
         for position in self.pools.values() {
             command.arg(&position.last);
         }
-        // Nil when nothing came within the block.
+        // Nil if nothing arrived within the block time.
         let reply: Option<StreamReadReply> = within_deadline(command.query_async(&mut self.connection)).await?;
         Ok(reply.unwrap_or_default())
     }
 
-    fn hand_over(&mut self, reply: StreamReadReply) {
+    fn deliver(&mut self, reply: StreamReadReply) {
         let mut streams: HashMap<String, Vec<StreamId>> =
             reply.keys.into_iter().map(|stream| (stream.key, stream.ids)).collect();
         for entry in streams.remove(&self.cancel_key).unwrap_or_default() {
-            self.hand_over_signals(&entry);
+            self.deliver_signals(&entry);
             self.cancel_position = entry.id;
         }
         for (pool, position) in &mut self.pools {
             let entries = streams.remove(&position.key).unwrap_or_default();
-            // Listeners of this process heard of its own wakes directly.
-            if entries.iter().any(|entry| !self.shared.sent(entry)) {
-                self.shared.board.wake(pool);
+            // Listeners of this process got its own wakes directly.
+            if entries.iter().any(|entry| !self.shared.is_own_entry(entry)) {
+                self.shared.listeners.wake(pool);
             }
             if let Some(entry) = entries.into_iter().next_back() {
                 position.last = entry.id;
@@ -128,22 +127,21 @@ impl<'s> Reader<'s> {
         }
     }
 
-    fn hand_over_signals(&self, entry: &StreamId) {
-        if self.shared.sent(entry) {
+    fn deliver_signals(&self, entry: &StreamId) {
+        if self.shared.is_own_entry(entry) {
             return;
         }
         let Some(jobs) = text(entry, "jobs") else { return };
         for job in jobs.split(',') {
-            // `*`, or something a newer version knows how to read.
+            // `*`, or a format of a newer version.
             let signal = job.parse().map_or(Signal::Lagged, Signal::Job);
-            self.shared.board.signal(signal);
+            self.shared.listeners.send_signal(signal);
         }
     }
 }
 
 impl Shared {
-    /// Whether this queue wrote the entry.
-    fn sent(&self, entry: &StreamId) -> bool {
+    fn is_own_entry(&self, entry: &StreamId) -> bool {
         text(entry, "by").is_some_and(|by| by == self.origin)
     }
 }

@@ -1,37 +1,36 @@
 //! Windows in memory: a log for each identity, in shards with a lock each.
 //!
-//! What is kept is bounded by what passed within the windows, and by a number of identities for each window. Identities
-//! beyond that share one log: nobody who invents identities gets more than that.
+//! Memory is bounded by the passed requests within the windows, and by a number of identities for each window. Further
+//! identities share one log, so inventing identities does not raise a limit.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::{Ask, Verdict};
+use super::{WindowDecision, WindowRequest};
 
 const SHARDS: usize = 64;
-/// Identities with a log of their own, of one window and shard; 32,768 of a window.
+/// Identities with their own log per window and shard; 32,768 per window.
 const IDENTITIES: usize = 512;
-/// While so many moments of one window and shard are kept, no identity gets a new log.
+/// Maximum number of recorded times per window and shard; beyond it no identity gets a new log.
 const MOMENTS: usize = 16_384;
-/// Logs in which nobody stands any more are looked for this often, in microseconds.
+/// Interval at which empty logs are removed, in microseconds.
 const SWEEP: i64 = 1_000_000;
-/// A log that had as much room is given less when it is nearly empty.
+/// A log with this capacity shrinks when it is nearly empty.
 const ROOM: usize = 64;
 
-/// All shards.
 pub struct Memory {
     shards: [Mutex<Shard>; SHARDS],
-    /// The shard that is swept beside the ones a request is about.
-    next: AtomicUsize,
-    /// Nobody can choose an identity so that it comes into a certain shard.
+    /// The next shard to sweep in addition to those of a request.
+    next_swept: AtomicUsize,
+    /// Randomized, so that nobody can choose the shard of an identity.
     hasher: RandomState,
 }
 
 #[derive(Default)]
 struct Shard {
-    /// By window, and identity; `None` is everybody without a log.
+    /// By window and identity; `None` is the shared log.
     logs: HashMap<(u16, Option<[u8; 16]>), Log>,
     /// By window.
     sizes: Vec<Size>,
@@ -45,7 +44,7 @@ struct Size {
 }
 
 struct Log {
-    /// Of those who passed, the oldest first, in microseconds.
+    /// Times of passed requests in microseconds, the oldest first.
     moments: VecDeque<i64>,
     length: i64,
 }
@@ -54,18 +53,18 @@ impl Default for Memory {
     fn default() -> Self {
         Self {
             shards: std::array::from_fn(|_| Mutex::default()),
-            next: AtomicUsize::new(0),
+            next_swept: AtomicUsize::new(0),
             hasher: RandomState::new(),
         }
     }
 }
 
 impl Memory {
-    /// Takes a place in each window, or in none where one of them refuses.
-    pub fn take(&self, asked: &[Ask<'_>], now: i64) -> Verdict {
+    /// Takes a slot in each window, or in none if one of them refuses.
+    pub fn take(&self, asked: &[WindowRequest<'_>], now: i64) -> WindowDecision {
         self.sweep_one(now);
-        // In the order of shards, so that two requests never wait for each other.
-        let places: Vec<usize> = asked.iter().map(|ask| self.place_of(ask)).collect();
+        // Locked in the order of shards, to avoid deadlocks.
+        let places: Vec<usize> = asked.iter().map(|ask| self.shard_of(ask)).collect();
         let mut order = places.clone();
         order.sort_unstable();
         order.dedup();
@@ -73,71 +72,70 @@ impl Memory {
             order.into_iter().map(|place| (place, self.lock(place))).collect();
         let mut looks = Vec::with_capacity(asked.len());
         for (ask, &place) in asked.iter().zip(&places) {
-            looks.push(shard_in(&mut held, place).look(ask, now));
+            looks.push(locked_shard(&mut held, place).check(ask, now));
         }
         let passes = looks.iter().all(|look| look.wait == 0);
         if passes {
             for ((ask, &place), look) in asked.iter().zip(&places).zip(&mut looks) {
-                shard_in(&mut held, place).push(ask, look);
+                locked_shard(&mut held, place).push(ask, look);
                 look.held += 1;
             }
         }
-        Verdict::of(looks.iter().map(|look| (look.held, look.wait)))
+        WindowDecision::of(looks.iter().map(|look| (look.held, look.wait)))
     }
 
-    /// How many logs there are.
     pub fn identities(&self) -> usize {
         (0..SHARDS).map(|place| self.lock(place).logs.len()).sum()
     }
 
-    /// Sweeps one shard after the other, so that requests of anybody empty the logs of everybody.
+    /// Sweeps one shard at a time, so that requests of any identity clean up the logs of all.
     fn sweep_one(&self, now: i64) {
-        let place = self.next.fetch_add(1, Ordering::Relaxed) % SHARDS;
+        let place = self.next_swept.fetch_add(1, Ordering::Relaxed) % SHARDS;
         if let Ok(mut shard) = self.shards[place].try_lock() {
             shard.sweep(now);
         }
     }
 
-    fn place_of(&self, ask: &Ask<'_>) -> usize {
-        let hash = self.hasher.hash_one((ask.slot, ask.who));
+    fn shard_of(&self, ask: &WindowRequest<'_>) -> usize {
+        let hash = self.hasher.hash_one((ask.window, ask.identity));
         usize::try_from(hash % SHARDS as u64).unwrap_or(0)
     }
 
     fn lock(&self, place: usize) -> MutexGuard<'_, Shard> {
-        // Nothing in here panics half way through a change.
+        // No holder of the lock panics during a change.
         self.shards[place].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn shard_in<'h>(held: &'h mut [(usize, MutexGuard<'_, Shard>)], place: usize) -> &'h mut Shard {
+fn locked_shard<'h>(held: &'h mut [(usize, MutexGuard<'_, Shard>)], place: usize) -> &'h mut Shard {
     let found = held.iter_mut().find(|(at, _)| *at == place);
     &mut found.expect("the shards of all windows were locked").1
 }
 
-/// What a window says to a request.
-struct Look {
-    /// Whose log it stands in.
-    of: Option<[u8; 16]>,
-    /// The moment that is kept if it passes.
+/// State of a window for one request.
+struct WindowState {
+    /// The identity whose log is used.
+    identity: Option<[u8; 16]>,
+    /// The time that is recorded if the request passes.
     moment: i64,
     held: i64,
     wait: i64,
 }
 
 impl Shard {
-    fn look(&mut self, ask: &Ask<'_>, now: i64) -> Look {
-        let slot = usize::from(ask.slot);
+    fn check(&mut self, ask: &WindowRequest<'_>, now: i64) -> WindowState {
+        let slot = usize::from(ask.window);
         if self.sizes.len() <= slot {
             self.sizes.resize(slot + 1, Size::default());
         }
         let size = &mut self.sizes[slot];
-        let own = self.logs.contains_key(&(ask.slot, Some(ask.who)));
+        let own = self.logs.contains_key(&(ask.window, Some(ask.identity)));
         let room = size.identities < IDENTITIES && size.moments < MOMENTS;
-        let of = (own || room).then_some(ask.who);
+        let of = (own || room).then_some(ask.identity);
         let length = i64::try_from(ask.length.as_micros()).unwrap_or(i64::MAX);
-        let Some(log) = self.logs.get_mut(&(ask.slot, of)) else {
-            return Look {
-                of,
+        let Some(log) = self.logs.get_mut(&(ask.window, of)) else {
+            return WindowState {
+                identity: of,
                 moment: now,
                 held: 0,
                 wait: 0,
@@ -148,26 +146,26 @@ impl Shard {
         let moment = log.retire(now);
         size.moments -= before - log.moments.len();
         let held = log.moments.len();
-        let count = usize::try_from(ask.count).unwrap_or(usize::MAX);
+        let count = usize::try_from(ask.limit).unwrap_or(usize::MAX);
         let wait = match held.checked_sub(count) {
-            // At least a microsecond: 0 lets in.
+            // At least a microsecond, because 0 means passed.
             Some(index) => log
                 .moments
                 .get(index)
                 .map_or(0, |oldest| (oldest.saturating_add(length) - now).max(1)),
             None => 0,
         };
-        Look {
-            of,
+        WindowState {
+            identity: of,
             moment,
             held: i64::try_from(held).unwrap_or(i64::MAX),
             wait,
         }
     }
 
-    fn push(&mut self, ask: &Ask<'_>, look: &Look) {
-        let size = &mut self.sizes[usize::from(ask.slot)];
-        let log = self.logs.entry((ask.slot, look.of)).or_insert_with(|| {
+    fn push(&mut self, ask: &WindowRequest<'_>, look: &WindowState) {
+        let size = &mut self.sizes[usize::from(ask.window)];
+        let log = self.logs.entry((ask.window, look.identity)).or_insert_with(|| {
             size.identities += 1;
             Log {
                 moments: VecDeque::new(),
@@ -178,9 +176,9 @@ impl Shard {
         size.moments += 1;
     }
 
-    /// Drops the logs in which nobody stands any more.
+    /// Removes empty logs.
     fn sweep(&mut self, now: i64) {
-        // A clock that was set back must not end it.
+        // A clock that was set back must not stop the sweep.
         if (now - self.swept_at).abs() < SWEEP {
             return;
         }
@@ -207,8 +205,8 @@ impl Shard {
 }
 
 impl Log {
-    /// Drops the moments that left the window. Gives the moment that counts as now: where the clock was set back a
-    /// little it stands still until it is there again, and where it was set back by more than the window it begins anew.
+    /// Removes times that left the window, and returns the current time. If the clock was set back a little, time
+    /// stands still until it catches up; if it was set back by more than the window, the log is reset.
     fn retire(&mut self, now: i64) -> i64 {
         let moment = match self.moments.back() {
             Some(&last) if last.saturating_sub(now) > self.length => {
@@ -234,12 +232,12 @@ mod tests {
 
     const SECOND: i64 = 1_000_000;
 
-    fn ask(who: u128, count: u32) -> Ask<'static> {
-        Ask {
-            slot: 0,
+    fn ask(who: u128, count: u32) -> WindowRequest<'static> {
+        WindowRequest {
+            window: 0,
             name: "window",
-            who: who.to_be_bytes(),
-            count,
+            identity: who.to_be_bytes(),
+            limit: count,
             length: Duration::from_secs(10),
         }
     }
@@ -251,7 +249,7 @@ mod tests {
             memory.take(&[ask(who, 3)], 0);
         }
         assert!(memory.identities() > 4_000, "{}", memory.identities());
-        // One identity that goes on, long after.
+        // One identity continues much later.
         for moment in 0..SHARDS as i64 {
             memory.take(&[ask(1, 3)], 100 * SECOND + moment);
         }
@@ -266,7 +264,7 @@ mod tests {
         // Each shard has its identities and one shared log.
         assert!(passed <= SHARDS * (IDENTITIES + 1), "{passed}");
         assert!(memory.identities() <= SHARDS * (IDENTITIES + 1));
-        // Who was there before is not touched by it.
+        // Existing identities are not affected.
         assert!(memory.take(&[ask(0, 2)], 1).refused.is_none());
     }
 
@@ -275,11 +273,11 @@ mod tests {
         let memory = Memory::default();
         let hour = 3600 * SECOND;
         assert_eq!(memory.take(&[ask(1, 1)], hour).refused, None);
-        // A little: time stands still until it is there again.
+        // A little: time stands still until the clock catches up.
         let wait = memory.take(&[ask(1, 1)], hour - SECOND).refused;
         assert_eq!(wait, Some((0, Duration::from_secs(11))));
         assert_eq!(memory.take(&[ask(1, 1)], hour + 10 * SECOND).refused, None);
-        // By more than the window: what was kept says nothing.
+        // By more than the window: the log is reset.
         assert_eq!(memory.take(&[ask(1, 1)], 0).refused, None);
     }
 }

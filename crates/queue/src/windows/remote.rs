@@ -12,84 +12,81 @@ use redis::{AsyncConnectionConfig, RedisError, RedisResult};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinSet;
 
-use super::{Ask, Verdict};
-use crate::streams::{client, plain, within_deadline};
+use super::{WindowDecision, WindowRequest};
+use crate::streams::{client, within_deadline, without_password};
 use crate::{Error, Options, metric};
 
 const SCRIPT: &str = include_str!("take.lua");
-/// A request waits for Redis no longer; then it is judged here.
+/// Time limit of a request to Redis; after it, this process decides.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// Between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(250);
-/// A connection that nobody uses is tried this often, so that a loss shows before a request.
+/// An idle connection is tested at this interval, so that a loss is detected before a request.
 const IDLE: Duration = Duration::from_secs(1);
-/// How long a start waits for the first attempt.
 const FIRST_ATTEMPT: Duration = Duration::from_millis(500);
 
-/// The connection of this process; dropped, it hangs up.
+/// The connection of this process; disconnects when dropped.
 pub struct Remote {
     shared: Arc<Shared>,
-    /// Aborted on drop.
-    _keeping: JoinSet<()>,
+    _connection_task: JoinSet<()>,
 }
 
 struct Shared {
     client: redis::Client,
     password: Option<String>,
     prefix: String,
-    line: Mutex<Option<Line>>,
-    /// The line is gone.
-    lost: Notify,
+    connection: Mutex<Option<ScriptConnection>>,
+    /// Notifies that the connection is lost.
+    connection_lost: Notify,
 }
 
-/// A connection and the script's digest, by which the server calls it.
+/// A connection and the digest of the script.
 #[derive(Clone)]
-struct Line {
+struct ScriptConnection {
     number: u64,
     connection: MultiplexedConnection,
     digest: Arc<str>,
 }
 
 impl Remote {
-    /// Begins to connect.
+    /// Starts to connect.
     pub async fn start(uri: &str, options: Options) -> Result<Self, Error> {
         let (client, password) = client(uri, options.tls_ca)?;
         let shared = Arc::new(Shared {
             client,
             password,
             prefix: options.prefix,
-            line: Mutex::default(),
-            lost: Notify::new(),
+            connection: Mutex::default(),
+            connection_lost: Notify::new(),
         });
         metrics::gauge!(metric::WINDOWS_SHARED).set(0.0);
         let (first, outcome) = oneshot::channel();
         let mut keeping = JoinSet::new();
         keeping.spawn(shared.clone().keep_connected(first));
-        // Late is fine: the attempt goes on in the background.
+        // On a timeout the attempt continues in the background.
         let _ = tokio::time::timeout(FIRST_ATTEMPT, outcome).await;
         Ok(Self {
             shared,
-            _keeping: keeping,
+            _connection_task: keeping,
         })
     }
 
-    /// Whether requests are judged there.
+    /// Whether Redis decides on requests.
     pub fn is_up(&self) -> bool {
-        self.shared.line().is_some()
+        self.shared.current_connection().is_some()
     }
 
-    /// Takes a place in each window, or in none where one of them refuses. `None` where Redis does not say.
-    pub async fn take(&self, asked: &[Ask<'_>]) -> Option<Verdict> {
-        let line = self.shared.line().clone()?;
+    /// Takes a slot in each window, or in none if one of them refuses. `None` if Redis does not answer.
+    pub async fn take(&self, asked: &[WindowRequest<'_>]) -> Option<WindowDecision> {
+        let line = self.shared.current_connection().clone()?;
         let number = line.number;
-        match tokio::time::timeout(PATIENCE, self.shared.ask(line, asked)).await {
+        match tokio::time::timeout(PATIENCE, self.shared.run_script(line, asked)).await {
             Ok(Ok(verdict)) => Some(verdict),
             Ok(Err(error)) => {
-                self.shared.lose(number, error);
+                self.shared.drop_connection(number, error);
                 None
             }
             Err(_) => {
-                self.shared.lose(number, late());
+                self.shared.drop_connection(number, timed_out());
                 None
             }
         }
@@ -97,7 +94,7 @@ impl Remote {
 }
 
 impl Shared {
-    /// One connection after the other, for ever. `first` hears of the first one's outcome.
+    /// Keeps a connection open. `first` receives the result of the first attempt.
     async fn keep_connected(self: Arc<Self>, first: oneshot::Sender<()>) {
         let mut first = Some(first);
         let mut number = 0;
@@ -107,10 +104,10 @@ impl Shared {
             match within_deadline(self.connect(number)).await {
                 Ok(line) => {
                     let mut probe = line.connection.clone();
-                    *self.line() = Some(line);
+                    *self.current_connection() = Some(line);
                     metrics::gauge!(metric::WINDOWS_SHARED).set(1.0);
                     if told.take().is_some() {
-                        tracing::info!("redis is back, limits are shared again");
+                        tracing::info!("redis is connected; limits are shared again");
                     }
                     first.take();
                     self.while_connected(number, &mut probe).await;
@@ -121,7 +118,10 @@ impl Shared {
                     let text = self.told(error);
                     // Once per outage and reason.
                     if told.as_ref() != Some(&text) {
-                        tracing::warn!(error = text, "redis is away, each process counts limits by itself");
+                        tracing::warn!(
+                            error = text,
+                            "redis is unavailable; each process counts limits by itself"
+                        );
                         told = Some(text);
                     }
                 }
@@ -130,8 +130,8 @@ impl Shared {
         }
     }
 
-    async fn connect(&self, number: u64) -> RedisResult<Line> {
-        // Each exchange has a limit of ours, shorter than this.
+    async fn connect(&self, number: u64) -> RedisResult<ScriptConnection> {
+        // Each exchange has its own, shorter limit.
         let config = AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(2)));
         let mut connection = self
             .client
@@ -140,18 +140,22 @@ impl Shared {
         let mut load = redis::cmd("SCRIPT");
         load.arg("LOAD").arg(SCRIPT);
         let digest: String = load.query_async(&mut connection).await?;
-        Ok(Line {
+        Ok(ScriptConnection {
             number,
             connection,
             digest: digest.into(),
         })
     }
 
-    /// Waits until the line is lost.
+    /// Waits until the connection is lost.
     async fn while_connected(&self, number: u64, probe: &mut MultiplexedConnection) {
         loop {
-            let lost = self.lost.notified();
-            if self.line().as_ref().is_none_or(|line| line.number != number) {
+            let lost = self.connection_lost.notified();
+            if self
+                .current_connection()
+                .as_ref()
+                .is_none_or(|line| line.number != number)
+            {
                 return;
             }
             if tokio::time::timeout(IDLE, lost).await.is_ok() {
@@ -160,14 +164,14 @@ impl Shared {
             let ping = redis::cmd("PING");
             match tokio::time::timeout(PATIENCE * 4, ping.exec_async(probe)).await {
                 Ok(Ok(())) => {}
-                Ok(Err(error)) => self.lose(number, error),
-                Err(_) => self.lose(number, late()),
+                Ok(Err(error)) => self.drop_connection(number, error),
+                Err(_) => self.drop_connection(number, timed_out()),
             }
         }
     }
 
-    async fn ask(&self, line: Line, asked: &[Ask<'_>]) -> RedisResult<Verdict> {
-        let Line {
+    async fn run_script(&self, line: ScriptConnection, asked: &[WindowRequest<'_>]) -> RedisResult<WindowDecision> {
+        let ScriptConnection {
             mut connection, digest, ..
         } = line;
         let answer: RedisResult<Vec<i64>> = self
@@ -175,7 +179,7 @@ impl Shared {
             .query_async(&mut connection)
             .await;
         let answer = match answer {
-            // The server was flushed or started again: it gets the text, and knows it from then on.
+            // The server was flushed or restarted, and needs the script again.
             Err(error) if error.code() == Some("NOSCRIPT") => {
                 self.command("EVAL", SCRIPT, asked).query_async(&mut connection).await?
             }
@@ -183,33 +187,33 @@ impl Shared {
         };
         let windows: Vec<(i64, i64)> = answer.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect();
         if windows.len() == asked.len() {
-            Ok(Verdict::of(windows))
+            Ok(WindowDecision::of(windows))
         } else {
             Err(RedisError::from((
                 redis::ErrorKind::Io,
-                "the script answers something else",
+                "unexpected result of the script",
             )))
         }
     }
 
-    fn command(&self, verb: &str, script: &str, asked: &[Ask<'_>]) -> redis::Cmd {
+    fn command(&self, verb: &str, script: &str, asked: &[WindowRequest<'_>]) -> redis::Cmd {
         let mut command = redis::cmd(verb);
         command.arg(script).arg(asked.len());
         for ask in asked {
-            let who = u128::from_be_bytes(ask.who);
+            let who = u128::from_be_bytes(ask.identity);
             command.arg(format!("{}limit:{}:{who:032x}", self.prefix, ask.name));
         }
         for ask in asked {
             let length = u64::try_from(ask.length.as_micros()).unwrap_or(u64::MAX);
-            command.arg(ask.count).arg(length);
+            command.arg(ask.limit).arg(length);
         }
         command
     }
 
-    /// Gives the line with this number up, so that the next requests wait for nothing.
-    fn lose(&self, number: u64, error: RedisError) {
+    /// Drops this connection, so that the next requests do not wait for it.
+    fn drop_connection(&self, number: u64, error: RedisError) {
         {
-            let mut line = self.line();
+            let mut line = self.current_connection();
             if line.as_ref().is_none_or(|line| line.number != number) {
                 return;
             }
@@ -219,24 +223,24 @@ impl Shared {
         let text = self.told(error);
         tracing::warn!(
             error = text,
-            "redis does not answer in time, each process counts limits by itself"
+            "redis did not answer in time; each process counts limits by itself"
         );
-        self.lost.notify_one();
+        self.connection_lost.notify_one();
     }
 
     fn told(&self, error: RedisError) -> String {
-        let text = plain(error);
+        let text = without_password(error);
         match self.password.as_deref().filter(|password| !password.is_empty()) {
             Some(password) => text.replace(password, "***"),
             None => text,
         }
     }
 
-    fn line(&self) -> MutexGuard<'_, Option<Line>> {
-        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+    fn current_connection(&self) -> MutexGuard<'_, Option<ScriptConnection>> {
+        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn late() -> RedisError {
-    RedisError::from((redis::ErrorKind::Io, "no answer within the time limits have"))
+fn timed_out() -> RedisError {
+    RedisError::from((redis::ErrorKind::Io, "no answer within the time limit"))
 }

@@ -1,4 +1,4 @@
-//! What every queue does, whatever carries its hints. Each test runs within one process and over Redis.
+//! The common behaviour of both kinds of queue. Each test runs within one process and over Redis.
 
 use std::sync::Arc;
 
@@ -36,10 +36,10 @@ fn pool(name: &str) -> Wake {
     Wake::Pool(Arc::from(name))
 }
 
-/// A listener on the other side that has had its first look and hears of this side from now on.
+/// A listener on the other side after its first wake, which then receives wakes of this side.
 ///
-/// Over Redis the reader of the other side has to get to a new pool; when it did, it wakes it once for what may
-/// have come before.
+/// Over Redis the reader of the other side must first know a new pool; it then wakes it once for possible earlier
+/// entries.
 async fn listening(processes: &Processes, pools: &[&str]) -> Wakes {
     let mut wakes = processes.there.listen(pools);
     assert_eq!(soon("the first look", wakes.next()).await, Wake::All);
@@ -51,7 +51,7 @@ async fn listening(processes: &Processes, pools: &[&str]) -> Wakes {
 }
 
 conforms! {
-    /// What was recorded before anybody listened woke nobody, so a listener looks once.
+    /// Earlier jobs sent no wake to this listener, so it checks once.
     async fn a_new_listener_looks_at_everything(processes: Processes) {
         processes.here.wake("runs");
         let mut wakes = processes.there.listen(["runs", "builds"]);
@@ -63,7 +63,7 @@ conforms! {
         let mut two = listening(&processes, &["builds", "runs"]).await;
         let mut here = processes.here.listen(["runs"]);
         assert_eq!(here.next().await, Wake::All);
-        // The reader that got to the new pools looked at them all once more for their sake only.
+        // The reader woke the new pools once because it did not know them before.
         assert_eq!(one.next().now_or_never(), None);
 
         processes.here.wake("runs");
@@ -82,7 +82,7 @@ conforms! {
         assert_eq!(soon("runs", runs.next()).await, pool("runs"));
     }
 
-    /// A worker without a permit asks for no wakes, however long. Then it finds one.
+    /// A worker without a permit waits for no wake, however long. Then it finds one.
     async fn a_slow_listener_finds_one_wake_per_pool(processes: Processes) {
         let mut slow = listening(&processes, &["builds", "runs"]).await;
         let mut last = listening(&processes, &["~last"]).await;
@@ -123,7 +123,7 @@ conforms! {
         assert_eq!(soon("the wake", stays.next()).await, pool("runs"));
     }
 
-    /// The threads that renew leases and commit writes have no runtime.
+    /// Threads that renew leases and commit writes have no runtime.
     async fn a_wake_needs_no_runtime(processes: Processes) {
         let mut wakes = listening(&processes, &["runs"]).await;
         let here = processes.here.clone();
@@ -151,17 +151,17 @@ conforms! {
         processes.here.wake("~last");
         soon("the last wake", last.next()).await;
         assert_eq!(soon("the marker", slow.next()).await, Signal::Lagged);
-        // It goes on with the signals that are kept.
+        // It continues with the retained signals.
         assert_eq!(soon("a signal", slow.next()).await, Signal::Job(jobs[4_000 - 1024]));
     }
 }
 
 conforms! {
-    /// Nothing that is published after the subscription is missed, and it comes in order.
+    /// Nothing that is published after the subscription is missed, and the order is kept.
     async fn events_of_a_thread_arrive_in_order(processes: Processes) {
         let (thread, other) = (ThreadId::new(), ThreadId::new());
         let mut events = processes.there.subscribe(thread).await;
-        // Without a session yet there is a first look.
+        // Without a session there is a first check.
         while events.try_next().is_some() {}
         processes.here.publish(other, "not this");
         for number in 0..100 {
@@ -173,7 +173,7 @@ conforms! {
         }
     }
 
-    /// A second reader of the same thread, and one after the last one left, get what comes from then on.
+    /// A second reader of a thread, and one after the last one left, get later events.
     async fn readers_come_and_go(processes: Processes) {
         let thread = ThreadId::new();
         for round in 0..3 {

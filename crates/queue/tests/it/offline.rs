@@ -1,10 +1,10 @@
-//! A queue over a Redis that is not there.
+//! A queue whose Redis does not exist.
 
 use futures::FutureExt;
 use towpath_domain::{Clock, JobId, Timestamp};
 use towpath_queue::{Error, Options, Queue, Signal, State, Wake};
 
-/// A port that nobody listens on.
+/// A port without a listener.
 fn closed() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0")
         .unwrap()

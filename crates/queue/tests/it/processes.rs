@@ -1,4 +1,4 @@
-//! Two processes of one queue, as far as a test can tell.
+//! Simulates two processes of one queue.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -7,13 +7,13 @@ use std::time::Duration;
 use towpath_domain::WorkerId;
 use towpath_queue::{Options, Queue, State};
 
-/// A queue as two processes see it. For the queue within a process both are the same.
+/// A queue as two processes see it; the same one for the local queue.
 pub struct Processes {
-    /// Where work is recorded.
+    /// Records work.
     pub here: Queue,
-    /// Where it is performed.
+    /// Performs work.
     pub there: Queue,
-    /// The pools that the reader of the other side has got to; none where there is no reader.
+    /// Pools that the reader of the other side knows; `None` without a reader.
     read: Option<Mutex<BTreeSet<String>>>,
 }
 
@@ -28,7 +28,7 @@ impl Processes {
         }
     }
 
-    /// Over the Redis that `TOWPATH_TEST_REDIS` names, under a prefix of its own.
+    /// Over the Redis that `TOWPATH_TEST_REDIS` names, with its own prefix.
     pub async fn redis() -> Option<Self> {
         #[expect(
             clippy::disallowed_methods,
@@ -59,7 +59,7 @@ impl Processes {
         })
     }
 
-    /// Which of `pools` are new to the reader of the other side.
+    /// Those of `pools` that are new to the reader of the other side.
     pub fn first_read<'p>(&self, pools: &[&'p str]) -> Vec<&'p str> {
         let Some(read) = &self.read else { return Vec::new() };
         let mut read = read.lock().unwrap();
@@ -71,7 +71,7 @@ impl Processes {
     }
 }
 
-/// Fails the test when a hint that has to come does not. The limit is no expectation of speed.
+/// Fails the test if an expected hint does not arrive. The limit does not test speed.
 pub async fn soon<T>(what: &str, wait: impl Future<Output = T>) -> T {
     let Ok(value) = tokio::time::timeout(Duration::from_secs(180), wait).await else {
         panic!("waited for {what}")

@@ -1,26 +1,26 @@
-//! Sliding windows against the plainest model of them: all moments of those who passed, and a count of those within.
+//! Sliding windows compared with a simple model: the times of all passed requests, and a count of those within.
 
 use std::time::Duration;
 
 use towpath_domain::{Clock, Timestamp, WorkerId};
-use towpath_queue::{Ask, Counted, Options, Verdict, Windows};
+use towpath_queue::{CountingMode, Options, WindowDecision, WindowRequest, Windows};
 
 use crate::processes::soon;
 
-fn ask(slot: u16, name: &'static str, who: u8, count: u32, length: Duration) -> Ask<'static> {
-    Ask {
-        slot,
+fn ask(slot: u16, name: &'static str, who: u8, count: u32, length: Duration) -> WindowRequest<'static> {
+    WindowRequest {
+        window: slot,
         name,
-        who: [who; 16],
-        count,
+        identity: [who; 16],
+        limit: count,
         length,
     }
 }
 
-/// Numbers that look random and are the same in every run.
-struct Dice(u64);
+/// Deterministic pseudo-random numbers.
+struct Random(u64);
 
-impl Dice {
+impl Random {
     fn below(&mut self, most: u64) -> u64 {
         self.0 = self
             .0
@@ -30,7 +30,7 @@ impl Dice {
     }
 }
 
-/// Those who stand in the window that ends at `now`.
+/// Requests in the window that ends at `now`.
 fn within(passed: &[i64], now: i64, length: i64) -> Vec<i64> {
     passed
         .iter()
@@ -46,12 +46,12 @@ fn micros(span: Duration) -> i64 {
 #[tokio::test]
 async fn memory_agrees_with_the_model_at_random_times() {
     for seed in 0..40 {
-        let mut dice = Dice(seed);
+        let mut dice = Random(seed);
         let clock = Clock::stopped(Timestamp::from_micros(1_000_000_000));
         let windows = Windows::local(clock.clone());
         let count = u32::try_from(1 + dice.below(20)).unwrap();
         let length = Duration::from_millis(1 + dice.below(2000));
-        // Dense enough that most of the time the window is full, with gaps that empty it.
+        // Dense enough that the window is mostly full, with gaps that empty it.
         let step = micros(length) as u64 / u64::from(count) + 1;
         let mut passed = [Vec::new(), Vec::new()];
         for _ in 0..2000 {
@@ -98,13 +98,13 @@ async fn a_request_stands_in_all_its_windows_or_in_none() {
         let verdict = windows.take(&[wide.clone(), narrow.clone()]).await;
         assert_eq!(
             verdict,
-            Verdict {
+            WindowDecision {
                 counts: vec![1, 1],
                 refused: Some((1, Duration::from_secs(10)))
             }
         );
     }
-    // Those who were refused took no place in the other window.
+    // Refused requests took no slot in the other window.
     for left in 0..4 {
         assert_eq!(windows.take(std::slice::from_ref(&wide)).await.refused, None, "{left}");
     }
@@ -140,7 +140,7 @@ async fn of_many_threads_as_many_pass_as_may() {
     assert_eq!(passed, 777);
 }
 
-/// Two processes on the Redis that `TOWPATH_TEST_REDIS` names, and the prefix they use.
+/// Two processes on the Redis that `TOWPATH_TEST_REDIS` names, and their prefix.
 async fn shared() -> Option<(Windows, Windows, String, String)> {
     #[expect(
         clippy::disallowed_methods,
@@ -165,15 +165,14 @@ async fn shared() -> Option<(Windows, Windows, String, String)> {
 
 async fn until_shared(windows: &Windows) {
     let up = async {
-        while windows.counted() != Counted::Shared {
+        while windows.counting_mode() != CountingMode::Shared {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
     soon("limits to be shared", up).await;
 }
 
-/// The moments of all who passed, which a second window that is never full writes down: a request stands in both or in
-/// none.
+/// Times of all passed requests, as recorded by a second window that is never full: a request is in both or in none.
 async fn moments(uri: &str, key: &str) -> Vec<i64> {
     let client = redis::Client::open(uri).unwrap();
     let mut connection = client.get_multiplexed_async_connection().await.unwrap();
@@ -182,8 +181,7 @@ async fn moments(uri: &str, key: &str) -> Vec<i64> {
     command.query_async(&mut connection).await.unwrap()
 }
 
-/// Repeats a check in which some requests were counted apart, because the machine was too busy for Redis to answer in
-/// time.
+/// Repeats a check if some requests were counted locally, because the machine was too busy for Redis to answer in time.
 async fn shared_all_the_time(check: impl AsyncFn() -> Option<Outcome>) {
     for _ in 0..5 {
         if check().await != Some(Outcome::CountedApart) {
@@ -193,7 +191,7 @@ async fn shared_all_the_time(check: impl AsyncFn() -> Option<Outcome>) {
     panic!("Redis was too slow each time");
 }
 
-/// What came of a check; none where there is no Redis.
+/// Result of a check; `None` without Redis.
 #[derive(PartialEq, Eq)]
 enum Outcome {
     Checked,
@@ -201,7 +199,7 @@ enum Outcome {
 }
 
 fn any_apart(here: &Windows, there: &Windows) -> bool {
-    here.counted_apart() + there.counted_apart() > 0
+    here.degraded_requests() + there.degraded_requests() > 0
 }
 
 #[tokio::test]
@@ -216,10 +214,10 @@ async fn agrees_with_the_model() -> Option<Outcome> {
         ask(0, "model", 1, count, length),
         ask(1, "audit", 1, 1_000_000, Duration::from_secs(3600)),
     ];
-    let mut dice = Dice(1);
+    let mut dice = Random(1);
     let mut verdicts = Vec::new();
     for _ in 0..600 {
-        // Those who come together are judged in some order; what they are told is compared as a set.
+        // Concurrent requests are decided in some order; the results are compared as a set.
         let (one, two) = tokio::join!(here.take(&asked), there.take(&asked));
         verdicts.extend([one, two]);
         if dice.below(40) == 0 {
@@ -233,14 +231,14 @@ async fn agrees_with_the_model() -> Option<Outcome> {
     }
     let key = format!("{prefix}limit:audit:{}", "01".repeat(16));
     let passed = moments(&uri, &key).await;
-    let told: Vec<&Verdict> = verdicts.iter().filter(|verdict| verdict.refused.is_none()).collect();
+    let told: Vec<&WindowDecision> = verdicts.iter().filter(|verdict| verdict.refused.is_none()).collect();
     assert_eq!(passed.len(), told.len(), "who was told to pass stands in the log");
     assert!(told.len() < verdicts.len(), "the window was full now and then");
     for pair in passed.windows(count as usize + 1) {
         let span = pair[count as usize] - pair[0];
         assert!(span >= micros(length), "{} passed within {span} µs", count + 1);
     }
-    // What each was told of the window is what the model says of it.
+    // Each result matches the model.
     for (index, &moment) in passed.iter().enumerate() {
         let inside = within(&passed[..=index], moment, micros(length)).len();
         let said = told.iter().find(|verdict| verdict.counts[1] as usize == index + 1);
@@ -250,7 +248,7 @@ async fn agrees_with_the_model() -> Option<Outcome> {
             "the {index}th"
         );
     }
-    // Nobody was refused while there was room.
+    // No request was refused below the limit.
     for verdict in verdicts.iter().filter(|verdict| verdict.refused.is_some()) {
         assert_eq!(verdict.counts[0], count);
         let (window, wait) = verdict.refused.unwrap();
@@ -269,7 +267,7 @@ async fn passes_when_told() -> Option<Outcome> {
     let (here, there, ..) = shared().await?;
     let asked = [ask(0, "wait", 1, 3, Duration::from_millis(200))];
     for _ in 0..5 {
-        // Until the other process hears that it is full.
+        // Until the other process sees that the window is full.
         let wait = loop {
             if here.take(&asked).await.refused.is_some() {
                 continue;
@@ -290,9 +288,9 @@ async fn passes_when_told() -> Option<Outcome> {
 
 #[tokio::test]
 async fn without_redis_each_process_counts_by_itself() {
-    // Nobody listens on this port of loopback.
+    // This loopback port has no listener.
     let windows = Windows::redis("redis://127.0.0.1:1", Options::default()).await.unwrap();
-    assert_eq!(windows.counted(), Counted::Apart);
+    assert_eq!(windows.counting_mode(), CountingMode::Degraded);
     let asked = [ask(0, "alone", 1, 2, Duration::from_secs(3600))];
     assert_eq!(windows.take(&asked).await.refused, None);
     assert_eq!(windows.take(&asked).await.refused, None);

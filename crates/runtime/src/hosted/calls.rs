@@ -1,17 +1,17 @@
-//! What children ask of the server in the name of a stream, done over its [`Host`].
+//! Calls of children to the server on a stream, served by its [`Host`].
 
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::connection::Stream;
-use super::frame::{Frame, Type};
+use super::frame::{Frame, FrameType};
 use super::message::{
-    self, Bin, CpGet, CpList, CpPut, CpSaved, CpWrites, Credit, Failed, Json, Reply, Store, StoreOp, StoreResult,
+    self, Bin, CallFailure, CpGet, CpList, CpPut, CpSaved, CpWrites, Credit, Json, Reply, Store, StoreOp, StoreResult,
     WireError,
 };
 use crate::{
-    GraphError, HistoryQuery, Host, HostError, ItemCall, Save, Typed, TypedBlob, TypedPut, TypedSaved, TypedWrite,
-    TypedWrites,
+    GraphError, HistoryQuery, Host, HostError, ItemCall, Save, SavedTypedCheckpoint, TypedBlob, TypedPut, TypedValue,
+    TypedWrite, TypedWrites,
 };
 
 /// As langgraph's stores have it.
@@ -20,15 +20,15 @@ const NAMESPACES_LIMIT: u32 = 100;
 
 /// Saves that came together, with the calls that wait for them.
 #[derive(Default)]
-pub(super) struct Saves {
+pub(super) struct SaveBatch {
     batch: Vec<Save>,
     waiting: Vec<u64>,
 }
 
-impl Saves {
+impl SaveBatch {
     /// Takes a save off its frame.
     pub(super) fn add(&mut self, frame: &Frame) -> Result<(), GraphError> {
-        let (save, call) = if frame.r#type == Type::CP_PUT {
+        let (save, call) = if frame.r#type == FrameType::CP_PUT {
             let put: CpPut = message::read(&frame.payload).map_err(protocol)?;
             let call = put.call;
             (Save::TypedCheckpoint(typed_put(put)), call)
@@ -60,10 +60,10 @@ impl Saves {
                 for call in waiting {
                     reply::<()>(stream, call, Err(failed.clone()));
                 }
-                stream.send(Type::FAIL, &failed);
+                stream.send(FrameType::FAIL, &failed);
             }
         }
-        // What cannot be kept makes the rest of the run worthless, but for a wrong call: that is the graph's business.
+        // A failed save makes the rest of the run worthless, except for an invalid call, which is the graph's problem.
         match saved {
             Err(error @ (HostError::Lost(_) | HostError::Cancelled)) => Err(error.into()),
             _ => Ok(()),
@@ -71,46 +71,49 @@ impl Saves {
     }
 }
 
-/// Bytes of a stream that were dealt with and are given back in time.
+/// Consumed bytes of a stream, returned to the sender as credit.
 #[derive(Default)]
-pub(super) struct Window(u64);
+pub(super) struct CreditWindow(u64);
 
-impl Window {
-    pub(super) fn dealt(&mut self, bytes: usize, stream: &Stream) {
+impl CreditWindow {
+    pub(super) fn consumed(&mut self, bytes: usize, stream: &Stream) {
         self.0 += bytes as u64;
         if self.0 >= super::process::WINDOW_BYTES / 4 {
-            stream.send(Type::CREDIT, &Credit { bytes: self.0 });
+            stream.send(FrameType::CREDIT, &Credit { bytes: self.0 });
             self.0 = 0;
         }
     }
 }
 
 /// Whether a frame is a call to answer.
-pub(super) fn is_call(r#type: Type) -> bool {
-    matches!(r#type, Type::CP_GET | Type::CP_LIST | Type::CP_DELETE | Type::STORE)
+pub(super) fn is_call(r#type: FrameType) -> bool {
+    matches!(
+        r#type,
+        FrameType::CP_GET | FrameType::CP_LIST | FrameType::CP_DELETE | FrameType::STORE
+    )
 }
 
-/// Answers one call. An error is one of the connection or of the server, after which the run cannot go on.
+/// Answers one call. An error concerns the connection or the server, and ends the run.
 pub(super) async fn answer(frame: &Frame, stream: &Stream, host: &dyn Host) -> Result<(), GraphError> {
     let cancelled = host.cancelled();
     tokio::select! {
         biased;
         // What is looked up takes memory until the child has read it.
-        () = stream.room() => {}
+        () = stream.wait_writable() => {}
         () = cancelled.cancelled() => return Err(GraphError::cancelled()),
     }
     let lost = match frame.r#type {
-        Type::CP_GET => {
+        FrameType::CP_GET => {
             let ask: CpGet = message::read(&frame.payload).map_err(protocol)?;
-            let found = match refused(ask.thread.as_deref()) {
+            let found = match check_thread(ask.thread.as_deref()) {
                 Some(error) => Err(error),
                 None => host.load_typed(&ask.ns, ask.id.as_deref()).await,
             };
-            told(stream, ask.call, found.map(|saved| saved.map(cp_saved)))
+            reply_or_lost(stream, ask.call, found.map(|saved| saved.map(cp_saved)))
         }
-        Type::CP_LIST => {
+        FrameType::CP_LIST => {
             let ask: CpList = message::read(&frame.payload).map_err(protocol)?;
-            let found = match (refused(ask.thread.as_deref()), object(ask.filter.as_ref())) {
+            let found = match (check_thread(ask.thread.as_deref()), object(ask.filter.as_ref())) {
                 (Some(error), _) | (None, Err(error)) => Err(error),
                 (None, Ok(filter)) => {
                     let query = HistoryQuery {
@@ -122,11 +125,11 @@ pub(super) async fn answer(frame: &Frame, stream: &Stream, host: &dyn Host) -> R
                 }
             };
             let found = found.map(|saved| Some(saved.into_iter().map(cp_saved).collect::<Vec<_>>()));
-            told(stream, ask.call, found)
+            reply_or_lost(stream, ask.call, found)
         }
-        Type::STORE => {
+        FrameType::STORE => {
             let ask: Store = message::read(&frame.payload).map_err(protocol)?;
-            told(stream, ask.call, store(ask.ops, host).await.map(Some))
+            reply_or_lost(stream, ask.call, store(ask.ops, host).await.map(Some))
         }
         _ => {
             #[derive(serde::Deserialize)]
@@ -135,10 +138,10 @@ pub(super) async fn answer(frame: &Frame, stream: &Stream, host: &dyn Host) -> R
             }
             let ask: Any = message::read(&frame.payload).map_err(protocol)?;
             if let Some(call) = ask.call {
-                let failed = Failed {
+                let failed = CallFailure {
                     kind: "unsupported".to_owned(),
                     error: "NotImplementedError".to_owned(),
-                    message: "checkpoints are deleted through the server's API".to_owned(),
+                    message: "checkpoints can only be deleted through the server's API".to_owned(),
                 };
                 reply::<()>(stream, call, Err(failed));
             }
@@ -148,8 +151,8 @@ pub(super) async fn answer(frame: &Frame, stream: &Stream, host: &dyn Host) -> R
     lost.map_or(Ok(()), |error| Err(error.into()))
 }
 
-/// Replies; what the run cannot go on after comes back.
-fn told<T: Serialize>(stream: &Stream, call: u64, answer: Result<Option<T>, HostError>) -> Option<HostError> {
+/// Replies; what the run cannot continue after comes back.
+fn reply_or_lost<T: Serialize>(stream: &Stream, call: u64, answer: Result<Option<T>, HostError>) -> Option<HostError> {
     match answer {
         Ok(value) => {
             reply(stream, call, Ok(value));
@@ -162,34 +165,34 @@ fn told<T: Serialize>(stream: &Stream, call: u64, answer: Result<Option<T>, Host
     }
 }
 
-fn reply<T: Serialize>(stream: &Stream, call: u64, answer: Result<Option<T>, Failed>) {
+fn reply<T: Serialize>(stream: &Stream, call: u64, answer: Result<Option<T>, CallFailure>) {
     let (value, error) = match answer {
         Ok(value) => (value, None),
         Err(error) => (None, Some(error)),
     };
-    let Err(error) = stream.try_send(Type::REPLY, &Reply { call, value, error }) else {
+    let Err(error) = stream.try_send(FrameType::REPLY, &Reply { call, value, error }) else {
         return;
     };
-    let failed = Failed {
+    let failed = CallFailure {
         kind: "invalid".to_owned(),
         error: "ValueError".to_owned(),
-        message: format!("what the graph asked for is too long to be read at once: {error}"),
+        message: format!("the graph requested too much data in one read: {error}"),
     };
     let reply = Reply::<()> {
         call,
         value: None,
         error: Some(failed),
     };
-    stream.send(Type::REPLY, &reply);
+    stream.send(FrameType::REPLY, &reply);
 }
 
-fn failed(error: &HostError) -> Failed {
+fn failed(error: &HostError) -> CallFailure {
     let (kind, class, message) = match error {
         HostError::Invalid { class, message } => ("invalid", class.as_str(), message.as_str()),
         HostError::Cancelled => ("cancelled", "CancelledError", "the run was cancelled"),
         HostError::Lost(message) => ("lost", "HostLost", message.as_str()),
     };
-    Failed {
+    CallFailure {
         kind: kind.to_owned(),
         error: class.to_owned(),
         message: message.to_owned(),
@@ -200,14 +203,14 @@ fn failed(error: &HostError) -> Failed {
 pub(super) fn protocol(error: WireError) -> GraphError {
     GraphError::lost(
         "HostProtocolError",
-        format!("the graph host said what cannot be read: {error}"),
+        format!("the graph host sent an unreadable message: {error}"),
     )
 }
 
-fn refused(thread: Option<&str>) -> Option<HostError> {
+fn check_thread(thread: Option<&str>) -> Option<HostError> {
     thread.map(|thread| HostError::Invalid {
         class: "ValueError".to_owned(),
-        message: format!("a run reads and writes the checkpoints of its own thread only, not of {thread}"),
+        message: format!("a run can access the checkpoints of its own thread only, not of {thread}"),
     })
 }
 
@@ -221,8 +224,8 @@ fn object(json: Option<&Json>) -> Result<Map<String, Value>, HostError> {
         })
 }
 
-fn typed(encoding: String, bytes: Option<Bin>) -> Typed {
-    Typed {
+fn typed(encoding: String, bytes: Option<Bin>) -> TypedValue {
+    TypedValue {
         encoding,
         bytes: bytes.unwrap_or_default().0,
     }
@@ -255,13 +258,13 @@ fn typed_writes(put: CpWrites) -> TypedWrites {
     }
 }
 
-fn cp_saved(saved: TypedSaved) -> CpSaved {
+fn cp_saved(saved: SavedTypedCheckpoint) -> CpSaved {
     let blob = |blob: TypedBlob| {
-        let Typed { encoding, bytes } = blob.value;
+        let TypedValue { encoding, bytes } = blob.value;
         (blob.channel, blob.version, encoding, Some(Bin(bytes)))
     };
     let write = |write: TypedWrite| {
-        let Typed { encoding, bytes } = write.value;
+        let TypedValue { encoding, bytes } = write.value;
         (
             write.task,
             write.idx,
@@ -284,7 +287,7 @@ fn cp_saved(saved: TypedSaved) -> CpSaved {
 
 async fn store(ops: Vec<StoreOp>, host: &dyn Host) -> Result<Vec<StoreResult>, HostError> {
     let calls: Vec<ItemCall> = ops.into_iter().map(item_call).collect::<Result<_, _>>()?;
-    let lists: Vec<Shape> = calls.iter().map(Shape::of).collect();
+    let lists: Vec<ResponseShape> = calls.iter().map(ResponseShape::of).collect();
     let answers = host.items(calls).await?;
     Ok(answers
         .into_iter()
@@ -295,13 +298,13 @@ async fn store(ops: Vec<StoreOp>, host: &dyn Host) -> Result<Vec<StoreResult>, H
 
 /// How an answer is written.
 #[derive(Clone, Copy)]
-enum Shape {
+enum ResponseShape {
     Item,
     Items,
     Namespaces,
 }
 
-impl Shape {
+impl ResponseShape {
     const fn of(call: &ItemCall) -> Self {
         match call {
             ItemCall::Get { .. } | ItemCall::Put { .. } | ItemCall::Delete { .. } => Self::Item,

@@ -1,4 +1,4 @@
-//! One child process: how it starts, what it left behind when it ended, and how it is ended.
+//! A child process: start, output, and end.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -14,12 +14,12 @@ use tokio::time::timeout;
 use towpath_domain::Secret;
 
 use super::connection::Connection;
-use super::forks::Forks;
-use super::frame::{Frame, Type};
+use super::fork_server::ForkServer;
+use super::frame::{Frame, FrameType};
 use super::message::{Hello, LoadError, Ready, Shutdown};
-use super::process::{Begun, Running, Words, expect, greet, in_time};
+use super::process::{HostProcess, OutputTail, StartedProcess, expect_frame, handshake, within_start_timeout};
 
-/// Between the request to end and the signal that cannot be refused.
+/// Time between SIGTERM and SIGKILL.
 pub const TERM_TO_KILL: Duration = Duration::from_secs(2);
 
 /// How children of one set of graphs are started.
@@ -29,9 +29,9 @@ pub struct Launch {
     pub program: PathBuf,
     /// Its arguments. It finds its connection as standard input.
     pub arguments: Vec<OsString>,
-    /// One more argument, with which it loads the graphs and forks children that need not; `None` where it cannot.
+    /// An additional argument for a fork server that loads the graphs; `None` if unsupported.
     pub fork_argument: Option<OsString>,
-    /// Added to the environment of this process, or in its place where `clean`.
+    /// Added to the environment of this process, or replacing it if `clean`.
     pub environment: BTreeMap<String, Secret>,
     /// Take nothing from the environment of this process.
     pub clean: bool,
@@ -62,14 +62,14 @@ impl fmt::Debug for Launch {
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum StartError {
     /// The user's code could not be loaded.
-    #[error("{}", told(.0))]
+    #[error("{}", load_error_text(.0))]
     Load(Box<LoadError>),
-    /// The process could not be started, or ended, or said something else.
+    /// The process could not be started, exited, or sent something unexpected.
     #[error("{0}")]
     Process(String),
 }
 
-fn told(error: &LoadError) -> String {
+fn load_error_text(error: &LoadError) -> String {
     let graph = error
         .graph
         .as_ref()
@@ -91,7 +91,6 @@ fn told(error: &LoadError) -> String {
 pub struct Child {
     /// Number in its pool, for logs.
     pub number: u64,
-    /// The connection.
     pub connection: Connection,
     /// What it loaded.
     pub ready: Ready,
@@ -100,34 +99,34 @@ pub struct Child {
     /// Where the user's own routes are served.
     pub http_socket: Option<PathBuf>,
     /// Runs it has now.
-    pub open: Arc<AtomicUsize>,
+    pub active_runs: Arc<AtomicUsize>,
     /// Of those, the ones that were given up and do not stop.
     pub abandoned: AtomicUsize,
-    /// At most so many runs share it now, which lost a process together with others; 0 where any run may.
-    pub company: AtomicUsize,
+    /// The maximum number of suspect runs that may share it now; 0 if it is not reserved for suspects.
+    pub shared_limit: AtomicUsize,
     /// Runs it ever had.
     pub served: AtomicU64,
     /// It takes no more runs.
     pub draining: AtomicBool,
     /// When it began to serve.
-    pub since: Instant,
+    pub started_at: Instant,
     /// When it had a run last.
-    pub used: Mutex<Instant>,
-    ending: mpsc::UnboundedSender<End>,
-    ended: watch::Receiver<Option<Ended>>,
+    pub last_used: Mutex<Instant>,
+    stop_requests: mpsc::UnboundedSender<StopRequest>,
+    exit: watch::Receiver<Option<ChildExit>>,
     _socket_file: SocketFile,
 }
 
 /// How a child ended.
 #[derive(Clone, Debug)]
-pub struct Ended {
+pub struct ChildExit {
     /// With its last words.
     pub how: String,
     /// The runs that were in it.
     pub runs: usize,
 }
 
-enum End {
+enum StopRequest {
     /// TERM to its group, then KILL.
     Now,
     /// When it has not ended by itself after this long.
@@ -147,35 +146,32 @@ impl Drop for SocketFile {
 
 impl Child {
     /// Starts a child and waits until it serves.
-    ///
-    /// # Errors
-    /// It cannot be started, or cannot load its graphs.
-    pub async fn start(launch: &Launch, forks: Option<&Arc<Forks>>, number: u64) -> Result<Self, StartError> {
+    pub async fn start(launch: &Launch, forks: Option<&Arc<ForkServer>>, number: u64) -> Result<Self, StartError> {
         let http_path = launch.http.then(|| launch.sockets.join(format!("{number}.http.sock")));
         if let Some(path) = &http_path {
             // Of an earlier life of the server.
             let _ = std::fs::remove_file(path);
         }
-        let Begun {
+        let StartedProcess {
             socket,
             mut running,
-            words,
+            output: words,
         } = match forks {
             Some(forks) => forks.fork(launch, number).await?,
-            None => Begun::spawn(launch, None)?,
+            None => StartedProcess::spawn(launch, None)?,
         };
-        let begun = async |running: &mut Running| {
+        let begun = async |running: &mut HostProcess| {
             let (connection, mut control) = Connection::start(socket);
-            let hello = greet(launch, http_path.as_deref(), &connection, &mut control, running, &words).await?;
-            let ready: Ready = expect(&mut control, Type::READY, running, &words).await?;
+            let hello = handshake(launch, http_path.as_deref(), &connection, &mut control, running, &words).await?;
+            let ready: Ready = expect_frame(&mut control, FrameType::READY, running, &words).await?;
             Ok((connection, hello, ready, control))
         };
-        let (connection, hello, ready, control) = in_time(launch, &mut running, &words, begun).await?;
+        let (connection, hello, ready, control) = within_start_timeout(launch, &mut running, &words, begun).await?;
         let http_socket = http_path.filter(|_| ready.http);
         let (ending, endings) = mpsc::unbounded_channel();
         let (tell, ended) = watch::channel(None);
         let open = Arc::new(AtomicUsize::new(0));
-        let watched = Watched {
+        let watched = SupervisedChild {
             running,
             words,
             connection: connection.clone(),
@@ -187,60 +183,60 @@ impl Child {
             connection,
             ready,
             hello,
-            open,
+            active_runs: open,
             abandoned: AtomicUsize::new(0),
-            company: AtomicUsize::new(0),
+            shared_limit: AtomicUsize::new(0),
             served: AtomicU64::new(0),
             draining: AtomicBool::new(false),
-            since: Instant::now(),
-            used: Mutex::new(Instant::now()),
-            ending,
-            ended,
+            started_at: Instant::now(),
+            last_used: Mutex::new(Instant::now()),
+            stop_requests: ending,
+            exit: ended,
             _socket_file: SocketFile(http_socket.clone()),
             http_socket,
         })
     }
 
     /// Whether it still serves.
-    pub fn lives(&self) -> bool {
-        !self.connection.closed().is_cancelled() && self.ended.borrow().is_none()
+    pub fn is_alive(&self) -> bool {
+        !self.connection.closed().is_cancelled() && self.exit.borrow().is_none()
     }
 
     /// Ends it: TERM to its whole group, then KILL.
     pub fn kill(&self) {
         self.drain();
-        let _ = self.ending.send(End::Now);
+        let _ = self.stop_requests.send(StopRequest::Now);
     }
 
     /// Asks it to end once its runs are over, at the latest after `grace`.
-    pub fn retire(&self, grace: Duration) {
+    pub fn stop_after(&self, grace: Duration) {
         self.drain();
         let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
-        self.connection.send(Type::SHUTDOWN, &Shutdown { grace_ms });
-        let _ = self.ending.send(End::After(grace + TERM_TO_KILL));
+        self.connection.send(FrameType::SHUTDOWN, &Shutdown { grace_ms });
+        let _ = self.stop_requests.send(StopRequest::After(grace + TERM_TO_KILL));
     }
 
     /// Waits until the process is gone; how it ended.
-    pub async fn gone(&self) -> Ended {
-        let mut ended = self.ended.clone();
+    pub async fn wait_exit(&self) -> ChildExit {
+        let mut ended = self.exit.clone();
         let found = match ended.wait_for(Option::is_some).await {
             Ok(found) => found.clone(),
             Err(_) => None,
         };
-        found.unwrap_or_else(|| Ended {
-            how: "the graph host ended".to_owned(),
+        found.unwrap_or_else(|| ChildExit {
+            how: "the graph host exited".to_owned(),
             runs: self.runs(),
         })
     }
 
     /// How many runs it has.
     pub fn runs(&self) -> usize {
-        self.open.load(Ordering::Relaxed)
+        self.active_runs.load(Ordering::Relaxed)
     }
 
     /// See [`Child::company`].
-    pub fn company(&self) -> usize {
-        self.company.load(Ordering::Relaxed)
+    pub fn shared_limit(&self) -> usize {
+        self.shared_limit.load(Ordering::Relaxed)
     }
 
     /// It takes no more runs.
@@ -250,26 +246,26 @@ impl Child {
 
     /// Marks that it was used now.
     pub fn touch(&self) {
-        *self.used.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        *self.last_used.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 }
 
 /// A child, for who stays with it.
-struct Watched {
-    running: Running,
-    words: Words,
+struct SupervisedChild {
+    running: HostProcess,
+    words: OutputTail,
     connection: Connection,
     open: Arc<AtomicUsize>,
 }
 
 /// Stays with a child until it is gone.
 async fn supervise(
-    watched: Watched,
+    watched: SupervisedChild,
     mut control: mpsc::UnboundedReceiver<Frame>,
-    mut endings: mpsc::UnboundedReceiver<End>,
-    tell: watch::Sender<Option<Ended>>,
+    mut endings: mpsc::UnboundedReceiver<StopRequest>,
+    tell: watch::Sender<Option<ChildExit>>,
 ) {
-    let Watched {
+    let SupervisedChild {
         mut running,
         words,
         connection,
@@ -288,14 +284,14 @@ async fn supervise(
         tokio::select! {
             status = running.wait() => break status,
             ending = endings.recv(), if open => match ending {
-                // Nobody holds it any more; it may have been asked to end in its time.
+                // It is no longer held; it may have been asked to end by a deadline.
                 None if deadline.is_some() => open = false,
-                Some(End::Now) | None => {
+                Some(StopRequest::Now) | None => {
                     open = ending.is_some();
                     running.signal(Signal::SIGTERM);
-                    deadline = Some(earlier(deadline, TERM_TO_KILL));
+                    deadline = Some(earlier_deadline(deadline, TERM_TO_KILL));
                 }
-                Some(End::After(grace)) => deadline = Some(earlier(deadline, grace)),
+                Some(StopRequest::After(grace)) => deadline = Some(earlier_deadline(deadline, grace)),
             },
             // Without its connection it is of no use.
             () = closed.cancelled(), if deadline.is_none() => {
@@ -314,15 +310,15 @@ async fn supervise(
     };
     // What it had started goes with it.
     running.signal(Signal::SIGKILL);
-    let how = words.after(status).await;
+    let how = words.exit_message(status).await;
     // Each of them keeps its place until it has heard of this.
     let runs = runs.load(Ordering::Relaxed);
-    tell.send_replace(Some(Ended { how, runs }));
+    tell.send_replace(Some(ChildExit { how, runs }));
     connection.close();
 }
 
 /// Asking again gives no more time.
-fn earlier(deadline: Option<tokio::time::Instant>, grace: Duration) -> tokio::time::Instant {
+fn earlier_deadline(deadline: Option<tokio::time::Instant>, grace: Duration) -> tokio::time::Instant {
     let at = tokio::time::Instant::now() + grace;
     deadline.map_or(at, |deadline| deadline.min(at))
 }

@@ -1,4 +1,4 @@
-//! One connection to a child: frames in both directions, told apart by their streams.
+//! A connection to a child: frames in both directions, multiplexed by stream.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -14,15 +14,15 @@ use tokio::sync::Notify;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio_util::sync::CancellationToken;
 
-use super::frame::{self, Frame, FrameError, Type};
+use super::frame::{self, Frame, FrameError, FrameType};
 use super::logs;
 use super::message::{self, Log, Ping, Pong};
 
 /// Longest frame of a child.
 pub const MAX_FRAME_BYTES: usize = 256 << 20;
-/// Longest frame to a child: what was saved in pieces is read at once.
+/// Size limit of a frame to a child: data saved in pieces are read at once.
 pub const MAX_SENT_BYTES: usize = 1 << 30;
-/// While this much waits to be written, no more is looked up to be sent.
+/// While this much is queued for writing, no more data are read for sending.
 const MAX_QUEUED_BYTES: usize = 64 << 20;
 /// What is longer is not copied to be written with others.
 const LONG_BYTES: usize = 64 << 10;
@@ -31,9 +31,9 @@ const READ_BYTES: usize = 64 << 10;
 
 /// A connection; cheap to clone.
 #[derive(Clone)]
-pub struct Connection(Arc<Inner>);
+pub struct Connection(Arc<ConnectionState>);
 
-struct Inner {
+struct ConnectionState {
     out: UnboundedSender<Bytes>,
     queue: Queue,
     streams: Mutex<Streams>,
@@ -53,7 +53,7 @@ struct Queue {
 #[derive(Clone, Copy, Debug)]
 pub enum OpenError {
     /// The connection is over.
-    Over,
+    Closed,
     /// Its first frame is too long.
     TooLong(FrameError),
 }
@@ -62,14 +62,14 @@ pub enum OpenError {
 struct Streams {
     last: u32,
     open: HashMap<u32, UnboundedSender<Frame>>,
-    over: bool,
+    closed: bool,
 }
 
 /// What is known of a child from its answers to pings.
 #[derive(Clone, Copy, Debug)]
 pub struct Health {
     /// When it was heard last.
-    pub heard: Instant,
+    pub last_pong: Instant,
     /// How long its event loop has been blocked, as it said then.
     pub loop_lag: Duration,
     /// Its memory.
@@ -79,17 +79,17 @@ pub struct Health {
 }
 
 impl Connection {
-    /// Starts reading and writing. Frames of stream 0 that are not about health or logs go to the receiver.
+    /// Starts reading and writing. Frames of stream 0 other than health and logs go to the receiver.
     pub fn start(socket: UnixStream) -> (Self, UnboundedReceiver<Frame>) {
         let (read, write) = socket.into_split();
         let (out, outgoing) = mpsc::unbounded_channel();
         let (control, controls) = mpsc::unbounded_channel();
-        let inner = Arc::new(Inner {
+        let inner = Arc::new(ConnectionState {
             out,
             queue: Queue::default(),
             streams: Mutex::default(),
             health: Mutex::new(Health {
-                heard: Instant::now(),
+                last_pong: Instant::now(),
                 loop_lag: Duration::ZERO,
                 rss_bytes: 0,
                 stray_threads: 0,
@@ -111,15 +111,12 @@ impl Connection {
     }
 
     /// Opens a stream with its first frame.
-    ///
-    /// # Errors
-    /// The connection is over, or the frame is too long.
-    pub fn open(&self, r#type: Type, payload: &impl Serialize) -> Result<Stream, OpenError> {
+    pub fn open(&self, r#type: FrameType, payload: &impl Serialize) -> Result<Stream, OpenError> {
         let (to, frames) = mpsc::unbounded_channel();
         let id = {
             let mut streams = self.0.streams();
-            if streams.over {
-                return Err(OpenError::Over);
+            if streams.closed {
+                return Err(OpenError::Closed);
             }
             loop {
                 streams.last = streams.last.checked_add(1).unwrap_or(1);
@@ -141,14 +138,14 @@ impl Connection {
     }
 
     /// Sends on stream 0.
-    pub fn send(&self, r#type: Type, payload: &impl Serialize) {
+    pub fn send(&self, r#type: FrameType, payload: &impl Serialize) {
         self.0.send(r#type, 0, payload);
     }
 
     /// Asks the child whether it lives.
     pub fn ping(&self) {
         let t = self.0.pinged.fetch_add(1, Ordering::Relaxed);
-        self.send(Type::PING, &Ping { t });
+        self.send(FrameType::PING, &Ping { t });
     }
 
     /// What is known of the child.
@@ -172,19 +169,19 @@ impl Connection {
     }
 }
 
-impl Inner {
+impl ConnectionState {
     fn streams(&self) -> MutexGuard<'_, Streams> {
         // Nothing between two fields can panic.
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn send(&self, r#type: Type, stream: u32, payload: &impl Serialize) {
+    fn send(&self, r#type: FrameType, stream: u32, payload: &impl Serialize) {
         if let Err(error) = self.try_send(r#type, stream, payload) {
-            tracing::error!(%error, r#type = r#type.0, "a frame to a graph host was not sent");
+            tracing::error!(%error, r#type = r#type.0, "a frame could not be sent to a graph host");
         }
     }
 
-    fn try_send(&self, r#type: Type, stream: u32, payload: &impl Serialize) -> Result<(), FrameError> {
+    fn try_send(&self, r#type: FrameType, stream: u32, payload: &impl Serialize) -> Result<(), FrameError> {
         let frame = frame::encode_map(r#type, stream, payload, MAX_SENT_BYTES)?;
         self.queue.bytes.fetch_add(frame.len(), Ordering::Relaxed);
         // A connection that is over is seen by who waits for an answer.
@@ -195,7 +192,7 @@ impl Inner {
     /// Every open stream ends.
     fn end(&self) {
         let mut streams = self.streams();
-        streams.over = true;
+        streams.closed = true;
         streams.open.clear();
         drop(streams);
         self.closed.cancel();
@@ -212,7 +209,9 @@ impl Inner {
             if read.map_err(|error| error.to_string())? == 0 {
                 return Ok(());
             }
-            while let Some(frame) = frame::take(&mut buffer, MAX_FRAME_BYTES).map_err(|error| error.to_string())? {
+            while let Some(frame) =
+                frame::parse_frame(&mut buffer, MAX_FRAME_BYTES).map_err(|error| error.to_string())?
+            {
                 self.route(frame, control);
             }
         }
@@ -221,7 +220,7 @@ impl Inner {
     fn route(&self, frame: Frame, control: &UnboundedSender<Frame>) {
         if frame.stream != 0 {
             let mut streams = self.streams();
-            let over = matches!(frame.r#type, Type::DONE | Type::ANSWER);
+            let over = matches!(frame.r#type, FrameType::DONE | FrameType::ANSWER);
             let stream = frame.stream;
             if let Some(to) = streams.open.get(&stream) {
                 // Who does not listen any more has dropped the stream.
@@ -233,18 +232,18 @@ impl Inner {
             return;
         }
         match frame.r#type {
-            Type::PONG => {
+            FrameType::PONG => {
                 if let Ok(pong) = message::read::<Pong>(&frame.payload) {
                     *self.health.lock().unwrap_or_else(PoisonError::into_inner) = Health {
-                        heard: Instant::now(),
+                        last_pong: Instant::now(),
                         loop_lag: Duration::from_millis(pong.loop_lag_ms),
                         rss_bytes: pong.rss_bytes,
                         stray_threads: pong.stray_threads,
                     };
                 }
             }
-            Type::LOG => match message::read::<Log>(&frame.payload) {
-                Ok(line) => logs::tell(&line),
+            FrameType::LOG => match message::read::<Log>(&frame.payload) {
+                Ok(line) => logs::forward_log(&line),
                 Err(error) => tracing::debug!(%error, "a log line of a graph host cannot be read"),
             },
             _ => {
@@ -254,7 +253,7 @@ impl Inner {
     }
 }
 
-async fn write_all(mut socket: OwnedWriteHalf, mut frames: UnboundedReceiver<Bytes>, inner: Arc<Inner>) {
+async fn write_all(mut socket: OwnedWriteHalf, mut frames: UnboundedReceiver<Bytes>, inner: Arc<ConnectionState>) {
     let closed = inner.closed.clone();
     let mut batch = Vec::new();
     loop {
@@ -291,7 +290,7 @@ async fn write(socket: &mut OwnedWriteHalf, batch: &[Bytes], bytes: usize) -> st
     Ok(())
 }
 
-/// One activity on a connection. Dropping it makes later frames of it be dropped.
+/// One stream of a connection. Once it is dropped, later frames for it are discarded.
 pub struct Stream {
     connection: Connection,
     id: u32,
@@ -299,22 +298,18 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Sends on it.
-    pub fn send(&self, r#type: Type, payload: &impl Serialize) {
+    pub fn send(&self, r#type: FrameType, payload: &impl Serialize) {
         self.connection.0.send(r#type, self.id, payload);
     }
 
     /// As [`Stream::send`], of what may be long.
-    ///
-    /// # Errors
-    /// It is longer than a child is sent.
-    pub fn try_send(&self, r#type: Type, payload: &impl Serialize) -> Result<(), FrameError> {
+    pub fn try_send(&self, r#type: FrameType, payload: &impl Serialize) -> Result<(), FrameError> {
         self.connection.0.try_send(r#type, self.id, payload)
     }
 
-    /// Waits while too much waits to be written to the child, of this stream or of others.
-    pub async fn room(&self) {
-        let Inner { queue, closed, .. } = &*self.connection.0;
+    /// Backpressure: waits while too much is queued for the child, on any stream.
+    pub async fn wait_writable(&self) {
+        let ConnectionState { queue, closed, .. } = &*self.connection.0;
         loop {
             let written = queue.written.notified();
             tokio::pin!(written);
@@ -329,7 +324,7 @@ impl Stream {
         }
     }
 
-    /// Fills `frames` with what is there, at least one frame; zero when the connection is over, or the stream is.
+    /// Fills `frames` with the available frames, at least one; zero when the connection or the stream is over.
     pub async fn next(&mut self, frames: &mut Vec<Frame>) -> usize {
         self.frames.recv_many(frames, 256).await
     }
@@ -352,18 +347,18 @@ mod tests {
     async fn nothing_more_is_looked_up_for_a_child_that_does_not_read() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let (connection, _control) = Connection::start(ours);
-        let stream = connection.open(Type::RUN, &Bin::default()).unwrap();
-        assert!(stream.room().now_or_never().is_some());
+        let stream = connection.open(FrameType::RUN, &Bin::default()).unwrap();
+        assert!(stream.wait_writable().now_or_never().is_some());
         let long = Bin(vec![0; MAX_QUEUED_BYTES + 1].into());
-        stream.try_send(Type::REPLY, &long).unwrap();
-        assert!(stream.room().now_or_never().is_none(), "so much waits");
+        stream.try_send(FrameType::REPLY, &long).unwrap();
+        assert!(stream.wait_writable().now_or_never().is_none(), "so much waits");
         let reading = tokio::spawn(async move {
             let mut bytes = vec![0; 1 << 20];
             while theirs.read(&mut bytes).await.is_ok_and(|count| count > 0) {}
         });
-        stream.room().await;
+        stream.wait_writable().await;
         connection.close();
-        assert!(stream.room().now_or_never().is_some());
+        assert!(stream.wait_writable().now_or_never().is_some());
         reading.await.unwrap();
     }
 }

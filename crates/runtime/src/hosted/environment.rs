@@ -2,9 +2,9 @@
 //! as long as nothing of it changes.
 //!
 //! Servers of several workspaces may share the folder. An environment is named after everything that decides what is in
-//! it and the workspace it was made for ([`key`]), so that nobody runs what another one's index has given; it is made by
-//! programs that get no variable of the server but those about packages ([`variables`]), and cannot be written once it is
-//! made.
+//! it and the workspace it was made for ([`key`]), so that no one runs what another one's index has given; it is made
+//! by programs that get no variable of the server but those about packages ([`variables`]), and cannot be written once
+//! it is made.
 
 mod key;
 mod requirements;
@@ -30,7 +30,7 @@ const OF_IMAGE: &str = "prepared";
 
 /// What an environment is made of.
 #[derive(Clone, Debug)]
-pub struct Wanted {
+pub struct EnvironmentSpec {
     /// The folder of the config file.
     pub folder: PathBuf,
     /// `dependencies`: folders (`.`, `./pkg`) and packages.
@@ -48,21 +48,18 @@ pub struct Wanted {
 #[error("{0}")]
 pub struct EnvironmentError(String);
 
-fn failed(text: impl Into<String>) -> EnvironmentError {
+fn environment_error(text: impl Into<String>) -> EnvironmentError {
     EnvironmentError(text.into())
 }
 
 /// The folders among the dependencies.
-///
-/// # Errors
-/// One that is not there.
-pub fn folders(wanted: &Wanted) -> Result<Vec<PathBuf>, EnvironmentError> {
+pub fn folders(wanted: &EnvironmentSpec) -> Result<Vec<PathBuf>, EnvironmentError> {
     let mut folders = Vec::new();
     for dependency in wanted.dependencies.iter().filter(|dependency| is_folder(dependency)) {
         let folder = wanted.folder.join(dependency);
         if !folder.is_dir() {
-            return Err(failed(format!(
-                "dependencies: there is no folder {dependency:?} beside the config file"
+            return Err(environment_error(format!(
+                "dependencies: folder {dependency:?} does not exist next to the config file"
             )));
         }
         folders.push(folder);
@@ -75,18 +72,15 @@ fn is_folder(dependency: &str) -> bool {
 }
 
 /// The interpreter of an environment that has what is wanted: one that was made before, or a new one.
-///
-/// # Errors
-/// No interpreter is found, or an installation fails.
 pub async fn prepare(
-    wanted: &Wanted,
+    wanted: &EnvironmentSpec,
     root: &Path,
     process: &BTreeMap<String, Secret>,
 ) -> Result<PathBuf, EnvironmentError> {
     let variables = Variables::of(wanted, process);
     let tool = Tool::find(variables.path(), wanted.version.as_deref())?;
     let keys = Keys::of(wanted, &tool, &variables)?;
-    if let Some(python) = of_image(root, &keys) {
+    if let Some(python) = from_image(root, &keys) {
         return Ok(python);
     }
     let environment = root.join(format!("python-{}", keys.whole));
@@ -98,30 +92,27 @@ pub async fn prepare(
     if let Some(python) = complete(&environment) {
         return Ok(python);
     }
-    tracing::info!(folder = %environment.display(), tool = tool.name(), "making a Python environment");
+    tracing::info!(folder = %environment.display(), tool = tool.name(), "creating a Python environment");
     let shown = environment.display().to_string();
-    let unwritten = |error: io::Error| failed(format!("{shown}: {error}"));
+    let unwritten = |error: io::Error| environment_error(format!("{shown}: {error}"));
     discard(&environment).map_err(unwritten)?;
     tool.make(&environment, wanted, &variables).await?;
     let python = environment.join("bin/python");
     tool.install(&environment, wanted, &variables).await?;
     let made = tokio::task::spawn_blocking(move || {
         fs::write(environment.join(".complete"), "")?;
-        // Whoever runs from it later runs what was installed.
+        // A caller that runs from it later runs what was installed.
         set_modes(&environment, |mode| mode & !0o222)
     });
     made.await.map_err(io::Error::other).flatten().map_err(unwritten)?;
     Ok(python)
 }
 
-/// Says below `root` that `python` is for what is wanted, whoever starts from there: for an image, which has this
-/// environment alone, and is started with other variables than it was made with. One that was not made below `root` is
-/// passed over.
-///
-/// # Errors
-/// The folder cannot be written.
+/// Says below `root` that `python` is for what is wanted, no matter which caller starts from there: for an image, which
+/// has this environment alone, and is started with other variables than it was made with. One that was not made below
+/// `root` is passed over.
 pub fn record(
-    wanted: &Wanted,
+    wanted: &EnvironmentSpec,
     root: &Path,
     process: &BTreeMap<String, Secret>,
     python: &Path,
@@ -136,11 +127,11 @@ pub fn record(
     let name = environment.file_name().unwrap_or_default().to_string_lossy();
     let file = root.join(OF_IMAGE);
     fs::write(&file, format!("{}\n{name}\n", keys.sources))
-        .map_err(|error| failed(format!("{}: {error}", file.display())))
+        .map_err(|error| environment_error(format!("{}: {error}", file.display())))
 }
 
 /// The interpreter that the image was made with, if it was made from what is wanted.
-fn of_image(root: &Path, keys: &Keys) -> Option<PathBuf> {
+fn from_image(root: &Path, keys: &Keys) -> Option<PathBuf> {
     let said = fs::read_to_string(root.join(OF_IMAGE)).ok()?;
     let (sources, name) = said.trim_end().split_once('\n')?;
     let is_name = name.starts_with("python-") && !name.contains('/');
@@ -181,7 +172,7 @@ fn set_modes(top: &Path, change: impl Fn(u32) -> u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Waits until nobody else holds the lock; it is given back when the file is dropped.
+/// Waits until no other caller holds the lock; it is returned when the file is dropped.
 async fn lock(path: PathBuf) -> Result<fs::File, EnvironmentError> {
     let shown = path.display().to_string();
     let locked = tokio::task::spawn_blocking(move || {
@@ -203,8 +194,8 @@ async fn lock(path: PathBuf) -> Result<fs::File, EnvironmentError> {
     });
     match locked.await {
         Ok(Ok(file)) => Ok(file),
-        Ok(Err(error)) => Err(failed(format!("{shown}: {error}"))),
-        Err(error) => Err(failed(format!("{shown}: {error}"))),
+        Ok(Err(error)) => Err(environment_error(format!("{shown}: {error}"))),
+        Err(error) => Err(environment_error(format!("{shown}: {error}"))),
     }
 }
 
@@ -251,8 +242,8 @@ if [ "$1" = venv ]; then mkdir -p "$last/bin" && : > "$last/bin/python"; fi
             }
         }
 
-        fn wanted(&self, workspace: Option<TenantId>) -> Wanted {
-            Wanted {
+        fn wanted(&self, workspace: Option<TenantId>) -> EnvironmentSpec {
+            EnvironmentSpec {
                 folder: self.folder.path().join("project"),
                 dependencies: vec![".".to_owned(), "six".to_owned()],
                 version: None,
@@ -295,7 +286,7 @@ if [ "$1" = venv ]; then mkdir -p "$last/bin" && : > "$last/bin/python"; fi
             let mode = path.metadata().unwrap().permissions().mode();
             assert_eq!(mode & 0o222, 0, "{}: {mode:o}", path.display());
         }
-        // One that lost its interpreter is made anew.
+        // One that lost its interpreter is made again.
         set_modes(environment, |mode| mode | 0o200).unwrap();
         fs::remove_file(&python).unwrap();
         set_modes(environment, |mode| mode & !0o222).unwrap();
@@ -321,7 +312,7 @@ if [ "$1" = venv ]; then mkdir -p "$last/bin" && : > "$last/bin/python"; fi
     #[test]
     fn what_is_missing_is_named() {
         let machine = Machine::new();
-        let wanted = Wanted {
+        let wanted = EnvironmentSpec {
             dependencies: vec!["./gone".to_owned()],
             ..machine.wanted(None)
         };

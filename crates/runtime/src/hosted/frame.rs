@@ -9,13 +9,12 @@ use std::io::{self, Write};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use serde::Serialize;
 
-/// What a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Type(pub u8);
+pub struct FrameType(pub u8);
 
 macro_rules! types {
     ($($(#[$doc:meta])* $name:ident = $code:literal;)*) => {
-        impl Type {
+        impl FrameType {
             $($(#[$doc])* pub const $name: Self = Self($code);)*
         }
     };
@@ -90,11 +89,10 @@ types! {
     REPLY = 0x3F;
 }
 
-/// One frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
     /// What it is.
-    pub r#type: Type,
+    pub r#type: FrameType,
     /// Which activity it belongs to; 0 is the connection.
     pub stream: u32,
     /// A MessagePack map; of chunks, bytes.
@@ -105,24 +103,21 @@ pub struct Frame {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     /// Longer than allowed.
-    #[error("a frame of {0} bytes is longer than allowed")]
+    #[error("a frame of {0} bytes exceeds the limit")]
     TooLong(usize),
     /// Shorter than its own head.
-    #[error("a frame of {0} bytes is shorter than its own head")]
+    #[error("a frame of {0} bytes is shorter than its header")]
     TooShort(usize),
     /// Longer than the other side is sent.
-    #[error("{0} bytes and more are too much for one frame")]
+    #[error("{0} or more bytes do not fit into one frame")]
     Over(usize),
 }
 
 /// Length, type, stream.
 const HEAD: usize = 9;
 
-/// Takes the first whole frame off `buffer`; `None` when more bytes are needed.
-///
-/// # Errors
-/// What is there is no frame.
-pub fn take(buffer: &mut BytesMut, max_bytes: usize) -> Result<Option<Frame>, FrameError> {
+/// Takes the first complete frame off `buffer`; `None` if more bytes are needed.
+pub fn parse_frame(buffer: &mut BytesMut, max_bytes: usize) -> Result<Option<Frame>, FrameError> {
     let Some(length) = buffer.first_chunk::<4>() else {
         return Ok(None);
     };
@@ -134,13 +129,13 @@ pub fn take(buffer: &mut BytesMut, max_bytes: usize) -> Result<Option<Frame>, Fr
         return Err(FrameError::TooLong(length));
     }
     if buffer.len() < 4 + length {
-        // At once, and not by doubling, where a long frame is on its way.
+        // Reserved at once for a long frame, instead of by doubling.
         buffer.reserve(4 + length - buffer.len());
         return Ok(None);
     }
     let mut frame = buffer.split_to(4 + length).freeze();
     frame.advance(4);
-    let r#type = Type(frame.get_u8());
+    let r#type = FrameType(frame.get_u8());
     let stream = frame.get_u32();
     Ok(Some(Frame {
         r#type,
@@ -150,10 +145,7 @@ pub fn take(buffer: &mut BytesMut, max_bytes: usize) -> Result<Option<Frame>, Fr
 }
 
 /// A frame as bytes.
-///
-/// # Errors
-/// The payload is longer than the head of a frame can say.
-pub fn encode(r#type: Type, stream: u32, payload: &[u8]) -> Result<Bytes, FrameError> {
+pub fn encode(r#type: FrameType, stream: u32, payload: &[u8]) -> Result<Bytes, FrameError> {
     let length = payload.len() + HEAD - 4;
     let length = u32::try_from(length).map_err(|_| FrameError::TooLong(length))?;
     let mut bytes = BytesMut::with_capacity(HEAD + payload.len());
@@ -164,21 +156,23 @@ pub fn encode(r#type: Type, stream: u32, payload: &[u8]) -> Result<Bytes, FrameE
     Ok(bytes.freeze())
 }
 
-/// A frame with a map of named fields, written once and no further than `max_bytes`, which are fewer than 4 GiB.
-///
-/// # Errors
-/// It would be longer.
+/// A frame with a map of named fields of at most `max_bytes` (less than 4 GiB), written in one pass.
 ///
 /// # Panics
-/// Never: what is written has text keys and known lengths.
-pub fn encode_map(r#type: Type, stream: u32, payload: &impl Serialize, max_bytes: usize) -> Result<Bytes, FrameError> {
-    let mut frame = Bounded {
+/// Never: it has text keys and known lengths.
+pub fn encode_map(
+    r#type: FrameType,
+    stream: u32,
+    payload: &impl Serialize,
+    max_bytes: usize,
+) -> Result<Bytes, FrameError> {
+    let mut frame = BoundedWriter {
         bytes: vec![0; HEAD],
         max_bytes,
-        over: false,
+        exceeded: false,
     };
     let written = rmp_serde::encode::write_named(&mut frame, payload);
-    if frame.over {
+    if frame.exceeded {
         return Err(FrameError::Over(max_bytes));
     }
     written.expect("maps with text keys are MessagePack");
@@ -192,16 +186,16 @@ pub fn encode_map(r#type: Type, stream: u32, payload: &impl Serialize, max_bytes
 }
 
 /// Bytes that are written no further than allowed.
-struct Bounded {
+struct BoundedWriter {
     bytes: Vec<u8>,
     max_bytes: usize,
-    over: bool,
+    exceeded: bool,
 }
 
-impl Write for Bounded {
+impl Write for BoundedWriter {
     fn write(&mut self, more: &[u8]) -> io::Result<usize> {
         if self.bytes.len() + more.len() > self.max_bytes {
-            self.over = true;
+            self.exceeded = true;
             return Err(io::ErrorKind::FileTooLarge.into());
         }
         self.bytes.extend_from_slice(more);

@@ -6,7 +6,7 @@ use super::message::Log;
 const LONGEST: usize = 16 << 10;
 
 /// Writes a line with the run it belongs to.
-pub fn tell(line: &Log) {
+pub fn forward_log(line: &Log) {
     let logger = line.logger.as_deref().unwrap_or_default();
     let (run, thread, graph) = (line.run.as_deref(), line.thread.as_deref(), line.graph.as_deref());
     let message = cut(&line.message);

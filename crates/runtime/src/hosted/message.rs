@@ -1,4 +1,4 @@
-//! Payloads of the graph host protocol: what the fields mean is said in `docs/graph-host-protocol.md`.
+//! Payloads of the graph host protocol. For the meaning of the fields see `docs/internals/graph-host-protocol.md`.
 
 mod call;
 mod health;
@@ -35,17 +35,12 @@ pub enum WireError {
 }
 
 /// Reads a payload.
-///
-/// # Errors
-/// It is not that.
 pub fn read<T: DeserializeOwned>(payload: &[u8]) -> Result<T, WireError> {
     rmp_serde::from_slice(payload).map_err(|error| WireError::Payload(error.to_string()))
 }
 
-/// Writes a payload.
-///
 /// # Panics
-/// Never: what is written has text keys and known lengths.
+/// Never: payloads have text keys and known lengths.
 #[must_use]
 pub fn write(payload: &impl Serialize) -> Vec<u8> {
     rmp_serde::to_vec_named(payload).expect("maps with text keys are MessagePack")

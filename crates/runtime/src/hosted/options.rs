@@ -15,24 +15,24 @@ pub struct Options {
     pub max_runs: u64,
     /// A child is replaced when it holds so many bytes; 0 is never.
     pub max_rss_bytes: u64,
-    /// A child is replaced when so many of its threads are still at work for runs that are over; 0 is never.
+    /// A child is replaced when this many of its threads still work for finished runs; 0 is never.
     pub max_stray_threads: u64,
-    /// At most so many more children serve runs whose process ended while others were in it.
+    /// The maximum number of additional children for suspect runs, whose process crashed while shared.
     pub suspects: usize,
-    /// How long a cancelled run may take to end before its child gets no more runs, and is ended once nothing else is in it.
+    /// Time for a cancelled run to end; after it, its child gets no new runs and is stopped once it has no others.
     pub cancel_grace: Duration,
     /// How long a question to a child may take.
     pub question_limit: Duration,
     /// How often children are asked whether they live.
     pub ping_every: Duration,
-    /// A child whose event loop is blocked for this long gets no new runs until it is free.
+    /// A child whose event loop is blocked for this long gets no new runs until it is responsive.
     pub blocked_after: Duration,
-    /// A child that is blocked for this long and keeps a cancelled run from ending is ended, whatever else is in it.
+    /// A child that is blocked for this long and keeps a cancelled run from ending is stopped, with all its runs.
     pub stuck_after: Duration,
-    /// A child that does not even answer pings for this long is ended.
+    /// A child that does not answer pings for this long is stopped.
     pub silent_after: Duration,
-    /// A child beyond the first that had no run for this long is ended; also one that stood in for a blocked one, this
-    /// long after its start.
+    /// A child beyond the first that has been idle for this long is stopped; also one that stood in for a blocked one,
+    /// this long after its start.
     pub idle_after: Duration,
 }
 
@@ -58,8 +58,8 @@ impl Default for Options {
     }
 }
 
-/// Runs whose process ended once while others were in it share a child in groups of this size; from the second time on
-/// each is alone.
+/// Runs whose process crashed once while shared are run in groups of this size; from the second crash on, each runs
+/// alone.
 const GROUP: usize = 8;
 
 impl Options {
@@ -72,8 +72,8 @@ impl Options {
         self
     }
 
-    /// How many runs may share the child of one whose process ended so often while others were in it.
-    pub(super) fn company(&self, shared_crashes: u32) -> usize {
+    /// How many runs may share the child of a run after this many shared crashes.
+    pub(super) fn shared_limit(&self, shared_crashes: u32) -> usize {
         match shared_crashes {
             0 => self.slots,
             1 => self.slots.min(GROUP),

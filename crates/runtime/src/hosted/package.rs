@@ -1,4 +1,4 @@
-//! The program of Python graph hosts: part of this program, written below the data folder where it is needed.
+//! The Python package of graph hosts: embedded in this program and written below the data folder.
 
 use std::fs;
 use std::io;
@@ -6,14 +6,11 @@ use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::Xxh3;
 
-/// Its files, by their paths below the folder that Python is to look in.
+/// Its files, by their paths below the folder on Python's path.
 const FILES: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/package.rs"));
 
-/// Writes the package below `root`, in a folder named by what it holds, where it is not there yet. Answers the folder
-/// for Python's path.
-///
-/// # Errors
-/// The folder cannot be written.
+/// Writes the package below `root` unless it is there, in a folder named by its content. Returns the folder for
+/// Python's path.
 pub fn write(root: &Path) -> io::Result<PathBuf> {
     let mut hash = Xxh3::new();
     for (name, content) in FILES {
@@ -26,7 +23,7 @@ pub fn write(root: &Path) -> io::Result<PathBuf> {
     if folder.is_dir() {
         return Ok(folder);
     }
-    // Made aside and moved into its place: two servers may start at once, and one may be stopped in the middle.
+    // Written to a temporary folder and moved into place: two servers may start at once, and one may be interrupted.
     fs::create_dir_all(root)?;
     let aside = root.join(format!(".host-{}", std::process::id()));
     let _ = fs::remove_dir_all(&aside);

@@ -1,4 +1,4 @@
-//! The children of one set of graphs: how many, which one gets a run, and when one is replaced.
+//! The child processes of a set of graphs: their number, the assignment of runs, and replacement.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,89 +7,86 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 use super::child::{Child, Launch, StartError};
-use super::choice::Purpose;
-use super::forks::Forks;
+use super::fork_server::ForkServer;
+use super::maintenance;
 use super::message::Ready;
 use super::options::Options;
-use super::upkeep;
+use super::selection::Purpose;
 use crate::GraphError;
 
-/// Of the next child, in whichever pool: a pool and the one that replaces it share a folder of sockets.
+/// The number of the next child, over all pools: a pool and its successor share a folder of sockets.
 static NUMBER: AtomicU64 = AtomicU64::new(1);
 
-/// Between two attempts at starting a child that does not start: doubled up to the second.
+/// Pause between attempts to start a failing child: doubled from the first to the second value.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(15));
 
 /// Children of one set of graphs. When it is dropped they end.
 pub struct Pool {
-    inner: Arc<Inner>,
+    inner: Arc<PoolInner>,
     ready: Ready,
 }
 
-pub(super) struct Inner {
+pub(super) struct PoolInner {
     launch: Launch,
-    /// Where there may be several children: what has loaded the graphs for all of them.
-    forks: Option<Arc<Forks>>,
+    /// If there may be several children: the fork server that has loaded the graphs for all of them.
+    forks: Option<Arc<ForkServer>>,
     pub(super) options: Options,
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
     changed: Notify,
 }
 
 #[derive(Default)]
-pub(super) struct State {
+pub(super) struct PoolState {
     pub(super) children: Vec<Arc<Child>>,
     pub(super) starting: usize,
-    failed: Option<Failed>,
-    pub(super) over: bool,
+    last_failure: Option<StartFailure>,
+    pub(super) closed: bool,
 }
 
-impl State {
-    /// Whether the last start failed so lately that it is not tried again yet.
+impl PoolState {
+    /// Whether the last start failed so recently that it is not retried yet.
     pub(super) fn backs_off(&self) -> bool {
-        self.failed
+        self.last_failure
             .as_ref()
             .is_some_and(|failed| failed.at.elapsed() < failed.pause())
     }
 }
 
-struct Failed {
+struct StartFailure {
     at: Instant,
     times: u32,
     why: StartError,
 }
 
-impl Failed {
+impl StartFailure {
     fn pause(&self) -> Duration {
         let factor = 1_u32 << self.times.saturating_sub(1).min(10);
         (BACKOFF.0 * factor).min(BACKOFF.1)
     }
 }
 
-enum Choice {
-    Taken(Seat),
+enum LeaseAttempt {
+    Leased(ChildLease),
     Wait,
     Failed(StartError),
 }
 
 impl Pool {
     /// Starts the first child, and says what it loaded.
-    ///
-    /// # Errors
-    /// It cannot be started, or cannot load its graphs.
     pub async fn start(launch: Launch, options: Options) -> Result<Self, StartError> {
         let forks = if options.children > 1 {
-            Forks::start(&launch).await?
+            ForkServer::start(&launch).await?
         } else {
             None
         };
-        let inner = Arc::new(Inner {
+        let inner = Arc::new(PoolInner {
             launch,
             forks,
             options,
             state: Mutex::default(),
             changed: Notify::new(),
         });
-        let first = inner.child().await?;
+        let first = inner.start_child().await?;
         let ready = first.ready.clone();
         tracing::info!(
             host.pid = first.hello.pid,
@@ -101,7 +98,7 @@ impl Pool {
             "graph host ready"
         );
         inner.add(first);
-        tokio::spawn(upkeep::look_after(Arc::downgrade(&inner)));
+        tokio::spawn(maintenance::maintain(Arc::downgrade(&inner)));
         Ok(Self { inner, ready })
     }
 
@@ -123,36 +120,30 @@ impl Pool {
         &self.inner.launch
     }
 
-    /// A place for a run whose process ended so often while others were in it; waits for one.
-    ///
-    /// # Errors
-    /// No child can be started.
-    pub async fn seat(&self, shared_crashes: u32) -> Result<Seat, GraphError> {
-        let company = self.inner.options.company(shared_crashes);
+    /// Leases a slot for a run with this many shared crashes; waits for one.
+    pub async fn lease_for_run(&self, shared_crashes: u32) -> Result<ChildLease, GraphError> {
+        let company = self.inner.options.shared_limit(shared_crashes);
         if company < self.inner.options.slots {
-            self.take(Purpose::Suspect { company }).await
+            self.acquire(Purpose::Suspect { shared_limit: company }).await
         } else {
-            self.take(Purpose::Run).await
+            self.acquire(Purpose::Run).await
         }
     }
 
     /// A child for a question: never waits for runs to end.
-    ///
-    /// # Errors
-    /// No child can be started.
-    pub async fn anyone(&self) -> Result<Seat, GraphError> {
-        self.take(Purpose::Question).await
+    pub async fn lease_for_question(&self) -> Result<ChildLease, GraphError> {
+        self.acquire(Purpose::Question).await
     }
 
-    async fn take(&self, purpose: Purpose) -> Result<Seat, GraphError> {
+    async fn acquire(&self, purpose: Purpose) -> Result<ChildLease, GraphError> {
         loop {
             let changed = self.inner.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            match Inner::choose(&self.inner, purpose) {
-                Choice::Taken(seat) => return Ok(seat),
-                Choice::Failed(why) => return Err(GraphError::lost("HostNotStarted", why.to_string())),
-                Choice::Wait => {}
+            match PoolInner::try_lease(&self.inner, purpose) {
+                LeaseAttempt::Leased(seat) => return Ok(seat),
+                LeaseAttempt::Failed(why) => return Err(GraphError::lost("HostNotStarted", why.to_string())),
+                LeaseAttempt::Wait => {}
             }
             // A child whose loop was blocked becomes free without a word.
             let _ = tokio::time::timeout(self.inner.options.ping_every, changed).await;
@@ -163,15 +154,15 @@ impl Pool {
     #[must_use]
     pub fn children(&self) -> Vec<(i32, usize)> {
         let state = self.inner.state();
-        let lives = state.children.iter().filter(|child| child.lives());
+        let lives = state.children.iter().filter(|child| child.is_alive());
         lives.map(|child| (child.hello.pid, child.runs())).collect()
     }
 
-    /// Ends all children: their runs may go on for `grace`. Returns when they are gone.
+    /// Stops all children; their runs may continue for `grace`. Returns when they are gone.
     pub async fn close(&self, grace: Duration) {
-        let children = self.inner.end(grace);
+        let children = self.inner.close_all(grace);
         for child in children {
-            child.gone().await;
+            child.wait_exit().await;
         }
     }
 }
@@ -186,26 +177,26 @@ impl std::fmt::Debug for Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // Whoever runs on a child holds this, so there are no runs.
-        self.inner.end(Duration::from_secs(1));
+        // Runs hold this value, so there are none left.
+        self.inner.close_all(Duration::from_secs(1));
     }
 }
 
-impl Inner {
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+impl PoolInner {
+    pub(super) fn state(&self) -> MutexGuard<'_, PoolState> {
         // Nothing between two fields can panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn child(&self) -> Result<Child, StartError> {
+    async fn start_child(&self) -> Result<Child, StartError> {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let forks = self.forks.as_ref().filter(|forks| forks.lives());
+        let forks = self.forks.as_ref().filter(|forks| forks.is_alive());
         Child::start(&self.launch, forks, number).await
     }
 
     fn add(&self, child: Child) {
         let mut state = self.state();
-        if state.over {
+        if state.closed {
             child.kill();
         }
         state.children.push(Arc::new(child));
@@ -213,22 +204,22 @@ impl Inner {
         self.changed.notify_waiters();
     }
 
-    fn end(&self, grace: Duration) -> Vec<Arc<Child>> {
+    fn close_all(&self, grace: Duration) -> Vec<Arc<Child>> {
         let mut state = self.state();
-        state.over = true;
+        state.closed = true;
         for child in &state.children {
-            child.retire(grace);
+            child.stop_after(grace);
         }
         std::mem::take(&mut state.children)
     }
 
     /// Finds a child, or starts one.
-    fn choose(this: &Arc<Self>, purpose: Purpose) -> Choice {
+    fn try_lease(this: &Arc<Self>, purpose: Purpose) -> LeaseAttempt {
         let mut state = this.state();
-        if state.over {
-            return Choice::Failed(StartError::Process("the graph hosts were ended".to_owned()));
+        if state.closed {
+            return LeaseAttempt::Failed(StartError::Process("the graph hosts were stopped".to_owned()));
         }
-        state.children.retain(|child| child.lives());
+        state.children.retain(|child| child.is_alive());
         let serving: Vec<Arc<Child>> = state
             .children
             .iter()
@@ -236,27 +227,29 @@ impl Inner {
             .cloned()
             .collect();
         let found = this.find(purpose, &serving, state.starting);
-        if found.start {
-            match &state.failed {
+        if found.start_another {
+            match &state.last_failure {
                 Some(failed) if failed.at.elapsed() < failed.pause() => {
                     if found.child.is_none() && state.starting == 0 {
-                        return Choice::Failed(failed.why.clone());
+                        return LeaseAttempt::Failed(failed.why.clone());
                     }
                 }
                 _ => Self::start_another(this, &mut state),
             }
         }
-        let Some(child) = found.child else { return Choice::Wait };
+        let Some(child) = found.child else {
+            return LeaseAttempt::Wait;
+        };
         let run = !matches!(purpose, Purpose::Question);
         if run {
-            child.open.fetch_add(1, Ordering::Relaxed);
+            child.active_runs.fetch_add(1, Ordering::Relaxed);
             child.served.fetch_add(1, Ordering::Relaxed);
             child.touch();
         }
-        if let Purpose::Suspect { company } = purpose {
-            child.company.store(company, Ordering::Relaxed);
+        if let Purpose::Suspect { shared_limit: company } = purpose {
+            child.shared_limit.store(company, Ordering::Relaxed);
         }
-        Choice::Taken(Seat {
+        LeaseAttempt::Leased(ChildLease {
             child,
             pool: this.clone(),
             run,
@@ -264,24 +257,24 @@ impl Inner {
     }
 
     /// Starts one more child.
-    pub(super) fn start_another(this: &Arc<Self>, state: &mut State) {
+    pub(super) fn start_another(this: &Arc<Self>, state: &mut PoolState) {
         state.starting += 1;
         tokio::spawn(start(this.clone()));
     }
 }
 
-async fn start(pool: Arc<Inner>) {
-    let started = pool.child().await;
+async fn start(pool: Arc<PoolInner>) {
+    let started = pool.start_child().await;
     {
         let mut state = pool.state();
         state.starting -= 1;
         match &started {
-            Ok(_) => state.failed = None,
+            Ok(_) => state.last_failure = None,
             Err(why) => {
-                tracing::error!(error = %why, "a graph host cannot be started");
-                state.failed = Some(Failed {
+                tracing::error!(error = %why, "cannot start a graph host");
+                state.last_failure = Some(StartFailure {
                     at: Instant::now(),
-                    times: state.failed.as_ref().map_or(1, |failed| failed.times + 1),
+                    times: state.last_failure.as_ref().map_or(1, |failed| failed.times + 1),
                     why: why.clone(),
                 });
             }
@@ -294,48 +287,47 @@ async fn start(pool: Arc<Inner>) {
 }
 
 /// A place of a child.
-pub struct Seat {
+pub struct ChildLease {
     child: Arc<Child>,
-    pool: Arc<Inner>,
+    pool: Arc<PoolInner>,
     run: bool,
 }
 
-impl Seat {
-    /// The child.
+impl ChildLease {
     #[must_use]
     pub fn child(&self) -> &Child {
         &self.child
     }
 
-    /// Gives up a run that does not stop, for as long as the answer lives. The child gets no more runs, and is ended once no
-    /// other ones are in it.
-    pub(super) fn abandon(&self) -> Abandoned<'_> {
+    /// Marks a run that does not stop as abandoned while the result lives. The child gets no new runs, and is stopped
+    /// once it has no others.
+    pub(super) fn abandon(&self) -> AbandonedRun<'_> {
         self.child.drain();
         self.child.abandoned.fetch_add(1, Ordering::Relaxed);
         self.pool.changed.notify_waiters();
-        Abandoned(&self.child)
+        AbandonedRun(&self.child)
     }
 }
 
-/// A run that was given up and goes on all the same.
-pub(super) struct Abandoned<'a>(&'a Child);
+/// A run that was given up and continues all the same.
+pub(super) struct AbandonedRun<'a>(&'a Child);
 
-impl Drop for Abandoned<'_> {
+impl Drop for AbandonedRun<'_> {
     fn drop(&mut self) {
         self.0.abandoned.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl Drop for Seat {
+impl Drop for ChildLease {
     fn drop(&mut self) {
         if !self.run {
             return;
         }
         {
-            // Nobody takes a place meanwhile.
+            // No one takes a place meanwhile.
             let _state = self.pool.state();
-            if self.child.open.fetch_sub(1, Ordering::Relaxed) == 1 {
-                self.child.company.store(0, Ordering::Relaxed);
+            if self.child.active_runs.fetch_sub(1, Ordering::Relaxed) == 1 {
+                self.child.shared_limit.store(0, Ordering::Relaxed);
             }
         }
         self.child.touch();
@@ -349,7 +341,7 @@ mod tests {
 
     #[test]
     fn a_child_that_does_not_start_is_tried_less_and_less_often() {
-        let failed = |times| Failed {
+        let failed = |times| StartFailure {
             at: Instant::now(),
             times,
             why: StartError::Process(String::new()),

@@ -1,4 +1,4 @@
-//! A process while it starts and while it runs: how it is begun, greeted, ended, and what it said last.
+//! A child process: start, handshake, end, and its last output.
 
 use std::collections::VecDeque;
 use std::os::unix::process::ExitStatusExt as _;
@@ -17,13 +17,13 @@ use tokio::time::timeout;
 
 use super::child::{Launch, StartError, TERM_TO_KILL};
 use super::connection::{Connection, MAX_FRAME_BYTES};
-use super::forks::Forks;
-use super::frame::{Frame, Type};
+use super::fork_server::ForkServer;
+use super::frame::{Frame, FrameType};
 use super::logs;
 use super::message::{self, Hello, Init, Json, VERSIONS};
-use super::spawner;
+use super::spawn_thread;
 
-/// What is kept of a child's last words.
+/// What is stored of a child's last words.
 const LAST_WORDS: usize = 64 << 10;
 /// A longer line is read in pieces of this size.
 const PIECE: usize = 16 << 10;
@@ -31,20 +31,16 @@ const PIECE: usize = 16 << 10;
 pub const WINDOW_BYTES: u64 = 4 << 20;
 
 /// A process that was started and has said nothing yet.
-pub struct Begun {
+pub struct StartedProcess {
     /// Its connection.
     pub socket: UnixStream,
-    /// It.
-    pub running: Running,
+    pub running: HostProcess,
     /// What it will write.
-    pub words: Words,
+    pub output: OutputTail,
 }
 
-impl Begun {
-    /// Starts the program, with one more argument where there is one.
-    ///
-    /// # Errors
-    /// It cannot be started.
+impl StartedProcess {
+    /// Starts the program, with one more argument if there is one.
     pub fn spawn(launch: &Launch, argument: Option<&std::ffi::OsStr>) -> Result<Self, StartError> {
         let unable = |error: std::io::Error| StartError::Process(format!("a socket: {error}"));
         let (ours, theirs) = std::os::unix::net::UnixStream::pair().map_err(unable)?;
@@ -66,49 +62,46 @@ impl Begun {
             // So that whatever it starts can be ended with it.
             .process_group(0)
             .kill_on_drop(true);
-        let mut child = spawner::spawn(command).map_err(|error| {
+        let mut child = spawn_thread::spawn(command).map_err(|error| {
             let program = launch.program.display();
             StartError::Process(format!("cannot start {program}: {error}"))
         })?;
         let group = child.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw);
-        let words = Words::default();
+        let words = OutputTail::default();
         if let Some(out) = child.stdout.take() {
             tokio::spawn(words.clone().listen(out));
         }
         if let Some(err) = child.stderr.take() {
             tokio::spawn(words.clone().listen(err));
         }
-        let process = Process::Own(child);
+        let process = ProcessKind::Own(child);
         Ok(Self {
             socket,
-            running: Running { process, group },
-            words,
+            running: HostProcess { process, group },
+            output: words,
         })
     }
 }
 
 /// HELLO and INIT.
-///
-/// # Errors
-/// It ended, or speaks another protocol.
-pub async fn greet(
+pub async fn handshake(
     launch: &Launch,
     http_socket: Option<&Path>,
     connection: &Connection,
     control: &mut mpsc::UnboundedReceiver<Frame>,
-    running: &mut Running,
-    words: &Words,
+    running: &mut HostProcess,
+    words: &OutputTail,
 ) -> Result<Hello, StartError> {
-    let hello: Hello = expect(control, Type::HELLO, running, words).await?;
+    let hello: Hello = expect_frame(control, FrameType::HELLO, running, words).await?;
     let protocol = (*VERSIONS.end()).min(hello.protocol.max);
     if !VERSIONS.contains(&protocol) || protocol < hello.protocol.min {
         return Err(StartError::Process(format!(
-            "the graph host speaks versions {} to {} of the protocol, this server {VERSIONS:?}",
+            "the graph host supports protocol versions {} to {}, this server {VERSIONS:?}",
             hello.protocol.min, hello.protocol.max
         )));
     }
     connection.send(
-        Type::INIT,
+        FrameType::INIT,
         &Init {
             protocol,
             config: Json(launch.config.clone()),
@@ -124,21 +117,18 @@ pub async fn greet(
     Ok(hello)
 }
 
-/// Waits for a start as long as it may take; a process that does not come that far is ended.
-///
-/// # Errors
-/// Those of the start, and that it took too long.
-pub async fn in_time<T>(
+/// Limits the duration of a start; a process that takes longer is stopped.
+pub async fn within_start_timeout<T>(
     launch: &Launch,
-    running: &mut Running,
-    words: &Words,
-    start: impl AsyncFnOnce(&mut Running) -> Result<T, StartError>,
+    running: &mut HostProcess,
+    words: &OutputTail,
+    start: impl AsyncFnOnce(&mut HostProcess) -> Result<T, StartError>,
 ) -> Result<T, StartError> {
     let error = match timeout(launch.start_timeout, start(running)).await {
         Ok(Ok(begun)) => return Ok(begun),
         Ok(Err(error)) => error,
         Err(_) => StartError::Process(format!(
-            "the graph host did not serve within {} s. It said last:\n{}",
+            "the graph host was not ready within {} s. Its last output:\n{}",
             launch.start_timeout.as_secs(),
             words.tail(20)
         )),
@@ -148,55 +138,52 @@ pub async fn in_time<T>(
 }
 
 /// Waits for a message of the start.
-///
-/// # Errors
-/// It ended, could not load, or said something else.
-pub async fn expect<T: serde::de::DeserializeOwned>(
+pub async fn expect_frame<T: serde::de::DeserializeOwned>(
     control: &mut mpsc::UnboundedReceiver<Frame>,
-    wanted: Type,
-    running: &mut Running,
-    words: &Words,
+    wanted: FrameType,
+    running: &mut HostProcess,
+    words: &OutputTail,
 ) -> Result<T, StartError> {
     let Some(frame) = control.recv().await else {
         let status = timeout(TERM_TO_KILL, running.wait()).await;
         let status = status.ok().flatten();
-        return Err(StartError::Process(words.after(status).await));
+        return Err(StartError::Process(words.exit_message(status).await));
     };
     let unreadable = |error: message::WireError| StartError::Process(error.to_string());
     match frame.r#type {
         found if found == wanted => message::read(&frame.payload).map_err(unreadable),
-        Type::LOAD_ERROR => Err(StartError::Load(Box::new(
+        FrameType::LOAD_ERROR => Err(StartError::Load(Box::new(
             message::read(&frame.payload).map_err(unreadable)?,
         ))),
-        Type(other) => Err(StartError::Process(format!(
-            "the graph host sent a message of type {other:#04x} where it should have said something else"
+        FrameType(other) => Err(StartError::Process(format!(
+            "the graph host sent an unexpected message of type {other:#04x}"
         ))),
     }
 }
 
 /// A process and its group.
-pub struct Running {
-    process: Process,
+pub struct HostProcess {
+    process: ProcessKind,
     group: Option<Pid>,
 }
 
-enum Process {
+enum ProcessKind {
     /// A child of this process.
     Own(tokio::process::Child),
     /// One of a process that forks, which ends with that.
     Fork {
         ended: oneshot::Receiver<ExitStatus>,
-        /// How it ended, once that is known; `None` in it when its parent went before it could tell.
+        /// How it ended, once known; the inner `None` if its parent died before it could report.
         status: Option<Option<ExitStatus>>,
-        _parent: Arc<Forks>,
+        _parent: Arc<ForkServer>,
     },
 }
 
-impl Running {
+impl HostProcess {
     /// A process that was forked.
-    pub fn forked(pid: i32, ended: oneshot::Receiver<ExitStatus>, parent: Arc<Forks>) -> Self {
+    pub fn forked(pid: i32, ended: oneshot::Receiver<ExitStatus>, parent: Arc<ForkServer>) -> Self {
         Self {
-            process: Process::Fork {
+            process: ProcessKind::Fork {
                 ended,
                 status: None,
                 _parent: parent,
@@ -208,8 +195,8 @@ impl Running {
     /// Waits for its end. May be dropped and called again.
     pub async fn wait(&mut self) -> Option<ExitStatus> {
         match &mut self.process {
-            Process::Own(child) => child.wait().await.ok(),
-            Process::Fork { ended, status, .. } => match status {
+            ProcessKind::Own(child) => child.wait().await.ok(),
+            ProcessKind::Fork { ended, status, .. } => match status {
                 Some(status) => *status,
                 None => *status.insert(ended.await.ok()),
             },
@@ -229,21 +216,21 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for HostProcess {
     fn drop(&mut self) {
         // A child of this process is ended by its handle.
-        if let Process::Fork { status: None, .. } = self.process {
+        if let ProcessKind::Fork { status: None, .. } = self.process {
             self.signal(Signal::SIGKILL);
         }
     }
 }
 
-/// The last that a process wrote to its standard output and error.
+/// The last lines of a process's standard output and error.
 #[derive(Clone, Default)]
-pub struct Words(Arc<Mutex<(VecDeque<String>, usize)>>);
+pub struct OutputTail(Arc<Mutex<(VecDeque<String>, usize)>>);
 
-impl Words {
-    /// Reads to the end, line by line. A line that is too long is taken in pieces: it may never end.
+impl OutputTail {
+    /// Reads to the end, line by line. An overlong line is taken in pieces, as it may never end.
     pub async fn listen(self, mut from: impl AsyncRead + Unpin) {
         let mut read = vec![0; PIECE];
         // A line whose end has not come yet.
@@ -253,14 +240,14 @@ impl Words {
             let mut rest = &read[..count];
             while let Some(end) = rest.iter().position(|&byte| byte == b'\n') {
                 begun.extend_from_slice(&rest[..end]);
-                self.keep(&begun);
+                self.append(&begun);
                 begun.clear();
                 rest = &rest[end + 1..];
             }
             begun.extend_from_slice(rest);
             let over = count == 0;
             if begun.len() >= PIECE || (over && !begun.is_empty()) {
-                self.keep(&begun);
+                self.append(&begun);
                 begun.clear();
             }
             if over {
@@ -269,7 +256,7 @@ impl Words {
         }
     }
 
-    fn keep(&self, line: &[u8]) {
+    fn append(&self, line: &[u8]) {
         let line = String::from_utf8_lossy(line).into_owned();
         tracing::info!("{}", logs::cut(&line));
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -289,17 +276,17 @@ impl Words {
     }
 
     /// How a process ended, with its last words.
-    pub async fn after(&self, status: Option<ExitStatus>) -> String {
+    pub async fn exit_message(&self, status: Option<ExitStatus>) -> String {
         // What it wrote last may still be on its way through the pipe.
         tokio::time::sleep(Duration::from_millis(20)).await;
         let how = match status {
             Some(status) => match (status.code(), status.signal()) {
-                (Some(code), _) => format!("the graph host ended with status {code}"),
+                (Some(code), _) => format!("the graph host exited with status {code}"),
                 (None, Some(signal)) => {
                     let name = Signal::try_from(signal).map_or_else(|_| signal.to_string(), |name| name.to_string());
-                    format!("the graph host was ended by signal {name}")
+                    format!("the graph host was terminated by signal {name}")
                 }
-                (None, None) => "the graph host ended".to_owned(),
+                (None, None) => "the graph host exited".to_owned(),
             },
             None => "the graph host closed its connection".to_owned(),
         };
@@ -307,7 +294,7 @@ impl Words {
         if said.trim().is_empty() {
             return how;
         }
-        format!("{how}. It said last:\n{said}")
+        format!("{how}. Its last output:\n{said}")
     }
 }
 
@@ -317,7 +304,7 @@ mod tests {
 
     use super::*;
 
-    async fn until(words: &Words, what: &str, holds: impl Fn(&str) -> bool) {
+    async fn until(words: &OutputTail, what: &str, holds: impl Fn(&str) -> bool) {
         let deadline = std::time::Instant::now() + Duration::from_secs(60);
         while !holds(&words.tail(usize::MAX)) {
             assert!(std::time::Instant::now() < deadline, "waited for {what}");
@@ -328,7 +315,7 @@ mod tests {
     #[tokio::test]
     async fn a_line_that_never_ends_is_kept_in_pieces() {
         let (mut said, heard) = tokio::io::duplex(4096);
-        let words = Words::default();
+        let words = OutputTail::default();
         let listening = tokio::spawn(words.clone().listen(heard));
         said.write_all(&vec![b'x'; 10 * LAST_WORDS]).await.unwrap();
         until(&words, "the beginning of a line", |tail| !tail.is_empty()).await;
@@ -343,7 +330,7 @@ mod tests {
 
     #[tokio::test]
     async fn lines_are_kept_as_they_are() {
-        let words = Words::default();
+        let words = OutputTail::default();
         words.clone().listen(&b"one\n\ntwo\nthree\n"[..]).await;
         assert_eq!(words.tail(usize::MAX), "one\n\ntwo\nthree");
         assert_eq!(words.tail(2), "two\nthree");

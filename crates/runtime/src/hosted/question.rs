@@ -1,4 +1,4 @@
-//! Questions to children: states of threads, shapes of graphs, who calls and what they may.
+//! Questions to children: states of threads, graph schemas, authentication and authorization.
 
 use std::collections::BTreeMap;
 
@@ -6,42 +6,45 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::calls::{self, Saves, Window};
+use super::calls::{self, CreditWindow, SaveBatch};
 use super::connection::{OpenError, Stream};
-use super::frame::Type;
+use super::frame::FrameType;
 use super::message::{self, Answer, Authenticate, Authorize, Authorized, Cancel, Depth, Json, Question, Raised};
 use super::pool::Pool;
-use crate::{At, CheckpointRef, GraphError, HistoryQuery, Host, Schemas, StateSnapshot, Update, Xray};
+use crate::{CheckpointRef, GraphError, HistoryQuery, Host, Schemas, StateRef, StateSnapshot, Update, Xray};
 
-/// A question that was asked. Dropped before its answer, it is taken back: nobody waits any more.
-struct Asked {
+/// A question in flight. Dropped before its answer, it is withdrawn.
+struct PendingQuestion {
     stream: Stream,
-    over: bool,
+    answered: bool,
 }
 
-impl Drop for Asked {
+impl Drop for PendingQuestion {
     fn drop(&mut self) {
-        if !self.over {
+        if !self.answered {
             let action = "interrupt".to_owned();
-            self.stream.send(Type::CANCEL, &Cancel { action });
+            self.stream.send(FrameType::CANCEL, &Cancel { action });
         }
     }
 }
 
-/// Asks, and answers what the child asks meanwhile.
-async fn ask<T: DeserializeOwned>(
+/// Asks, and returns what the child asks meanwhile.
+async fn ask_child<T: DeserializeOwned>(
     pool: &Pool,
-    r#type: Type,
+    r#type: FrameType,
     question: &impl Serialize,
     host: Option<&dyn Host>,
 ) -> Result<Result<Option<T>, Raised>, GraphError> {
-    let seat = pool.anyone().await?;
+    let seat = pool.lease_for_question().await?;
     let stream = match seat.child().connection.open(r#type, question) {
         Ok(stream) => stream,
-        Err(OpenError::Over) => return Err(gone()),
+        Err(OpenError::Closed) => return Err(host_ended()),
         Err(OpenError::TooLong(error)) => return Err(GraphError::new("ValueError", error.to_string())),
     };
-    let mut asked = Asked { stream, over: false };
+    let mut asked = PendingQuestion {
+        stream,
+        answered: false,
+    };
     let limit = pool.options().question_limit;
     match tokio::time::timeout(limit, asked.answer(host)).await {
         Ok(answer) => answer,
@@ -52,30 +55,30 @@ async fn ask<T: DeserializeOwned>(
     }
 }
 
-fn gone() -> GraphError {
-    GraphError::lost("HostCrashed", "the graph host ended before it answered")
+fn host_ended() -> GraphError {
+    GraphError::lost("HostCrashed", "the graph host exited before it answered")
 }
 
-impl Asked {
+impl PendingQuestion {
     async fn answer<T: DeserializeOwned>(
         &mut self,
         host: Option<&dyn Host>,
     ) -> Result<Result<Option<T>, Raised>, GraphError> {
         let mut frames = Vec::new();
-        let mut window = Window::default();
+        let mut window = CreditWindow::default();
         loop {
             if self.stream.next(&mut frames).await == 0 {
-                self.over = true;
-                return Err(gone());
+                self.answered = true;
+                return Err(host_ended());
             }
             let stream = &self.stream;
-            let mut saves = Saves::default();
+            let mut saves = SaveBatch::default();
             let mut dealt = 0;
             let mut answered = None;
             for frame in frames.drain(..) {
                 match (frame.r#type, host) {
-                    (Type::ANSWER, _) => answered = Some(frame),
-                    (Type::CP_PUT | Type::CP_WRITES, Some(_)) => {
+                    (FrameType::ANSWER, _) => answered = Some(frame),
+                    (FrameType::CP_PUT | FrameType::CP_WRITES, Some(_)) => {
                         dealt += frame.payload.len();
                         saves.add(&frame)?;
                     }
@@ -89,9 +92,9 @@ impl Asked {
             if let Some(host) = host {
                 saves.flush(stream, host).await?;
             }
-            window.dealt(dealt, stream);
+            window.consumed(dealt, stream);
             if let Some(frame) = answered {
-                self.over = true;
+                self.answered = true;
                 let answer: Answer<T> = message::read(&frame.payload).map_err(calls::protocol)?;
                 return Ok(match answer.error {
                     Some(raised) => Err(raised),
@@ -105,11 +108,13 @@ impl Asked {
 /// As [`ask`], where every refusal is an error of the graph.
 async fn ask_graph(
     pool: &Pool,
-    r#type: Type,
+    r#type: FrameType,
     question: &Question,
     host: Option<&dyn Host>,
 ) -> Result<Option<Json>, GraphError> {
-    ask::<Json>(pool, r#type, question, host).await?.map_err(graph_error)
+    ask_child::<Json>(pool, r#type, question, host)
+        .await?
+        .map_err(graph_error)
 }
 
 fn graph_error(raised: Raised) -> GraphError {
@@ -130,7 +135,7 @@ fn unreadable(error: serde_json::Error) -> GraphError {
     )
 }
 
-fn about(graph: &str, at: &At) -> Question {
+fn question_about(graph: &str, at: &StateRef) -> Question {
     Question {
         graph: graph.to_owned(),
         thread: Some(at.thread_id.to_string()),
@@ -143,22 +148,22 @@ fn about(graph: &str, at: &At) -> Question {
 pub(super) async fn state(
     pool: &Pool,
     graph: &str,
-    at: &At,
+    at: &StateRef,
     subgraphs: bool,
     host: &dyn Host,
 ) -> Result<Option<StateSnapshot>, GraphError> {
     let question = Question {
         subgraphs,
-        ..about(graph, at)
+        ..question_about(graph, at)
     };
-    let answer = ask_graph(pool, Type::STATE_GET, &question, Some(host)).await?;
+    let answer = ask_graph(pool, FrameType::STATE_GET, &question, Some(host)).await?;
     answer.map_or(Ok(None), |state| state.read().map_err(unreadable))
 }
 
 pub(super) async fn history(
     pool: &Pool,
     graph: &str,
-    at: &At,
+    at: &StateRef,
     query: &HistoryQuery,
     host: &dyn Host,
 ) -> Result<Vec<StateSnapshot>, GraphError> {
@@ -166,16 +171,16 @@ pub(super) async fn history(
         limit: query.limit.map(|limit| limit as u64),
         before: query.before.clone(),
         filter: Some(Json::of(&query.filter).map_err(unreadable)?),
-        ..about(graph, at)
+        ..question_about(graph, at)
     };
-    let answer = ask_graph(pool, Type::HISTORY, &question, Some(host)).await?;
+    let answer = ask_graph(pool, FrameType::HISTORY, &question, Some(host)).await?;
     answer.map_or(Ok(Vec::new()), |states| states.read().map_err(unreadable))
 }
 
 pub(super) async fn update_state(
     pool: &Pool,
     graph: &str,
-    at: &At,
+    at: &StateRef,
     supersteps: &[Vec<Update>],
     metadata: &Map<String, Value>,
     host: &dyn Host,
@@ -191,10 +196,10 @@ pub(super) async fn update_state(
     let question = Question {
         supersteps: Some(Json::of(&supersteps).map_err(unreadable)?),
         metadata: Some(Json::of(metadata).map_err(unreadable)?),
-        ..about(graph, at)
+        ..question_about(graph, at)
     };
-    let answer = ask_graph(pool, Type::STATE_UPDATE, &question, Some(host)).await?;
-    let answer = answer.ok_or_else(|| GraphError::new("RuntimeError", "the graph host made no checkpoint"))?;
+    let answer = ask_graph(pool, FrameType::STATE_UPDATE, &question, Some(host)).await?;
+    let answer = answer.ok_or_else(|| GraphError::new("RuntimeError", "the graph host created no checkpoint"))?;
     answer.read().map_err(unreadable)
 }
 
@@ -208,7 +213,7 @@ pub(super) async fn drawing(pool: &Pool, graph: &str, xray: Xray) -> Result<Valu
         }),
         ..Question::default()
     };
-    let answer = ask_graph(pool, Type::DRAW, &question, None).await?;
+    let answer = ask_graph(pool, FrameType::DRAW, &question, None).await?;
     let answer = answer.ok_or_else(|| GraphError::new("ValueError", "the graph cannot be drawn"))?;
     answer.read().map_err(unreadable)
 }
@@ -225,7 +230,7 @@ pub(super) async fn subgraphs(
         recurse,
         ..Question::default()
     };
-    let answer = ask_graph(pool, Type::SUBGRAPHS, &question, None).await?;
+    let answer = ask_graph(pool, FrameType::SUBGRAPHS, &question, None).await?;
     answer.map_or(Ok(BTreeMap::new()), |found| found.read().map_err(unreadable))
 }
 
@@ -234,9 +239,7 @@ pub(super) async fn subgraphs(
 pub struct Request {
     /// `GET`, …
     pub method: String,
-    /// Its path.
     pub path: String,
-    /// Its query.
     pub query: String,
     /// Its headers, names in lower case.
     pub headers: Vec<(String, String)>,
@@ -244,13 +247,12 @@ pub struct Request {
     pub path_params: BTreeMap<String, String>,
 }
 
-/// Who calls, as a user's auth says: `identity`, `permissions`, and whatever else it gave.
+/// The caller according to the user's auth: `identity`, `permissions`, and further fields.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(transparent)]
 pub struct Caller(pub Map<String, Value>);
 
 impl Caller {
-    /// Who it is.
     #[must_use]
     pub fn identity(&self) -> &str {
         self.0.get("identity").and_then(Value::as_str).unwrap_or_default()
@@ -270,7 +272,7 @@ impl Caller {
 
 /// What a caller may.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Allowed {
+pub struct Authorization {
     /// Only rows whose metadata have this.
     pub filter: Map<String, Value>,
     /// What the handlers made of the value.
@@ -279,7 +281,7 @@ pub struct Allowed {
 
 /// Why a caller may not.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Denied {
+pub enum AuthDenied {
     /// The user's auth refuses.
     #[error("{message}")]
     Refused {
@@ -290,34 +292,31 @@ pub enum Denied {
         /// Headers of the answer.
         headers: BTreeMap<String, String>,
     },
-    /// The user's auth failed, or there is nobody to ask.
+    /// The user's auth failed, or there is no one to ask.
     #[error("{0}")]
     Failed(String),
 }
 
-impl From<GraphError> for Denied {
+impl From<GraphError> for AuthDenied {
     fn from(error: GraphError) -> Self {
         Self::Failed(error.to_string())
     }
 }
 
-fn denied(raised: Raised) -> Denied {
+fn denied(raised: Raised) -> AuthDenied {
     if raised.kind.as_deref() == Some("denied") {
-        return Denied::Refused {
+        return AuthDenied::Refused {
             status: raised.status.unwrap_or(403),
             message: raised.message,
             headers: raised.headers.unwrap_or_default(),
         };
     }
-    Denied::Failed(format!("{}: {}", raised.error, raised.message))
+    AuthDenied::Failed(format!("{}: {}", raised.error, raised.message))
 }
 
 impl Pool {
     /// Asks the user's auth who calls.
-    ///
-    /// # Errors
-    /// It refuses, or cannot be asked.
-    pub async fn authenticate(&self, request: Request) -> Result<Caller, Denied> {
+    pub async fn authenticate(&self, request: Request) -> Result<Caller, AuthDenied> {
         let question = Authenticate {
             method: request.method,
             path: request.path,
@@ -325,33 +324,30 @@ impl Pool {
             headers: request.headers,
             path_params: request.path_params,
         };
-        let answer = ask::<Json>(self, Type::AUTHENTICATE, &question, None).await?;
+        let answer = ask_child::<Json>(self, FrameType::AUTHENTICATE, &question, None).await?;
         let answer = answer.map_err(denied)?;
-        let answer = answer.ok_or_else(|| Denied::Failed("the auth handler named nobody".to_owned()))?;
-        answer.read().map_err(|error| Denied::Failed(error.to_string()))
+        let answer = answer.ok_or_else(|| AuthDenied::Failed("the auth handler returned no identity".to_owned()))?;
+        answer.read().map_err(|error| AuthDenied::Failed(error.to_string()))
     }
 
     /// Asks the user's auth whether a caller may do something.
-    ///
-    /// # Errors
-    /// They may not, or it cannot be asked.
     pub async fn authorize(
         &self,
         resource: &str,
         action: &str,
         value: &Value,
         caller: &Caller,
-    ) -> Result<Allowed, Denied> {
-        let failed = |error: serde_json::Error| Denied::Failed(error.to_string());
+    ) -> Result<Authorization, AuthDenied> {
+        let failed = |error: serde_json::Error| AuthDenied::Failed(error.to_string());
         let question = Authorize {
             resource: resource.to_owned(),
             action: action.to_owned(),
             value: Json::of(value).map_err(failed)?,
             user: Json::of(&caller.0).map_err(failed)?,
         };
-        let answer = ask::<Authorized>(self, Type::AUTHORIZE, &question, None).await?;
+        let answer = ask_child::<Authorized>(self, FrameType::AUTHORIZE, &question, None).await?;
         let answer = answer.map_err(denied)?;
-        let refused = || Denied::Refused {
+        let refused = || AuthDenied::Refused {
             status: 403,
             message: "Forbidden".to_owned(),
             headers: BTreeMap::new(),
@@ -365,7 +361,7 @@ impl Pool {
             Some(value) => value.read().map_err(failed)?,
             None => None,
         };
-        Ok(Allowed {
+        Ok(Authorization {
             filter: filter.unwrap_or_default(),
             value,
         })

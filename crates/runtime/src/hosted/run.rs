@@ -1,22 +1,19 @@
-//! One run on a child: its frames become calls of its [`Host`], its cancel a frame.
+//! A run on a child: translates its frames into calls of its [`Host`], and a cancel into a frame.
 
 use std::time::Duration;
 
 use serde_json::json;
 
-use super::calls::{self, Saves, Window};
-use super::child::Ended;
+use super::abandonment;
+use super::calls::{self, CreditWindow, SaveBatch};
+use super::child::ChildExit;
 use super::connection::{OpenError, Stream};
-use super::frame::{Frame, Type};
+use super::frame::{Frame, FrameType};
 use super::message::{self, Cancel, Done, Json, Nodes, Run, json_or_none};
-use super::pool::{Pool, Seat};
-use super::stopping;
+use super::pool::{ChildLease, Pool};
 use crate::{CheckpointRef, Chunk, Durability, Execution, Finish, GraphError, Host, Shared};
 
 /// Runs a graph on a child of the pool.
-///
-/// # Errors
-/// As [`crate::Graph::run`].
 pub async fn run(pool: &Pool, graph: &str, execution: &Execution, host: &dyn Host) -> Result<Finish, GraphError> {
     let cancelled = host.cancelled();
     let request = request(graph, execution)?;
@@ -25,65 +22,65 @@ pub async fn run(pool: &Pool, graph: &str, execution: &Execution, host: &dyn Hos
         () = cancelled.cancelled() => return Err(GraphError::cancelled()),
         begun = begin(pool, execution.shared_crashes, &request) => begun?,
     };
-    let mut running = Running {
-        kept: Some((stream, seat)),
+    let mut running = HostedRun {
+        active: Some((stream, seat)),
         grace: pool.options().cancel_grace,
     };
     let ended = running.drive(host).await;
-    if !matches!(ended, End::Abandoned(_)) {
-        // The stream is over: nothing has to be stopped.
-        running.kept = None;
+    if !matches!(ended, RunEnd::Abandoned(_)) {
+        // The stream is over: nothing must be stopped.
+        running.active = None;
     }
     match ended {
-        End::Done(done) => finish(*done, execution),
-        End::Failed(error) | End::Abandoned(error) => Err(error),
+        RunEnd::Done(done) => finish(*done, execution),
+        RunEnd::Failed(error) | RunEnd::Abandoned(error) => Err(error),
     }
 }
 
 /// Asks a child to run it.
-async fn begin(pool: &Pool, shared_crashes: u32, request: &Run) -> Result<(Stream, Seat), GraphError> {
+async fn begin(pool: &Pool, shared_crashes: u32, request: &Run) -> Result<(Stream, ChildLease), GraphError> {
     loop {
-        let seat = pool.seat(shared_crashes).await?;
-        match seat.child().connection.open(Type::RUN, request) {
+        let seat = pool.lease_for_run(shared_crashes).await?;
+        match seat.child().connection.open(FrameType::RUN, request) {
             Ok(stream) => return Ok((stream, seat)),
             // It ended before the run was in it.
-            Err(OpenError::Over) => drop(seat.child().gone().await),
+            Err(OpenError::Closed) => drop(seat.child().wait_exit().await),
             Err(OpenError::TooLong(error)) => return Err(GraphError::new("ValueError", error.to_string())),
         }
     }
 }
 
-enum End {
+enum RunEnd {
     /// The child said so.
     Done(Box<Done>),
     /// The child is gone.
     Failed(GraphError),
-    /// The server cannot go on with it, the child still may.
+    /// The server cannot continue with it, the child still may.
     Abandoned(GraphError),
 }
 
-/// A run on a child. Dropped before its end, it is stopped behind the back of who dropped it.
-struct Running {
-    kept: Option<(Stream, Seat)>,
+/// A run on a child. Dropped before its end, it is stopped in the background.
+struct HostedRun {
+    active: Option<(Stream, ChildLease)>,
     grace: Duration,
 }
 
-impl Drop for Running {
+impl Drop for HostedRun {
     fn drop(&mut self) {
-        if let Some((stream, seat)) = self.kept.take() {
-            stopping::give_up(stream, seat, self.grace);
+        if let Some((stream, seat)) = self.active.take() {
+            abandonment::abandon(stream, seat, self.grace);
         }
     }
 }
 
-impl Running {
-    async fn drive(&mut self, host: &dyn Host) -> End {
-        let Some((stream, seat)) = &mut self.kept else {
-            return End::Failed(GraphError::cancelled());
+impl HostedRun {
+    async fn drive(&mut self, host: &dyn Host) -> RunEnd {
+        let Some((stream, seat)) = &mut self.active else {
+            return RunEnd::Failed(GraphError::cancelled());
         };
         let cancelled = host.cancelled();
         let mut told = false;
-        let mut window = Window::default();
+        let mut window = CreditWindow::default();
         let mut frames = Vec::new();
         let patience = tokio::time::sleep(Duration::MAX);
         tokio::pin!(patience);
@@ -91,72 +88,72 @@ impl Running {
             tokio::select! {
                 count = stream.next(&mut frames) => {
                     if count == 0 {
-                        return End::Failed(crashed(seat).await);
+                        return RunEnd::Failed(crashed(seat).await);
                     }
                 }
                 () = cancelled.cancelled(), if !told => {
                     told = true;
-                    stream.send(Type::CANCEL, &Cancel { action: "interrupt".to_owned() });
+                    stream.send(FrameType::CANCEL, &Cancel { action: "interrupt".to_owned() });
                     patience.as_mut().reset(tokio::time::Instant::now() + self.grace);
                     continue;
                 }
                 () = &mut patience, if told => {
-                    // Others may be in its child, and go on.
+                    // Others may be in its child, and continue.
                     seat.child().drain();
                     self.grace = Duration::ZERO;
-                    return End::Abandoned(GraphError::cancelled());
+                    return RunEnd::Abandoned(GraphError::cancelled());
                 }
             }
             match deal(&mut frames, stream, host, &mut window).await {
                 Ok(None) => {}
-                Ok(Some(done)) => return End::Done(Box::new(done)),
-                Err(error) => return End::Abandoned(error),
+                Ok(Some(done)) => return RunEnd::Done(Box::new(done)),
+                Err(error) => return RunEnd::Abandoned(error),
             }
         }
     }
 }
 
-/// Deals with what came together: saves and chunks in groups, in their order.
+/// Processes a batch of frames: saves and chunks in groups, in their order.
 async fn deal(
     frames: &mut Vec<Frame>,
     stream: &Stream,
     host: &dyn Host,
-    window: &mut Window,
+    window: &mut CreditWindow,
 ) -> Result<Option<Done>, GraphError> {
-    let mut saves = Saves::default();
+    let mut saves = SaveBatch::default();
     let mut chunks = Vec::new();
     let mut dealt = 0;
     let mut done = None;
     for frame in frames.drain(..) {
         match frame.r#type {
-            Type::CHUNK => {
+            FrameType::CHUNK => {
                 dealt += frame.payload.len();
                 chunks.push(chunk(&frame)?);
             }
-            Type::CP_PUT | Type::CP_WRITES => {
+            FrameType::CP_PUT | FrameType::CP_WRITES => {
                 dealt += frame.payload.len();
                 saves.add(&frame)?;
             }
-            Type::DONE => done = Some(message::read::<Done>(&frame.payload).map_err(calls::protocol)?),
+            FrameType::DONE => done = Some(message::read::<Done>(&frame.payload).map_err(calls::protocol)?),
             call if calls::is_call(call) => {
                 // It sees what was saved before it.
                 saves.flush(stream, host).await?;
                 calls::answer(&frame, stream, host).await?;
             }
-            Type(other) => tracing::debug!(r#type = other, "a frame of a run has an unknown type"),
+            FrameType(other) => tracing::debug!(r#type = other, "a frame of a run has an unknown type"),
         }
     }
     if !chunks.is_empty() {
         host.emit(chunks).await?;
     }
     saves.flush(stream, host).await?;
-    window.dealt(dealt, stream);
+    window.consumed(dealt, stream);
     Ok(done)
 }
 
 /// Why a run ended with its child.
-async fn crashed(seat: &Seat) -> GraphError {
-    let Ended { how, runs } = seat.child().gone().await;
+async fn crashed(seat: &ChildLease) -> GraphError {
+    let ChildExit { how, runs } = seat.child().wait_exit().await;
     if runs > 1 {
         GraphError::shared_crash(how)
     } else {
@@ -213,14 +210,14 @@ fn request(graph: &str, execution: &Execution) -> Result<Run, GraphError> {
         command => command.as_ref().map(Json::of).transpose(),
     };
     let command = command.map_err(json)?;
-    // A command wins over an input, also when nothing of it is left to say.
+    // A command takes precedence over an input, even an empty one.
     let input = execution.input.as_ref().filter(|_| execution.command.is_none());
     Ok(Run {
         run: execution.run_id.to_string(),
         thread: execution.thread_id.to_string(),
         graph: graph.to_owned(),
         attempt: execution.attempt,
-        repeated: execution.repeated,
+        repeated: execution.is_retry,
         input: json_or_none(input),
         command,
         config: Json::of(&execution.config).map_err(json)?,
@@ -237,7 +234,7 @@ fn request(graph: &str, execution: &Execution) -> Result<Run, GraphError> {
         .to_owned(),
         strict_resume: execution.strict_resume,
         temporary: execution.temporary,
-        fresh: execution.fresh,
+        fresh: execution.new_thread,
     })
 }
 
@@ -250,7 +247,7 @@ fn nodes(nodes: &crate::Nodes) -> Nodes {
 
 fn finish(done: Done, execution: &Execution) -> Result<Finish, GraphError> {
     let unreadable = |error: serde_json::Error| {
-        GraphError::lost("HostProtocolError", format!("the end of a run is no JSON: {error}"))
+        GraphError::lost("HostProtocolError", format!("the result of a run is not JSON: {error}"))
     };
     match done.status.as_str() {
         "success" => {}
@@ -273,14 +270,14 @@ fn finish(done: Done, execution: &Execution) -> Result<Finish, GraphError> {
             };
             return Err(GraphError::lost(
                 "HostRetry",
-                format!("the graph host gave the run back: {what}"),
+                format!("the graph host returned the run: {what}"),
             ));
         }
     }
     let Some(state) = done.state else {
         return Err(GraphError::lost(
             "HostProtocolError",
-            "the graph host did not say where the run ended",
+            "the graph host did not report the final checkpoint of the run",
         ));
     };
     let checkpoint: Option<CheckpointRef> = match &state.checkpoint {

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::job::{Job, Output, Stop};
+use super::job::{NodeOutput, NodeStop, TaskContext};
 use super::messages;
 
-/// How much work, as declared; all but `steps` is what each node does.
+/// The amount of work; all fields but `steps` apply to each node.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Bench {
@@ -41,7 +41,7 @@ impl Bench {
             .collect()
     }
 
-    pub(super) async fn run(&self, job: &Job<'_>) -> Result<Output, Stop> {
+    pub(super) async fn run(&self, job: &TaskContext<'_>) -> Result<NodeOutput, NodeStop> {
         if self.sleep_ms > 0 {
             tokio::time::sleep(Duration::from_millis(self.sleep_ms)).await;
         }
@@ -61,7 +61,7 @@ impl Bench {
         if self.payload_bytes > 0 {
             update["payload"] = Value::from("x".repeat(self.payload_bytes));
         }
-        Ok(Output::update(update))
+        Ok(NodeOutput::update(update))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Channels: where values stand between supersteps, and what a write does to them.
+//! Channels: values between supersteps, and how writes update them.
 
 use std::collections::BTreeSet;
 
@@ -9,10 +9,10 @@ use crate::{GraphError, Shared};
 
 /// What a channel does with writes.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Sort {
+pub(super) enum ChannelKind {
     /// Keeps the last value; one write per superstep.
     Last,
-    /// Keeps a list; a list is appended, anything else is one more entry.
+    /// Keeps a list; a list is appended, any other value becomes one more entry.
     Append,
     /// Keeps messages.
     Messages,
@@ -29,15 +29,15 @@ pub(super) enum Sort {
 /// A channel and what it holds.
 #[derive(Clone, Debug)]
 pub(super) struct Channel {
-    pub(super) sort: Sort,
+    pub(super) sort: ChannelKind,
     value: Option<Shared>,
 }
 
 impl Channel {
     /// With what a checkpoint has for it.
-    pub(super) fn new(sort: &Sort, saved: Option<&Shared>) -> Self {
+    pub(super) fn new(sort: &ChannelKind, saved: Option<&Shared>) -> Self {
         let value = match (sort, saved) {
-            (Sort::Append | Sort::Messages, None) => Some(Shared::from(json!([]))),
+            (ChannelKind::Append | ChannelKind::Messages, None) => Some(Shared::from(json!([]))),
             (_, saved) => saved.cloned(),
         };
         Self {
@@ -49,15 +49,15 @@ impl Channel {
     /// The value, when there is one to read.
     pub(super) fn get(&self) -> Option<&Shared> {
         match &self.sort {
-            Sort::Packets | Sort::Join(_) if !self.is_available() => None,
+            ChannelKind::Packets | ChannelKind::Join(_) if !self.is_available() => None,
             _ => self.value.as_ref(),
         }
     }
 
     pub(super) fn is_available(&self) -> bool {
         match &self.sort {
-            Sort::Packets => self.list().is_some_and(|packets| !packets.is_empty()),
-            Sort::Join(names) => self.list().is_some_and(|seen| seen.len() == names.len()),
+            ChannelKind::Packets => self.list().is_some_and(|packets| !packets.is_empty()),
+            ChannelKind::Join(names) => self.list().is_some_and(|seen| seen.len() == names.len()),
             _ => self.value.is_some(),
         }
     }
@@ -65,36 +65,36 @@ impl Channel {
     /// What a checkpoint keeps.
     pub(super) fn checkpoint(&self) -> Option<Shared> {
         match &self.sort {
-            Sort::Packets | Sort::Join(_) => Some(self.value.clone().unwrap_or_else(|| json!([]).into())),
+            ChannelKind::Packets | ChannelKind::Join(_) => Some(self.value.clone().unwrap_or_else(|| json!([]).into())),
             _ => self.value.clone(),
         }
     }
 
-    /// A triggered node has read it. Says whether that changed it.
+    /// A triggered node has read it. Returns whether that changed it.
     pub(super) fn consume(&mut self) -> bool {
-        let full = matches!(self.sort, Sort::Join(_)) && self.is_available();
+        let full = matches!(self.sort, ChannelKind::Join(_)) && self.is_available();
         if full {
             self.value = None;
         }
         full
     }
 
-    /// Applies the writes of a superstep, or the fact that there are none. Says whether that changed it.
+    /// Applies the writes of a superstep, possibly none. Returns whether the channel changed.
     pub(super) fn update(&mut self, name: &str, writes: Vec<Shared>) -> Result<bool, GraphError> {
         match &self.sort {
-            Sort::Last | Sort::Input => self.replace(name, writes),
-            Sort::Trigger => {
+            ChannelKind::Last | ChannelKind::Input => self.replace(name, writes),
+            ChannelKind::Trigger => {
                 let changed = !writes.is_empty() || self.value.is_some();
                 self.value = writes.into_iter().next_back();
                 Ok(changed)
             }
-            Sort::Packets => {
+            ChannelKind::Packets => {
                 let changed = !writes.is_empty() || self.is_available();
                 let packets: Vec<Value> = writes.into_iter().map(Shared::into_value).collect();
                 self.value = Some(Value::Array(packets).into());
                 Ok(changed)
             }
-            Sort::Join(names) => {
+            ChannelKind::Join(names) => {
                 let mut seen = self.list().cloned().unwrap_or_default();
                 let before = seen.len();
                 for write in writes {
@@ -116,12 +116,12 @@ impl Channel {
                 }
                 Ok(changed)
             }
-            Sort::Append | Sort::Messages => self.reduce(name, writes),
+            ChannelKind::Append | ChannelKind::Messages => self.reduce(name, writes),
         }
     }
 
     fn replace(&mut self, name: &str, mut writes: Vec<Shared>) -> Result<bool, GraphError> {
-        let ephemeral = self.sort == Sort::Input;
+        let ephemeral = self.sort == ChannelKind::Input;
         match writes.len() {
             0 if ephemeral => Ok(self.value.take().is_some()),
             0 => Ok(false),
@@ -152,7 +152,7 @@ impl Channel {
         }
         if let Some(value) = writes.iter().find_map(|write| overwritten(write)) {
             let value = match &self.sort {
-                Sort::Messages => Value::Array(messages::coerce_all(value.clone())?),
+                ChannelKind::Messages => Value::Array(messages::coerce_all(value.clone())?),
                 _ => value.clone(),
             };
             self.value = Some(value.into());
@@ -176,9 +176,9 @@ impl Channel {
     }
 }
 
-impl Sort {
-    /// A write as it is kept: messages get their form and their ids before anybody sees them, so that the saved write,
-    /// the streams and the channel agree.
+impl ChannelKind {
+    /// Normalises a write: messages get their form and ids before they are saved, streamed or applied, so that all
+    /// three agree.
     pub(super) fn normalized(&self, value: Value) -> Result<Value, GraphError> {
         match self {
             Self::Messages if overwritten(&value).is_none() && !value.is_null() => {
@@ -192,7 +192,7 @@ impl Sort {
         }
     }
 
-    /// What a channel would hold after a write: for conditions and steps that read what their own node wrote.
+    /// The value of a channel after a write, for conditions and steps that read the writes of their own node.
     pub(super) fn preview(&self, held: Option<&Value>, write: &Value) -> Result<Value, GraphError> {
         if let Some(value) = overwritten(write) {
             return Ok(value.clone());
@@ -207,10 +207,10 @@ impl Sort {
     }
 }
 
-fn join(sort: &Sort, mut list: Vec<Value>, write: Value) -> Result<Vec<Value>, GraphError> {
+fn join(sort: &ChannelKind, mut list: Vec<Value>, write: Value) -> Result<Vec<Value>, GraphError> {
     match (sort, write) {
         (_, Value::Null) => Ok(list),
-        (Sort::Messages, write) => messages::merge(list, messages::coerce_all(write)?),
+        (ChannelKind::Messages, write) => messages::merge(list, messages::coerce_all(write)?),
         (_, Value::Array(mut more)) => {
             list.append(&mut more);
             Ok(list)
@@ -222,7 +222,7 @@ fn join(sort: &Sort, mut list: Vec<Value>, write: Value) -> Result<Vec<Value>, G
     }
 }
 
-/// What `{"__overwrite__": value}` puts in place of what is reduced.
+/// The value of `{"__overwrite__": value}`, which replaces the reduced one.
 fn overwritten(write: &Value) -> Option<&Value> {
     match write {
         Value::Object(fields) if fields.len() == 1 => fields.get("__overwrite__"),

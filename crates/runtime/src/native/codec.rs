@@ -1,11 +1,11 @@
-//! What langgraph keeps as objects, in the JSON its serializer revives: packets and interrupts.
+//! Packets and interrupts in the JSON of langgraph's serializer.
 
 use serde_json::{Map, Value, json};
 
 use super::plan::TASKS;
 use crate::Shared;
 
-/// Marks among the writes of a task, and the index each has when saved.
+/// Marks among the writes of a task, and their indexes.
 pub(super) const ERROR: &str = "__error__";
 pub(super) const INTERRUPT: &str = "__interrupt__";
 pub(super) const RESUME: &str = "__resume__";
@@ -13,7 +13,7 @@ pub(super) const NO_WRITES: &str = "__no_writes__";
 /// Stands for what a command wrote.
 pub(super) const NULL_TASK: &str = "00000000-0000-0000-0000-000000000000";
 
-/// Where a write stands among a task's writes when saved.
+/// Where a write is among a task's writes when saved.
 pub(super) fn index(channel: &str, at: usize) -> i32 {
     match channel {
         ERROR => -1,
@@ -37,7 +37,7 @@ pub(super) fn packet(node: &str, input: Value) -> Value {
     ]))
 }
 
-/// As it is saved. `list` says that a channel's value is meant, not one write to it.
+/// The stored form. `list` means that `value` is a channel's value, not a single write.
 pub(super) fn saved(channel: &str, value: &Shared, list: bool) -> Shared {
     let envelope = match channel {
         TASKS => |value: &Value| constructor("Send", value.clone()),

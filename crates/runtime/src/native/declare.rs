@@ -8,16 +8,16 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use super::bench::Bench;
-use super::channel::Sort;
+use super::channel::ChannelKind;
 use super::http::Http;
 use super::llm::Llm;
-use super::plan::{Body, Branch, Builder, Draft, Edge, Fanout, Plan, Retry, START};
+use super::plan::{Body, Branch, Builder, DraftNode, Edge, Fanout, Plan, Retry, START};
 use super::script::Script;
 use super::template::Condition;
 use super::tools::{Tool, Tools};
 use crate::Nodes;
 
-/// How deep graphs may stand in graphs.
+/// How deep graphs may be in graphs.
 const DEEPEST: usize = 16;
 
 /// Reads `native` of a declaration: the name of a kind, or an object with `kind`.
@@ -27,12 +27,12 @@ pub(super) fn plan(native: &Value) -> Result<Plan, String> {
 
 pub(super) fn graph(native: &Value, depth: usize) -> Result<Plan, String> {
     if depth > DEEPEST {
-        return Err(format!("more than {DEEPEST} graphs inside each other"));
+        return Err(format!("graphs are nested more than {DEEPEST} deep"));
     }
     let (kind, mut fields) = kind(native)?;
     let mut common = Common::take(&mut fields)?;
     if let Some(unused) = ["retry", "goto"].iter().find(|key| fields.contains_key(**key)) {
-        return Err(format!("`{unused}` belongs to a node of a workflow"));
+        return Err(format!("`{unused}` is only allowed on a node of a workflow"));
     }
     match kind.as_str() {
         "workflow" => workflow(fields, common, depth),
@@ -99,8 +99,8 @@ fn read<T: DeserializeOwned>(fields: Map<String, Value>) -> Result<T, String> {
     serde_json::from_value(Value::Object(fields)).map_err(|error| error.to_string())
 }
 
-fn draft(name: String, body: Body) -> Draft {
-    Draft {
+fn draft(name: String, body: Body) -> DraftNode {
+    DraftNode {
         name,
         body,
         retry: Retry::default(),
@@ -109,10 +109,16 @@ fn draft(name: String, body: Body) -> Draft {
 }
 
 /// A kind that is one node.
-fn leaf(kind: &str, fields: Map<String, Value>, common: &Common, name: &str, depth: usize) -> Result<Draft, String> {
+fn leaf(
+    kind: &str,
+    fields: Map<String, Value>,
+    common: &Common,
+    name: &str,
+    depth: usize,
+) -> Result<DraftNode, String> {
     let mut gotos = Vec::new();
     let needs_messages = |kind: &str| match common.sort("messages") {
-        Some(Sort::Messages) => Ok(()),
+        Some(ChannelKind::Messages) => Ok(()),
         _ => Err(format!("{kind} needs the channel `messages` with add-messages")),
     };
     let body = match kind {
@@ -154,7 +160,7 @@ fn leaf(kind: &str, fields: Map<String, Value>, common: &Common, name: &str, dep
             ));
         }
     };
-    Ok(Draft {
+    Ok(DraftNode {
         gotos,
         ..draft(name.to_owned(), body)
     })
@@ -162,7 +168,7 @@ fn leaf(kind: &str, fields: Map<String, Value>, common: &Common, name: &str, dep
 
 /// The options every graph has.
 struct Common {
-    channels: BTreeMap<String, (Sort, Value)>,
+    channels: BTreeMap<String, (ChannelKind, Value)>,
     input: Option<Vec<String>>,
     output: Option<Vec<String>>,
     interrupt_before: Nodes,
@@ -209,18 +215,18 @@ impl Common {
         Ok(())
     }
 
-    fn sort(&self, key: &str) -> Option<&Sort> {
+    fn sort(&self, key: &str) -> Option<&ChannelKind> {
         self.channels.get(key).map(|(sort, _)| sort)
     }
 
     fn expect(&self, key: &str) -> Result<(), String> {
         match self.channels.contains_key(key) {
             true => Ok(()),
-            false => Err(format!("it writes {key:?}, which `channels` does not declare")),
+            false => Err(format!("it writes {key:?}, which is not declared in `channels`")),
         }
     }
 
-    fn build(self, nodes: Vec<Draft>, edges: Vec<Edge>) -> Result<Plan, String> {
+    fn build(self, nodes: Vec<DraftNode>, edges: Vec<Edge>) -> Result<Plan, String> {
         Builder {
             channels: self.channels,
             nodes,
@@ -246,7 +252,7 @@ fn option<T: DeserializeOwned>(fields: &mut Map<String, Value>, key: &str) -> Re
     }
 }
 
-fn channel(declared: &Value) -> Result<(Sort, Value), String> {
+fn channel(declared: &Value) -> Result<(ChannelKind, Value), String> {
     let (reducer, schema) = match declared {
         Value::String(reducer) => (reducer.as_str(), None),
         Value::Object(fields) => {
@@ -259,13 +265,13 @@ fn channel(declared: &Value) -> Result<(Sort, Value), String> {
         _ => return Err("expected a reducer or {\"reducer\", \"schema\"}".to_owned()),
     };
     match reducer {
-        "last-value" => Ok((Sort::Last, schema.unwrap_or_else(|| json!({})))),
+        "last-value" => Ok((ChannelKind::Last, schema.unwrap_or_else(|| json!({})))),
         "append" => Ok((
-            Sort::Append,
+            ChannelKind::Append,
             schema.unwrap_or_else(|| json!({"type": "array", "items": {}})),
         )),
         "add-messages" => Ok((
-            Sort::Messages,
+            ChannelKind::Messages,
             schema.unwrap_or_else(|| json!({"$ref": "#/$defs/Messages"})),
         )),
         other => Err(format!(
@@ -320,7 +326,7 @@ fn workflow(mut fields: Map<String, Value>, mut common: Common, depth: usize) ->
     common.build(nodes, connected)
 }
 
-fn workflow_node(name: &str, declared: &Value, common: &Common, depth: usize) -> Result<Draft, String> {
+fn workflow_node(name: &str, declared: &Value, common: &Common, depth: usize) -> Result<DraftNode, String> {
     let (kind, mut fields) = kind(declared)?;
     let retry: Option<Retry> = option(&mut fields, "retry")?;
     let goto: Option<Vec<String>> = option(&mut fields, "goto")?;
@@ -329,7 +335,7 @@ fn workflow_node(name: &str, declared: &Value, common: &Common, depth: usize) ->
         fields.insert("kind".to_owned(), Value::from(kind));
         let plan = graph(&Value::Object(fields), depth + 1)?;
         if !plan.output.iter().any(|key| common.channels.contains_key(key)) {
-            return Err("the graph gives nothing that `channels` of the outer graph declares".to_owned());
+            return Err("the graph writes no channel that the outer graph declares".to_owned());
         }
         draft(name.to_owned(), Body::Graph(Arc::new(plan)))
     } else {
@@ -418,7 +424,7 @@ fn edge(declared: Value) -> Result<Edge, String> {
             from: from.clone(),
             branch,
         }),
-        _ => Err("a decision leaves one node".to_owned()),
+        _ => Err("a conditional edge must have exactly one source node".to_owned()),
     }
 }
 
@@ -432,7 +438,7 @@ struct React {
 
 fn react(fields: Map<String, Value>, mut common: Common) -> Result<Plan, String> {
     common.default_channels(&[("messages", "add-messages")])?;
-    if common.sort("messages") != Some(&Sort::Messages) {
+    if common.sort("messages") != Some(&ChannelKind::Messages) {
         return Err("react needs the channel `messages` with add-messages".to_owned());
     }
     let React { model, tools } = read(fields)?;

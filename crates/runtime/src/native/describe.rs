@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-use super::channel::Sort;
+use super::channel::ChannelKind;
 use super::plan::{Body, END, Plan, START};
 use crate::{Drawing, DrawnEdge, DrawnNode, NodeData, Schemas, Xray};
 
@@ -32,7 +32,7 @@ fn draw(plan: &Plan, prefix: &str, xray: Xray, into: &mut Drawing) {
             later.push((graph, format!("{id}:"), inside));
             continue;
         }
-        // An opened graph is entered where its start leads, so its start is not drawn.
+        // The start of an expanded subgraph is not drawn: edges lead to its first node.
         if !prefix.is_empty() && matches!(node.body, Body::Start) {
             continue;
         }
@@ -112,7 +112,7 @@ fn schema(plan: &Plan, keys: &[String], title: &str) -> Value {
     let mut messages = false;
     for key in keys {
         let Some(&at) = plan.index.get(key) else { continue };
-        messages |= plan.channels[at].1 == Sort::Messages;
+        messages |= plan.channels[at].1 == ChannelKind::Messages;
         let mut schema = plan.schemas[at].clone();
         if let Some(schema) = schema.as_object_mut() {
             schema.entry("title").or_insert_with(|| Value::from(titled(key)));

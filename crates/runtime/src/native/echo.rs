@@ -1,11 +1,11 @@
-//! The echo: one AI message that repeats the last human text, streamed by words.
+//! The echo graph: one AI message that repeats the last human text, streamed word by word.
 
 use serde_json::{Value, json};
 
-use super::job::{Job, Output, Stop};
+use super::job::{NodeOutput, NodeStop, TaskContext};
 use super::messages;
 
-pub(super) async fn run(job: &Job<'_>) -> Result<Output, Stop> {
+pub(super) async fn run(job: &TaskContext<'_>) -> Result<NodeOutput, NodeStop> {
     let history = job.input.get("messages").and_then(Value::as_array);
     let last = history.and_then(|list| {
         let human = list.iter().rev().find(|message| message["type"] == "human");
@@ -22,7 +22,7 @@ pub(super) async fn run(job: &Job<'_>) -> Result<Output, Stop> {
         }
         job.run.sink.flush().await?;
     }
-    Ok(Output::update(
+    Ok(NodeOutput::update(
         json!({"messages": [messages::ai(&model.message_id, &text)]}),
     ))
 }

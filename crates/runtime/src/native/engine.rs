@@ -1,7 +1,7 @@
-//! The loop of supersteps over one graph, in one namespace of a thread.
+//! The superstep loop of one graph in one namespace of a thread.
 
 mod begin;
-mod show;
+mod stream_events;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
@@ -12,11 +12,11 @@ use serde_json::{Map, Value, json};
 
 use super::channel::invalid;
 use super::codec::{self, ERROR, INTERRUPT, NO_WRITES, NULL_TASK, RESUME};
-use super::job::{Answers, Job, Output, Stop, interrupt_id};
+use super::job::{InterruptAnswers, NodeOutput, NodeStop, TaskContext, interrupt_id};
 use super::plan::{Body, Plan};
 use super::run::Run;
 use super::sink::rfc3339;
-use super::superstep::{self, Pending, Place, State, Task, Writes};
+use super::superstep::{self, Pending, State, Task, TaskSite, Writes};
 use crate::{Checkpoint, Durability, GraphError, Nodes, Put, PutWrites, Save, Shared, StreamMode, Versions, ids};
 
 /// Version of the checkpoint format.
@@ -32,75 +32,74 @@ pub(super) struct Engine<'a> {
     nested: bool,
     /// Checkpoints of the graphs around it, by namespace.
     parents: BTreeMap<String, String>,
-    /// Whether graphs inside go on where they stopped, as long as this superstep is the first.
+    /// Whether subgraphs continue where they stopped, during this first superstep.
     resuming: Option<bool>,
     pub(super) state: State,
     pub(super) metadata: Map<String, Value>,
     pub(super) pending: Vec<Pending>,
-    /// Versions the store has.
-    stored: Versions,
-    /// The checkpoint the graph stands at, saved or not.
+    stored_versions: Versions,
+    /// The checkpoint the graph is at, saved or not.
     pub(super) id: String,
     /// The last one that is saved.
     pub(super) saved: Option<String>,
     /// The one before that.
-    before: Option<String>,
+    previous_saved: Option<String>,
     step: i64,
     stop: i64,
     pub(super) tasks: Vec<Task>,
     updated: Option<BTreeSet<String>>,
     /// Tasks that wrote in this run, for what is saved at the exit.
-    wrote: BTreeSet<String>,
-    /// Writes of earlier runs are not handed back: everything runs again.
+    written_tasks: BTreeSet<String>,
+    /// Writes of earlier runs are not reused: everything runs again.
     replaying: bool,
     /// A checkpoint was named, and the thread has moved past it.
     superseded: bool,
-    addressed: bool,
+    has_checkpoint_id: bool,
     beyond_limit: bool,
 }
 
 /// Why a graph stopped.
 #[derive(Debug)]
-pub(super) enum Halt {
+pub(super) enum GraphStop {
     /// Interrupts that wait; none at a stop before or after a node.
     Interrupt(Vec<Value>),
     Error(GraphError),
 }
 
-impl From<GraphError> for Halt {
+impl From<GraphError> for GraphStop {
     fn from(error: GraphError) -> Self {
         Self::Error(error)
     }
 }
 
-impl From<Halt> for Stop {
-    fn from(halt: Halt) -> Self {
+impl From<GraphStop> for NodeStop {
+    fn from(halt: GraphStop) -> Self {
         match halt {
-            Halt::Interrupt(waiting) => Self::Interrupt(waiting),
-            Halt::Error(error) => Self::Error(error),
+            GraphStop::Interrupt(waiting) => Self::Interrupt(waiting),
+            GraphStop::Error(error) => Self::Error(error),
         }
     }
 }
 
 /// How a task ended.
-enum Ended {
-    Done(Output),
+enum TaskResult {
+    Done(NodeOutput),
     Interrupt(Vec<Value>),
     Error(GraphError),
 }
 
 impl Engine<'_> {
-    /// Runs to the end, to a stop, or to an error; whatever it was, what the run's durability asks for is saved.
-    pub(super) async fn go(&mut self, input: Option<Value>) -> Result<(), Halt> {
+    /// Runs until the end, a stop, or an error; in every case saves what the run's durability requires.
+    pub(super) async fn run_to_end(&mut self, input: Option<Value>) -> Result<(), GraphStop> {
         let ended = self.steps(input).await;
-        let lost = matches!(&ended, Err(Halt::Error(error)) if error.retry && !error.is_cancelled());
+        let lost = matches!(&ended, Err(GraphStop::Error(error)) if error.retry && !error.is_cancelled());
         if self.run.execution.durability == Durability::Exit && !lost && (!self.nested || ended.is_err()) {
             self.save_at_exit().await?;
         }
         ended
     }
 
-    async fn steps(&mut self, input: Option<Value>) -> Result<(), Halt> {
+    async fn steps(&mut self, input: Option<Value>) -> Result<(), GraphStop> {
         self.begin(input).await?;
         while self.tick().await? {
             self.perform().await?;
@@ -122,8 +121,8 @@ impl Engine<'_> {
         Ok(())
     }
 
-    /// Prepares the next superstep. Says whether there is one.
-    async fn tick(&mut self) -> Result<bool, Halt> {
+    /// Prepares the next superstep. Returns whether there is one.
+    async fn tick(&mut self) -> Result<bool, GraphStop> {
         self.prepare();
         if self.step > self.stop {
             self.beyond_limit = true;
@@ -141,7 +140,7 @@ impl Engine<'_> {
             }
         }
         if superstep::stops(&self.state, self.stop_nodes(true), self.plan, &self.tasks) {
-            return Err(Halt::Interrupt(Vec::new()));
+            return Err(GraphStop::Interrupt(Vec::new()));
         }
         if self.run.token.is_cancelled() {
             return Err(GraphError::cancelled().into());
@@ -166,7 +165,7 @@ impl Engine<'_> {
     }
 
     fn prepare(&mut self) {
-        let place = Place {
+        let place = TaskSite {
             plan: self.plan,
             ns: &self.ns,
             checkpoint_id: &self.id,
@@ -176,18 +175,18 @@ impl Engine<'_> {
         self.show_checkpoint();
     }
 
-    /// Runs the tasks that are not done, at the same time, and keeps what each wrote as soon as it ends.
-    async fn perform(&mut self) -> Result<(), Halt> {
+    /// Runs the pending tasks concurrently, and saves the writes of each as soon as it ends.
+    async fn perform(&mut self) -> Result<(), GraphStop> {
         self.run.sink.flush().await?;
         let mut tasks = std::mem::take(&mut self.tasks);
         let open: Vec<usize> = (0..tasks.len()).filter(|&at| tasks[at].writes.is_empty()).collect();
-        let answers: Vec<Answers> = open
+        let answers: Vec<InterruptAnswers> = open
             .iter()
-            .map(|&at| Answers::new(self.answers_for(&tasks[at])))
+            .map(|&at| InterruptAnswers::new(self.answers_for(&tasks[at])))
             .collect();
         let mut parents = self.parents.clone();
         parents.insert(self.ns.clone(), self.id.clone());
-        let around = Around {
+        let around = SuperstepContext {
             run: self.run,
             plan: self.plan,
             namespace: self.namespace.clone(),
@@ -221,8 +220,8 @@ impl Engine<'_> {
                 let task = &tasks[at];
                 match self.ended(task, answers, ended).await {
                     Ok(writes) => written.push((at, writes)),
-                    Err(Halt::Interrupt(more)) => waiting.push(more),
-                    Err(Halt::Error(error)) => {
+                    Err(GraphStop::Interrupt(more)) => waiting.push(more),
+                    Err(GraphStop::Error(error)) => {
                         failed = Some(error);
                         break;
                     }
@@ -239,18 +238,18 @@ impl Engine<'_> {
         }
         match waiting.is_empty() {
             true => Ok(()),
-            false => Err(Halt::Interrupt(waiting.concat())),
+            false => Err(GraphStop::Interrupt(waiting.concat())),
         }
     }
 
     /// Keeps what a task that ended wrote.
-    async fn ended(&mut self, task: &Task, answers: &Answers, ended: Ended) -> Result<Writes, Halt> {
+    async fn ended(&mut self, task: &Task, answers: &InterruptAnswers, ended: TaskResult) -> Result<Writes, GraphStop> {
         let mut writes = Writes::new();
         if let Some(used) = answers.used() {
             writes.push((RESUME.to_owned(), Value::Array(used).into()));
         }
         match ended {
-            Ended::Done(output) => {
+            TaskResult::Done(output) => {
                 let made = superstep::node_writes(self.plan, &self.state, task.node, output.update, &output.goto);
                 match made {
                     Ok(made) => writes.extend(made),
@@ -262,18 +261,18 @@ impl Engine<'_> {
                 self.put_writes(task, &writes).await?;
                 Ok(writes)
             }
-            Ended::Interrupt(waiting) => {
+            TaskResult::Interrupt(waiting) => {
                 if !waiting.is_empty() {
                     writes.insert(0, (INTERRUPT.to_owned(), Value::Array(waiting.clone()).into()));
                     self.put_writes(task, &writes).await?;
                 }
-                Err(Halt::Interrupt(waiting))
+                Err(GraphStop::Interrupt(waiting))
             }
-            Ended::Error(error) => self.task_failed(task, error).await,
+            TaskResult::Error(error) => self.task_failed(task, error).await,
         }
     }
 
-    async fn task_failed(&mut self, task: &Task, error: GraphError) -> Result<Writes, Halt> {
+    async fn task_failed(&mut self, task: &Task, error: GraphError) -> Result<Writes, GraphStop> {
         if !error.retry {
             let text = codec::repr(&error.class, &error.message);
             self.show_failure(task, &error);
@@ -290,7 +289,7 @@ impl Engine<'_> {
     }
 
     async fn keep_writes(&mut self, task: &Task, writes: &[(String, Shared)]) -> Result<(), GraphError> {
-        self.wrote.insert(task.id.clone());
+        self.written_tasks.insert(task.id.clone());
         self.pending.retain(|(id, ..)| *id != task.id);
         let of = |(channel, value): &(String, Shared)| (task.id.clone(), channel.clone(), value.clone());
         self.pending.extend(writes.iter().map(of));
@@ -318,7 +317,7 @@ impl Engine<'_> {
         }
     }
 
-    /// Answers that a task has: those it read before, and the one that the command gives to it by name.
+    /// The answers for a task: those it read before, and the one the command addresses to it.
     fn answers_for(&self, task: &Task) -> Vec<Value> {
         let before = self
             .pending
@@ -338,9 +337,9 @@ impl Engine<'_> {
         given
     }
 
-    /// Applies what the tasks wrote, and saves the checkpoint after it.
-    async fn after_tick(&mut self) -> Result<(), Halt> {
-        let written = self.tasks.iter().map(|task| task.written(self.plan)).collect();
+    /// Applies the writes of the tasks, and saves the checkpoint after them.
+    async fn after_tick(&mut self) -> Result<(), GraphStop> {
+        let written = self.tasks.iter().map(|task| task.as_writes(self.plan)).collect();
         let updated = superstep::apply(self.plan, &mut self.state, written, true)?;
         if updated.iter().any(|channel| self.plan.output.contains(channel)) {
             self.show_values();
@@ -351,13 +350,13 @@ impl Engine<'_> {
         self.put_checkpoint("loop").await?;
         if superstep::stops(&self.state, self.stop_nodes(false), self.plan, &self.tasks) {
             self.prepare();
-            return Err(Halt::Interrupt(Vec::new()));
+            return Err(GraphStop::Interrupt(Vec::new()));
         }
         self.resuming = None;
         Ok(())
     }
 
-    /// Makes the checkpoint after what just happened, and saves it unless that waits for the exit.
+    /// Creates the next checkpoint, and saves it unless that waits for the exit.
     async fn put_checkpoint(&mut self, source: &str) -> Result<(), GraphError> {
         self.metadata = Map::from_iter([
             ("source".to_owned(), Value::from(source)),
@@ -365,7 +364,7 @@ impl Engine<'_> {
             ("parents".to_owned(), json!(self.parents)),
         ]);
         let above = Some(self.id.as_str()).filter(|id| !id.is_empty());
-        self.id = ids::checkpoint(self.run.outside.clock.now(), self.step, above);
+        self.id = ids::checkpoint(self.run.services.clock.now(), self.step, above);
         self.step += 1;
         if self.run.execution.durability == Durability::Exit {
             return Ok(());
@@ -373,7 +372,7 @@ impl Engine<'_> {
         self.save().await?;
         if self.run.execution.durability == Durability::Sync {
             self.run.sink.flush().await?;
-            self.run.saver.settled().await?;
+            self.run.saver.wait_saved().await?;
         }
         Ok(())
     }
@@ -382,22 +381,22 @@ impl Engine<'_> {
         let checkpoint = Checkpoint {
             v: FORMAT,
             id: self.id.clone(),
-            ts: rfc3339(self.run.outside.clock.now()),
+            ts: rfc3339(self.run.services.clock.now()),
             channel_values: self.state.values(self.plan),
             channel_versions: self.state.versions.clone(),
             versions_seen: self.state.seen.clone(),
             updated_channels: self.updated.as_ref().map(|updated| updated.iter().cloned().collect()),
         };
-        let changed = changed(&self.stored, &checkpoint.channel_versions);
-        self.stored.clone_from(&checkpoint.channel_versions);
+        let changed = changed(&self.stored_versions, &checkpoint.channel_versions);
+        self.stored_versions.clone_from(&checkpoint.channel_versions);
         let mut metadata = self.metadata.clone();
         super::run::add_scalars(&mut metadata, &self.run.metadata);
-        self.before = self.saved.replace(self.id.clone());
+        self.previous_saved = self.saved.replace(self.id.clone());
         let put = Put {
             ns: self.ns.clone(),
             checkpoint,
             metadata,
-            parent: self.before.clone(),
+            parent: self.previous_saved.clone(),
             changed,
         };
         self.run.saver.push(Save::Checkpoint(put)).await
@@ -407,7 +406,7 @@ impl Engine<'_> {
         if self.saved.as_deref() != Some(&self.id) && !self.state.versions.is_empty() {
             self.save().await?;
         }
-        let wrote = std::mem::take(&mut self.wrote);
+        let wrote = std::mem::take(&mut self.written_tasks);
         for id in wrote {
             let of = self.pending.iter().filter(|(task, ..)| *task == id);
             let writes: Writes = of.map(|(_, channel, value)| (channel.clone(), value.clone())).collect();
@@ -427,11 +426,11 @@ impl Engine<'_> {
         self.state.read_value(self.plan, &self.plan.output)
     }
 
-    /// What a stopped graph tells last: the state with what finished tasks wrote, and the fact itself where no task
-    /// told it.
+    /// The last output of a stopped graph: the state with the writes of finished tasks, and the interrupt itself if no
+    /// task reported it.
     pub(super) fn stopped(&mut self, silent: bool) -> Result<(), GraphError> {
         if !self.pending.is_empty() && self.tasks.iter().any(|task| !task.writes.is_empty()) {
-            let written = self.tasks.iter().map(|task| task.written(self.plan)).collect();
+            let written = self.tasks.iter().map(|task| task.as_writes(self.plan)).collect();
             let updated = superstep::apply(self.plan, &mut self.state, written, true)?;
             if updated.iter().any(|channel| self.plan.output.contains(channel)) {
                 self.show_values();
@@ -446,7 +445,7 @@ impl Engine<'_> {
 }
 
 /// What the tasks of a superstep share.
-struct Around<'a> {
+struct SuperstepContext<'a> {
     run: &'a Run<'a>,
     plan: &'a Plan,
     namespace: Vec<String>,
@@ -455,13 +454,13 @@ struct Around<'a> {
     step: i64,
 }
 
-impl Around<'_> {
+impl SuperstepContext<'_> {
     /// Runs a task as often as its node's policy says.
-    async fn attempts(&self, task: &Task, answers: &Answers) -> Ended {
+    async fn attempts(&self, task: &Task, answers: &InterruptAnswers) -> TaskResult {
         let node = &self.plan.nodes[task.node];
         let mut attempt = 1;
         loop {
-            let job = Job {
+            let job = TaskContext {
                 run: self.run,
                 plan: self.plan,
                 node,
@@ -476,13 +475,13 @@ impl Around<'_> {
                 metadata: OnceLock::new(),
             };
             match self.attempt(&job).await {
-                Ok(output) => return Ended::Done(output),
-                Err(Stop::Interrupt(waiting)) => return Ended::Interrupt(waiting),
-                Err(Stop::Error(error)) if error.retry || attempt >= node.retry.max_attempts => {
-                    return Ended::Error(error);
+                Ok(output) => return TaskResult::Done(output),
+                Err(NodeStop::Interrupt(waiting)) => return TaskResult::Interrupt(waiting),
+                Err(NodeStop::Error(error)) if error.retry || attempt >= node.retry.max_attempts => {
+                    return TaskResult::Error(error);
                 }
-                Err(Stop::Error(error)) => {
-                    tracing::debug!(node = node.name, attempt, error = %error, "a node failed and is tried again");
+                Err(NodeStop::Error(error)) => {
+                    tracing::debug!(node = node.name, attempt, error = %error, "a node failed; retrying");
                 }
             }
             tokio::time::sleep(node.retry.pause(attempt)).await;
@@ -491,7 +490,7 @@ impl Around<'_> {
         }
     }
 
-    async fn attempt(&self, job: &Job<'_>) -> Result<Output, Stop> {
+    async fn attempt(&self, job: &TaskContext<'_>) -> Result<NodeOutput, NodeStop> {
         let sink = &self.run.sink;
         let hidden = matches!(job.node.body, Body::Start);
         let (events, messages) = (
@@ -505,7 +504,7 @@ impl Around<'_> {
                 .event(name, &job.node.name, &job.task.id, metadata, &parents, data);
         };
         if messages {
-            job.know_input();
+            job.mark_input_seen();
         }
         if events {
             event("on_chain_start", &json!({"input": job.input}));
@@ -514,7 +513,7 @@ impl Around<'_> {
         if (messages || events)
             && let Value::Object(update) = &mut output.update
         {
-            // Ids are given now, so that the message told and the message kept are one.
+            // Ids are assigned now, so that the streamed and the stored message are the same.
             for (key, value) in update.iter_mut() {
                 if let Some(sort) = self.plan.sort(key) {
                     *value = sort.normalized(value.take())?;
@@ -525,7 +524,7 @@ impl Around<'_> {
                     .iter()
                     .map(|(key, value)| (key.clone(), value.clone().into()))
                     .collect();
-                job.tell_messages(&told);
+                job.stream_messages(&told);
             }
         }
         if events {
@@ -544,12 +543,12 @@ pub(super) fn changed(stored: &Versions, now: &Versions) -> Vec<String> {
         .collect()
 }
 
-/// What an input that is no object is told.
+/// What an input that is not an object is told.
 pub(super) fn no_input() -> GraphError {
     GraphError::new("EmptyInputError", "Received no input for __start__")
 }
 
-/// Pending writes of nobody.
+/// Pending writes of no one.
 pub(super) fn null_writes(pending: &[Pending]) -> Writes {
     pending
         .iter()

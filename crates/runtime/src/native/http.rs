@@ -1,4 +1,4 @@
-//! A node that is somebody's HTTP service.
+//! A node that is a caller's HTTP service.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,11 +7,11 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use towpath_outbound::Reply;
 
-use super::job::{Job, Output, Stop};
+use super::http_client::{self, Events, Request};
+use super::job::{NodeOutput, NodeStop, TaskContext};
 use super::messages;
 use super::template::{Template, as_text, at};
 use super::tools::filled_url;
-use super::wire::{self, Events, Request};
 use crate::GraphError;
 
 /// A call, as declared.
@@ -33,13 +33,13 @@ pub(super) struct Http {
     body: Option<Template>,
     #[serde(default)]
     reply: Format,
-    /// Channel to the place in the answer (of a stream: in its last event) that is written to it.
+    /// Channel to a location in the answer (for a stream, in its last event) whose value is written to it.
     #[serde(default)]
     map: Option<BTreeMap<String, String>>,
     /// Place of a text in the answer that becomes an AI message.
     #[serde(default)]
     message: Option<String>,
-    /// Place of a piece of text in each event; the pieces are streamed as tokens and become an AI message.
+    /// Location of the text in each event; the pieces are streamed as tokens and form an AI message.
     #[serde(default)]
     token: Option<String>,
     /// Channel that gets the list of a stream's events.
@@ -82,7 +82,7 @@ impl Http {
             .chain(&self.token);
         for place in places {
             if !place.is_empty() && !place.starts_with('/') {
-                return Err(format!("{place:?} is no JSON pointer: it begins with /"));
+                return Err(format!("{place:?} is not a JSON pointer; it must begin with /"));
             }
         }
         Ok(self)
@@ -102,7 +102,7 @@ impl Http {
         self.message.is_some() || self.token.is_some()
     }
 
-    pub(super) async fn run(&self, job: &Job<'_>) -> Result<Output, Stop> {
+    pub(super) async fn run(&self, job: &TaskContext<'_>) -> Result<NodeOutput, NodeStop> {
         let body = match (&self.body, self.method.as_str()) {
             (Some(body), _) => Some(body.fill(job.input)),
             (None, "GET" | "HEAD" | "DELETE") => None,
@@ -127,11 +127,11 @@ impl Http {
         let reply = request.send(job, job.input).await?;
         if !reply.status().is_success() {
             let status = reply.status().as_u16();
-            let text = wire::excerpt(reply).await;
+            let text = http_client::excerpt(reply).await;
             return Err(GraphError::new("HTTPError", format!("{status} {text}")).into());
         }
         let format = match self.reply {
-            Format::Auto => match wire::content_type(&reply).as_str() {
+            Format::Auto => match http_client::content_type(&reply).as_str() {
                 "text/event-stream" => Format::Sse,
                 "application/x-ndjson" | "application/jsonl" | "application/x-jsonlines" => Format::Ndjson,
                 kind if kind == "application/json" || kind.ends_with("+json") => Format::Json,
@@ -143,14 +143,19 @@ impl Http {
             Format::Sse | Format::Ndjson => self.stream(job, reply, format).await?,
             _ => self.whole(job, reply, format).await?,
         };
-        Ok(Output::update(Value::Object(update)))
+        Ok(NodeOutput::update(Value::Object(update)))
     }
 
-    async fn whole(&self, job: &Job<'_>, reply: Reply, format: Format) -> Result<Map<String, Value>, GraphError> {
+    async fn whole(
+        &self,
+        job: &TaskContext<'_>,
+        reply: Reply,
+        format: Format,
+    ) -> Result<Map<String, Value>, GraphError> {
         let body = reply
-            .bytes(wire::LONGEST)
+            .bytes(http_client::LONGEST)
             .await
-            .map_err(|error| wire::connection(&error))?;
+            .map_err(|error| http_client::connection(&error))?;
         let answer = if format == Format::Text {
             Value::from(String::from_utf8_lossy(&body).into_owned())
         } else if body.is_empty() {
@@ -170,7 +175,12 @@ impl Http {
         Ok(update)
     }
 
-    async fn stream(&self, job: &Job<'_>, reply: Reply, format: Format) -> Result<Map<String, Value>, GraphError> {
+    async fn stream(
+        &self,
+        job: &TaskContext<'_>,
+        reply: Reply,
+        format: Format,
+    ) -> Result<Map<String, Value>, GraphError> {
         let mut events = Events::new(reply);
         let model = job.speech();
         let (mut text, mut all, mut last) = (String::new(), Vec::new(), Value::Null);
@@ -217,9 +227,9 @@ impl Http {
         Ok(update)
     }
 
-    /// What of an answer is written. Without `map`: `reply` gets all of it where there is such a channel, and an object's
-    /// entries go to the channels they are named like.
-    fn mapped(&self, job: &Job<'_>, answer: &Value) -> Map<String, Value> {
+    /// Which parts of an answer are written. Without `map`: everything to the channel `reply` if it exists, and an
+    /// object's entries to the channels of the same names.
+    fn mapped(&self, job: &TaskContext<'_>, answer: &Value) -> Map<String, Value> {
         let mut update = Map::new();
         if let Some(map) = &self.map {
             for (key, place) in map {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
-use super::llm::Model;
+use super::llm::ModelCall;
 use super::plan::{Body, Node, Plan};
 use super::run::Run;
 use super::superstep::{Input, Task};
@@ -15,7 +15,7 @@ use super::{echo, nested};
 use crate::{Goto, GraphError, Shared, StreamMode, ids};
 
 /// A task at work.
-pub(super) struct Job<'a> {
+pub(super) struct TaskContext<'a> {
     pub(super) run: &'a Run<'a>,
     pub(super) plan: &'a Plan,
     pub(super) node: &'a Node,
@@ -26,34 +26,34 @@ pub(super) struct Job<'a> {
     pub(super) attempt: u32,
     /// Checkpoints of the graphs around it, by namespace.
     pub(super) parents: &'a BTreeMap<String, String>,
-    /// Whether graphs it runs go on where they stopped.
+    /// Whether graphs it runs continue where they stopped.
     pub(super) resuming: Option<bool>,
     /// Namespace of its graph, one part per level.
     pub(super) namespace: &'a [String],
-    pub(super) answers: &'a Answers,
+    pub(super) answers: &'a InterruptAnswers,
     pub(super) metadata: OnceLock<Box<RawValue>>,
 }
 
 /// Answers to a task's interrupts, over all its tries.
 #[derive(Debug, Default)]
-pub(super) struct Answers {
-    given: Mutex<Vec<Value>>,
+pub(super) struct InterruptAnswers {
+    values: Mutex<Vec<Value>>,
     asked: AtomicUsize,
     used: AtomicBool,
     graphs: AtomicUsize,
 }
 
-impl Answers {
+impl InterruptAnswers {
     pub(super) fn new(given: Vec<Value>) -> Self {
         Self {
-            given: Mutex::new(given),
+            values: Mutex::new(given),
             ..Self::default()
         }
     }
 
     /// The answers, when the task read one.
     pub(super) fn used(&self) -> Option<Vec<Value>> {
-        self.used.load(Ordering::Relaxed).then(|| self.given().clone())
+        self.used.load(Ordering::Relaxed).then(|| self.lock_values().clone())
     }
 
     /// A new try asks from the beginning.
@@ -62,21 +62,21 @@ impl Answers {
         self.graphs.store(0, Ordering::Relaxed);
     }
 
-    fn given(&self) -> MutexGuard<'_, Vec<Value>> {
+    fn lock_values(&self) -> MutexGuard<'_, Vec<Value>> {
         // Each change is one push.
-        self.given.lock().unwrap_or_else(PoisonError::into_inner)
+        self.values.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// What a node wants done.
 #[derive(Debug)]
-pub(super) struct Output {
+pub(super) struct NodeOutput {
     /// An object of channel to value, or null.
     pub(super) update: Value,
     pub(super) goto: Vec<Goto>,
 }
 
-impl Output {
+impl NodeOutput {
     pub(super) const fn update(update: Value) -> Self {
         Self {
             update,
@@ -87,23 +87,23 @@ impl Output {
 
 /// Why a node did not end.
 #[derive(Debug)]
-pub(super) enum Stop {
-    /// It waits for answers to these; none when its graph stopped before or after a node.
+pub(super) enum NodeStop {
+    /// It waits for answers to these; empty if its graph stopped before or after a node.
     Interrupt(Vec<Value>),
     Error(GraphError),
 }
 
-impl From<GraphError> for Stop {
+impl From<GraphError> for NodeStop {
     fn from(error: GraphError) -> Self {
         Self::Error(error)
     }
 }
 
-impl Job<'_> {
+impl TaskContext<'_> {
     /// Does what the node does.
-    pub(super) async fn perform(&self) -> Result<Output, Stop> {
+    pub(super) async fn perform(&self) -> Result<NodeOutput, NodeStop> {
         match &self.node.body {
-            Body::Start => Ok(Output::update(self.input.value().clone())),
+            Body::Start => Ok(NodeOutput::update(self.input.value().clone())),
             Body::Echo => echo::run(self).await,
             Body::Script(script) => script.run(self).await,
             Body::Llm(llm) => llm.run(self).await,
@@ -113,13 +113,13 @@ impl Job<'_> {
             Body::Graph(plan) => {
                 let input = self.input.value().clone();
                 let output = Box::pin(nested::run(self, plan, input)).await?;
-                Ok(Output::update(output))
+                Ok(NodeOutput::update(output))
             }
         }
     }
 
     /// Runs a graph as part of this task; gives its output.
-    pub(super) async fn subgraph(&self, plan: &Arc<Plan>, input: Value) -> Result<Value, Stop> {
+    pub(super) async fn subgraph(&self, plan: &Arc<Plan>, input: Value) -> Result<Value, NodeStop> {
         Box::pin(nested::run(self, plan, input)).await
     }
 
@@ -131,10 +131,10 @@ impl Job<'_> {
         }
     }
 
-    /// Asks for an answer: gives the one that is there, or stops the task.
-    pub(super) fn interrupt(&self, value: &Value) -> Result<Value, Stop> {
+    /// Returns the existing answer, or stops the task to wait for one.
+    pub(super) fn interrupt(&self, value: &Value) -> Result<Value, NodeStop> {
         let at = self.answers.asked.fetch_add(1, Ordering::Relaxed);
-        let mut given = self.answers.given();
+        let mut given = self.answers.lock_values();
         if at >= given.len()
             && let Some(answer) = self.run.take_answer()
         {
@@ -145,7 +145,7 @@ impl Job<'_> {
             return Ok(answer.clone());
         }
         let id = interrupt_id(&self.task.ns, given.len());
-        Err(Stop::Interrupt(vec![
+        Err(NodeStop::Interrupt(vec![
             json!({"value": value, "id": id, "response_schema": null}),
         ]))
     }
@@ -156,23 +156,23 @@ impl Job<'_> {
     }
 
     /// What a call of a tool is at.
-    pub(super) fn tool(&self, event: &Value) {
+    pub(super) fn stream_tool_event(&self, event: &Value) {
         self.run.sink.push(StreamMode::Tools, self.namespace, event);
     }
 
     /// A secret that a declaration names.
     pub(super) fn secret(&self, name: &str) -> Result<String, GraphError> {
         let missing = || GraphError::new("KeyError", format!("the secret {name} is not set"));
-        self.run.outside.secret(name).ok_or_else(missing)
+        self.run.services.secret(name).ok_or_else(missing)
     }
 
-    /// Whether anybody listens to tokens.
+    /// Whether anyone listens to tokens.
     pub(super) fn wants_tokens(&self) -> bool {
         self.run.sink.wants_messages(self.namespace) || self.run.sink.wants(StreamMode::Events, &[])
     }
 
     /// A piece of a message.
-    pub(super) fn token(&self, model: &Model, chunk: &Value, whole: impl FnOnce() -> Value) {
+    pub(super) fn token(&self, model: &ModelCall, chunk: &Value, whole: impl FnOnce() -> Value) {
         let metadata = model.metadata.as_deref().unwrap_or_else(|| self.message_metadata());
         self.run.sink.token(self.namespace, chunk, metadata, whole);
         self.event(model, "on_chat_model_stream", || json!({"chunk": chunk}));
@@ -184,14 +184,14 @@ impl Job<'_> {
     }
 
     /// Something that speaks without a model behind it.
-    pub(super) fn speech(&self) -> Model {
-        Model::new(&self.node.name, None)
+    pub(super) fn speech(&self) -> ModelCall {
+        ModelCall::new(&self.node.name, None)
     }
 
     /// A model is called.
-    pub(super) fn model_starts(&self, name: &str, messages: &[Value], temperature: Option<f64>) -> Model {
+    pub(super) fn model_starts(&self, name: &str, messages: &[Value], temperature: Option<f64>) -> ModelCall {
         if !self.wants_tokens() {
-            return Model::new(name, None);
+            return ModelCall::new(name, None);
         }
         let mut metadata = self.metadata_fields();
         metadata.insert("ls_provider".to_owned(), Value::from("openai"));
@@ -200,7 +200,7 @@ impl Job<'_> {
         if let Some(temperature) = temperature {
             metadata.insert("ls_temperature".to_owned(), Value::from(temperature));
         }
-        let model = Model::new(name, serde_json::value::to_raw_value(&metadata).ok());
+        let model = ModelCall::new(name, serde_json::value::to_raw_value(&metadata).ok());
         self.event(
             &model,
             "on_chat_model_start",
@@ -210,11 +210,11 @@ impl Job<'_> {
     }
 
     /// A model has answered.
-    pub(super) fn model_ends(&self, model: &Model, message: &Value) {
+    pub(super) fn model_ends(&self, model: &ModelCall, message: &Value) {
         self.event(model, "on_chat_model_end", || json!({"output": message}));
     }
 
-    fn event(&self, model: &Model, event: &str, data: impl FnOnce() -> Value) {
+    fn event(&self, model: &ModelCall, event: &str, data: impl FnOnce() -> Value) {
         if self.run.sink.wants(StreamMode::Events, &[]) {
             let metadata = model.metadata.as_deref().unwrap_or_else(|| self.message_metadata());
             let parents = [self.run.execution.run_id.to_string(), self.task.id.clone()];
@@ -253,17 +253,17 @@ impl Job<'_> {
         fields
     }
 
-    /// Tells messages of the update that nobody was told yet.
-    pub(super) fn tell_messages(&self, update: &[(String, Shared)]) {
+    /// Tells messages of the update that no one was told yet.
+    pub(super) fn stream_messages(&self, update: &[(String, Shared)]) {
         for message in update.iter().flat_map(|(_, value)| messages_in(value)) {
             self.message(message);
         }
     }
 
     /// Messages it was given are not news.
-    pub(super) fn know_input(&self) {
+    pub(super) fn mark_input_seen(&self) {
         for message in self.input.entries().into_iter().flat_map(messages_in) {
-            self.run.sink.know(message);
+            self.run.sink.mark_seen(message);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A chat call to a server that speaks OpenAI's chat completions.
+//! Calls to chat models over the OpenAI chat completions API.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,10 +7,10 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use towpath_outbound::Reply;
 
-use super::job::{Job, Output, Stop};
+use super::http_client::{self, Events, Request};
+use super::job::{NodeOutput, NodeStop, TaskContext};
 use super::messages;
 use super::template::Template;
-use super::wire::{self, Events, Request};
 use crate::{GraphError, ids};
 
 /// A chat call, as declared.
@@ -80,7 +80,7 @@ impl Llm {
         self.tools.extend(tools);
     }
 
-    pub(super) async fn run(&self, job: &Job<'_>) -> Result<Output, Stop> {
+    pub(super) async fn run(&self, job: &TaskContext<'_>) -> Result<NodeOutput, NodeStop> {
         let mut asked: Vec<Value> = Vec::new();
         if let Some(system) = &self.system {
             asked.push(json!({"role": "system", "content": system.fill_text(job.input)}));
@@ -114,10 +114,10 @@ impl Llm {
             tokio::time::sleep(pause.min(Duration::from_secs(30))).await;
         };
         job.model_ends(&model, &answer);
-        Ok(Output::update(json!({"messages": [answer]})))
+        Ok(NodeOutput::update(json!({"messages": [answer]})))
     }
 
-    async fn call(&self, job: &Job<'_>, asked: &[Value]) -> Result<Reply, GraphError> {
+    async fn call(&self, job: &TaskContext<'_>, asked: &[Value]) -> Result<Reply, GraphError> {
         let mut body = Map::from_iter([
             ("model".to_owned(), Value::from(self.model.as_str())),
             ("messages".to_owned(), Value::from(asked)),
@@ -153,19 +153,19 @@ impl Llm {
         request.send(job, job.input).await
     }
 
-    async fn read(&self, job: &Job<'_>, model: &Model, reply: Reply) -> Result<Value, GraphError> {
-        if wire::content_type(&reply) == "text/event-stream" {
+    async fn read(&self, job: &TaskContext<'_>, model: &ModelCall, reply: Reply) -> Result<Value, GraphError> {
+        if http_client::content_type(&reply) == "text/event-stream" {
             return stream(job, model, Events::new(reply)).await;
         }
         let body = reply
-            .bytes(wire::LONGEST)
+            .bytes(http_client::LONGEST)
             .await
-            .map_err(|error| wire::connection(&error))?;
+            .map_err(|error| http_client::connection(&error))?;
         let body: Value = serde_json::from_slice(&body)
             .map_err(|error| GraphError::new("ValueError", format!("the model's answer is not JSON: {error}")))?;
         let choice = body.pointer("/choices/0");
         let choice = choice.ok_or_else(|| GraphError::new("ValueError", "the model's answer has no choice"))?;
-        let mut answer = Answer::default();
+        let mut answer = ModelAnswer::default();
         answer.add_delta(&choice["message"]);
         answer.finish(choice, &body);
         Ok(answer.message(&model.message_id))
@@ -173,7 +173,7 @@ impl Llm {
 }
 
 /// A call that is under way.
-pub(super) struct Model {
+pub(super) struct ModelCall {
     pub(super) id: String,
     pub(super) message_id: String,
     pub(super) name: String,
@@ -181,8 +181,8 @@ pub(super) struct Model {
     pub(super) metadata: Option<Box<serde_json::value::RawValue>>,
 }
 
-async fn stream(job: &Job<'_>, model: &Model, mut events: Events) -> Result<Value, GraphError> {
-    let mut answer = Answer::default();
+async fn stream(job: &TaskContext<'_>, model: &ModelCall, mut events: Events) -> Result<Value, GraphError> {
+    let mut answer = ModelAnswer::default();
     while let Some((_, data)) = events.event().await? {
         if data == "[DONE]" {
             break;
@@ -224,7 +224,7 @@ async fn stream(job: &Job<'_>, model: &Model, mut events: Events) -> Result<Valu
 
 /// An answer as it grows.
 #[derive(Default)]
-struct Answer {
+struct ModelAnswer {
     text: String,
     /// By the provider's index: id, name, arguments.
     calls: BTreeMap<u64, (String, String, String)>,
@@ -234,14 +234,14 @@ struct Answer {
 }
 
 /// What one delta brought.
-struct Piece {
+struct Delta {
     text: String,
     calls: Vec<Value>,
     told: bool,
 }
 
-impl Answer {
-    fn add_delta(&mut self, delta: &Value) -> Piece {
+impl ModelAnswer {
+    fn add_delta(&mut self, delta: &Value) -> Delta {
         let text = delta
             .get("content")
             .and_then(Value::as_str)
@@ -273,7 +273,7 @@ impl Answer {
                 "type": "tool_call_chunk",
             }));
         }
-        Piece {
+        Delta {
             told: !text.is_empty() || !calls.is_empty(),
             text,
             calls,
@@ -321,7 +321,7 @@ impl Answer {
     }
 }
 
-impl Model {
+impl ModelCall {
     pub(super) fn new(name: &str, metadata: Option<Box<serde_json::value::RawValue>>) -> Self {
         let id = ids::message();
         Self {
@@ -383,5 +383,8 @@ async fn refused(reply: Reply) -> GraphError {
         500.. => "InternalServerError",
         _ => "APIStatusError",
     };
-    GraphError::new(class, format!("Error code: {status} - {}", wire::excerpt(reply).await))
+    GraphError::new(
+        class,
+        format!("Error code: {status} - {}", http_client::excerpt(reply).await),
+    )
 }

@@ -1,4 +1,4 @@
-//! Messages: the forms clients send, the one form that is kept, and how lists of them merge.
+//! Messages: accepted input forms, the stored form, and how lists merge.
 
 use std::collections::HashMap;
 
@@ -20,7 +20,7 @@ const BASE: [&str; 6] = [
     "id",
 ];
 
-/// A list of messages of any form, or a single one, as typed messages with ids.
+/// Converts a list of messages of any form, or a single one, into typed messages with ids.
 pub(super) fn coerce_all(value: Value) -> Result<Vec<Value>, GraphError> {
     match value {
         Value::Array(list) if !is_pair(&list) => list.into_iter().map(coerce).collect(),
@@ -28,8 +28,8 @@ pub(super) fn coerce_all(value: Value) -> Result<Vec<Value>, GraphError> {
     }
 }
 
-/// A message of any form as a typed message with an id: a text, `[role, content]`, `{role, content, …}`,
-/// `{type, content, …}`, or langchain's own serialized form.
+/// Converts a message of any form into a typed message with an id: a text, `[role, content]`, `{role, content, …}`,
+/// `{type, content, …}`, or langchain's serialized form.
 pub(super) fn coerce(value: Value) -> Result<Value, GraphError> {
     match value {
         Value::String(text) => Ok(human(&text)),
@@ -96,7 +96,7 @@ pub(super) fn text(message: &Value) -> String {
     }
 }
 
-/// Merges messages into a list: one with a known id replaces, a remove message removes, others are added.
+/// Merges messages into a list: one with a known id replaces, a remove message removes, others are appended.
 pub(super) fn merge(mut into: Vec<Value>, messages: Vec<Value>) -> Result<Vec<Value>, GraphError> {
     if let Some(at) = messages
         .iter()
@@ -104,7 +104,7 @@ pub(super) fn merge(mut into: Vec<Value>, messages: Vec<Value>) -> Result<Vec<Va
     {
         return Ok(messages.into_iter().skip(at + 1).collect());
     }
-    // Looking through the list for a few messages is cheaper than an index of the whole list.
+    // For a few messages, a linear search is cheaper than an index of the whole list.
     let mut index: HashMap<String, usize> = match messages.len() {
         0..=8 => HashMap::new(),
         _ => into
@@ -156,7 +156,7 @@ fn is_removal(message: &Value) -> bool {
     message.get("type").and_then(Value::as_str) == Some("remove")
 }
 
-/// `[role, content]`, which JSON cannot tell from a list but by its shape.
+/// `[role, content]`, which only its shape distinguishes from a list.
 fn is_pair(list: &[Value]) -> bool {
     matches!(list, [Value::String(role), Value::String(_) | Value::Array(_)] if kind_of(role).is_some())
 }
@@ -280,14 +280,14 @@ fn typed(role: &str, content: Value, mut fields: Map<String, Value>) -> Result<V
         }
         _ => {}
     }
-    // What is left is the caller's own; langchain keeps it here too.
+    // Remaining fields belong to the caller; langchain also keeps them here.
     fields.retain(|_, value| !value.is_null());
     extra.append(&mut fields);
     message.insert("additional_kwargs".to_owned(), Value::Object(extra));
     Ok(Value::Object(message))
 }
 
-/// Tool calls of OpenAI's form (`function.arguments` is a text) or of langchain's.
+/// Tool calls in the format of OpenAI (`function.arguments` is a string) or langchain.
 fn tool_calls(calls: Value) -> Value {
     let Value::Array(calls) = calls else {
         return json!([]);

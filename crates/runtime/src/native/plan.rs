@@ -1,4 +1,4 @@
-//! A graph ready to run: channels, nodes, and which channel wakes which node.
+//! A compiled graph: channels, nodes, and which channel triggers which node.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::bench::Bench;
-use super::channel::Sort;
+use super::channel::ChannelKind;
 use super::http::Http;
 use super::llm::Llm;
 use super::script::Script;
@@ -26,8 +26,8 @@ pub(super) const TASKS: &str = "__pregel_tasks";
 /// A graph ready to run.
 #[derive(Debug)]
 pub(super) struct Plan {
-    /// The state's channels first, in order of name, then those that drive the graph.
-    pub(super) channels: Vec<(String, Sort)>,
+    /// The state's channels first, ordered by name, then the internal ones.
+    pub(super) channels: Vec<(String, ChannelKind)>,
     /// How many of them are state.
     pub(super) state: usize,
     pub(super) index: HashMap<String, usize>,
@@ -49,7 +49,6 @@ pub(super) struct Plan {
     pub(super) config_schema: Option<Value>,
 }
 
-/// A node.
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) name: String,
@@ -61,7 +60,7 @@ pub(super) struct Node {
     /// Decided when it ends well.
     pub(super) branches: Vec<Branch>,
     pub(super) retry: Retry,
-    /// Edges of the drawing: target, label, whether it is one of several.
+    /// Edges of the drawing: target, label, and whether it is conditional.
     pub(super) drawn: Vec<(String, Option<String>, bool)>,
 }
 
@@ -88,7 +87,7 @@ pub(super) enum Branch {
     },
     /// One task per entry of a list.
     Fanout(Fanout),
-    /// One task per tool call of the last message; the end without any.
+    /// One task per tool call of the last message; the end if there are none.
     ToolCalls,
 }
 
@@ -155,7 +154,7 @@ impl Retry {
 }
 
 /// A node before its edges are known.
-pub(super) struct Draft {
+pub(super) struct DraftNode {
     pub(super) name: String,
     pub(super) body: Body,
     pub(super) retry: Retry,
@@ -173,8 +172,8 @@ pub(super) enum Edge {
 
 /// Builds a plan, or says what does not fit.
 pub(super) struct Builder {
-    pub(super) channels: BTreeMap<String, (Sort, Value)>,
-    pub(super) nodes: Vec<Draft>,
+    pub(super) channels: BTreeMap<String, (ChannelKind, Value)>,
+    pub(super) nodes: Vec<DraftNode>,
     pub(super) edges: Vec<Edge>,
     pub(super) input: Option<Vec<String>>,
     pub(super) output: Option<Vec<String>>,
@@ -196,9 +195,9 @@ impl Builder {
             channels.push((name, sort));
             schemas.push(schema);
         }
-        channels.push((START.to_owned(), Sort::Input));
-        channels.push((TASKS.to_owned(), Sort::Packets));
-        let start = Draft {
+        channels.push((START.to_owned(), ChannelKind::Input));
+        channels.push((TASKS.to_owned(), ChannelKind::Packets));
+        let start = DraftNode {
             name: START.to_owned(),
             body: Body::Start,
             retry: Retry::default(),
@@ -209,7 +208,7 @@ impl Builder {
         for (at, node) in nodes.iter().enumerate() {
             by_name.insert(node.name.clone(), at);
             if at > 0 {
-                channels.push((format!("branch:to:{}", node.name), Sort::Trigger));
+                channels.push((format!("branch:to:{}", node.name), ChannelKind::Trigger));
             }
         }
         for edge in self.edges {
@@ -249,7 +248,7 @@ impl Builder {
 
     fn check(&self, names: &BTreeSet<String>) -> Result<(), String> {
         if names.len() != self.nodes.len() {
-            return Err("two nodes have one name".to_owned());
+            return Err("two nodes have the same name".to_owned());
         }
         for name in names {
             if name.is_empty() || name.starts_with("__") || name.contains(['|', ':']) {
@@ -270,7 +269,7 @@ impl Builder {
         }
         for key in self.input.iter().chain(&self.output).flatten() {
             if !self.channels.contains_key(key) {
-                return Err(format!("`input` or `output` names {key:?}, which is no channel"));
+                return Err(format!("`input` or `output` names {key:?}, which is not a channel"));
             }
         }
         let known = |name: &str, also: &str| names.contains(name) || name == also;
@@ -282,29 +281,29 @@ impl Builder {
             };
             for name in from {
                 if !known(name, START) {
-                    return Err(format!("an edge leaves {name:?}, which is no node"));
+                    return Err(format!("an edge starts at {name:?}, which is not a node"));
                 }
                 entered |= name == START;
             }
             for name in to {
                 if !known(name, END) {
-                    return Err(format!("an edge leads to {name:?}, which is no node"));
+                    return Err(format!("an edge leads to {name:?}, which is not a node"));
                 }
             }
         }
         if !entered {
-            return Err(format!("no edge leaves {START:?}"));
+            return Err(format!("no edge starts at {START:?}"));
         }
         for node in &self.nodes {
             if let Some(name) = node.gotos.iter().find(|name| !known(name, END)) {
-                return Err(format!("node {:?} goes to {name:?}, which is no node", node.name));
+                return Err(format!("node {:?} goes to {name:?}, which is not a node", node.name));
             }
         }
         for stops in [&self.interrupt_before, &self.interrupt_after] {
             if let Nodes::Some(list) = stops
                 && let Some(name) = list.iter().find(|name| !names.contains(*name))
             {
-                return Err(format!("it stops at {name:?}, which is no node"));
+                return Err(format!("it interrupts at {name:?}, which is not a node"));
             }
         }
         Ok(())
@@ -335,7 +334,7 @@ impl Branch {
     }
 }
 
-fn node(draft: Draft) -> Node {
+fn node(draft: DraftNode) -> Node {
     let trigger = match draft.body {
         Body::Start => START.to_owned(),
         _ => format!("branch:to:{}", draft.name),
@@ -361,7 +360,12 @@ fn add_drawn(drawn: &mut Vec<(String, Option<String>, bool)>, target: String, co
     }
 }
 
-fn connect(edge: Edge, nodes: &mut [Node], by_name: &HashMap<String, usize>, channels: &mut Vec<(String, Sort)>) {
+fn connect(
+    edge: Edge,
+    nodes: &mut [Node],
+    by_name: &HashMap<String, usize>,
+    channels: &mut Vec<(String, ChannelKind)>,
+) {
     match edge {
         Edge::Branch { from, branch } => {
             let node = &mut nodes[by_name[&from]];
@@ -382,7 +386,7 @@ fn connect(edge: Edge, nodes: &mut [Node], by_name: &HashMap<String, usize>, cha
                     continue;
                 }
                 let channel = format!("join:{}:{target}", from.join("+"));
-                channels.push((channel.clone(), Sort::Join(from.iter().cloned().collect())));
+                channels.push((channel.clone(), ChannelKind::Join(from.iter().cloned().collect())));
                 nodes[at].triggers.push(channel.clone());
                 for name in &from {
                     nodes[by_name[name]]
@@ -401,7 +405,7 @@ impl Plan {
     }
 
     /// What a state channel does with writes.
-    pub(super) fn sort(&self, key: &str) -> Option<&Sort> {
+    pub(super) fn sort(&self, key: &str) -> Option<&ChannelKind> {
         let at = *self.index.get(key)?;
         (at < self.state).then(|| &self.channels[at].1)
     }

@@ -6,12 +6,12 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::engine::{Engine, Halt};
+use super::engine::{Engine, GraphStop};
 use super::plan::Plan;
 use super::saver::{self, Saver};
 use super::sink::Sink;
 use super::{codec, snapshot};
-use crate::{Command, Execution, Finish, GraphError, Host, Outside, StreamMode, ids};
+use crate::{Command, Execution, Finish, GraphError, GraphServices, Host, StreamMode, ids};
 
 /// Keys of config and metadata that name a place, not a run.
 const PLACES: [&str; 9] = [
@@ -31,18 +31,18 @@ const RECURSION_LIMIT: i64 = 10_007;
 /// What all levels of a run share.
 pub(super) struct Run<'a> {
     pub(super) host: &'a dyn Host,
-    pub(super) outside: &'a Outside,
+    pub(super) services: &'a GraphServices,
     pub(super) execution: &'a Execution,
     pub(super) sink: Sink<'a>,
     pub(super) saver: Saver,
     pub(super) token: CancellationToken,
-    /// Scalars of metadata and configurable: they go with checkpoints and messages.
+    /// Scalars of metadata and configurable, stored with checkpoints and messages.
     pub(super) metadata: Map<String, Value>,
     pub(super) limit: i64,
     pub(super) name: String,
     /// Answers by interrupt id.
     pub(super) answers: Map<String, Value>,
-    /// The answer to whoever asks first.
+    /// The answer to the caller that asks first.
     answer: Mutex<Option<Value>>,
 }
 
@@ -50,7 +50,7 @@ pub(super) struct Run<'a> {
 pub(super) async fn run(
     plan: &Plan,
     name: &str,
-    outside: &Outside,
+    outside: &GraphServices,
     execution: &Execution,
     host: &dyn Host,
 ) -> Result<Finish, GraphError> {
@@ -64,10 +64,10 @@ pub(super) async fn run(
     if limit < 1 {
         return Err(GraphError::new("ValueError", "recursion_limit must be at least 1"));
     }
-    let (saver, drain) = saver::pair();
+    let (saver, drain) = saver::saver_and_loop();
     let run = Run {
         host,
-        outside,
+        services: outside,
         execution,
         sink: Sink::new(host, &outside.clock, execution),
         saver,
@@ -87,7 +87,7 @@ pub(super) async fn run(
         flushed.map(|()| finish)
     };
     let (ended, saved) = futures::join!(steps, drain.run(host));
-    // When saving failed, whatever else failed did so because of that.
+    // If saving failed, other failures are consequences.
     saved?;
     ended
 }
@@ -95,10 +95,10 @@ pub(super) async fn run(
 async fn through(run: &Run<'_>, plan: &Plan) -> Result<Finish, GraphError> {
     run.chain("on_chain_start", || json!({"input": run.execution.input}));
     let mut engine = Engine::open(run, plan, String::new(), None).await?;
-    let halt = match engine.go(run.execution.input.clone()).await {
+    let halt = match engine.run_to_end(run.execution.input.clone()).await {
         Ok(()) => None,
-        Err(Halt::Interrupt(waiting)) => Some(waiting),
-        Err(Halt::Error(error)) => return Err(error),
+        Err(GraphStop::Interrupt(waiting)) => Some(waiting),
+        Err(GraphStop::Error(error)) => return Err(error),
     };
     if let Some(waiting) = halt {
         engine.stopped(waiting.is_empty())?;
@@ -109,18 +109,17 @@ async fn through(run: &Run<'_>, plan: &Plan) -> Result<Finish, GraphError> {
 }
 
 impl Run<'_> {
-    /// Whether this run, perhaps an earlier attempt of it, made the checkpoint with these metadata.
+    /// Whether this run, perhaps in an earlier attempt, created the checkpoint with these metadata.
     pub(super) fn made(&self, metadata: &Map<String, Value>) -> bool {
         let by = metadata.get("run_id").and_then(Value::as_str);
         by.is_some_and(|by| by == self.execution.run_id.to_string())
     }
 
     /// An answer that a command gave without saying to what.
-    pub(super) fn offer_answer(&self, answer: Value) {
+    pub(super) fn set_answer(&self, answer: Value) {
         *self.answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
     }
 
-    /// Takes it.
     pub(super) fn take_answer(&self) -> Option<Value> {
         self.answer.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -160,19 +159,19 @@ impl Run<'_> {
     }
 }
 
-/// What of the run's metadata and configurable goes with checkpoints.
+/// The run's metadata and configurable entries that are stored with checkpoints.
 fn scalars(execution: &Execution) -> Map<String, Value> {
     let mut found = Map::new();
     add_scalars(&mut found, &execution.metadata);
     if let Some(configurable) = execution.config.get("configurable").and_then(Value::as_object) {
         add_scalars(&mut found, configurable);
     }
-    // By this a run that is tried again, a rollback and a deletion know its checkpoints, so no other layer may say it.
+    // Retries, rollbacks and deletions identify checkpoints by this, so no other layer may set it.
     found.insert("run_id".to_owned(), Value::from(execution.run_id.to_string()));
     found
 }
 
-/// Adds entries that go with checkpoints, unless they are there already.
+/// Adds entries that are stored with checkpoints, unless they exist.
 pub(super) fn add_scalars(to: &mut Map<String, Value>, from: &Map<String, Value>) {
     for (key, value) in from {
         let scalar = matches!(value, Value::String(_) | Value::Number(_) | Value::Bool(_));
@@ -192,7 +191,7 @@ pub(super) fn resume_map(command: Option<&Command>) -> Option<&Map<String, Value
     (!map.is_empty() && map.keys().all(|key| ids::is_interrupt(key))).then_some(map)
 }
 
-/// A command as writes of nobody: packets and triggers, the answer, the update.
+/// A command as writes without a task: packets and triggers, the answer, the update.
 pub(super) fn command_writes(plan: &Plan, command: &Command) -> Result<super::superstep::Writes, GraphError> {
     let mut writes = Vec::new();
     for target in &command.goto {

@@ -1,4 +1,4 @@
-//! Saving while the graph goes on.
+//! Saving while the graph continues.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,14 +16,13 @@ pub(super) struct Saver {
     done: watch::Receiver<u64>,
 }
 
-/// Saves it.
-pub(super) struct Drain {
+pub(super) struct SaveLoop {
     queue: mpsc::Receiver<Save>,
     done: watch::Sender<u64>,
 }
 
 /// Both ends.
-pub(super) fn pair() -> (Saver, Drain) {
+pub(super) fn saver_and_loop() -> (Saver, SaveLoop) {
     let (queue, receiver) = mpsc::channel(AHEAD);
     let (sender, done) = watch::channel(0);
     let saver = Saver {
@@ -31,7 +30,7 @@ pub(super) fn pair() -> (Saver, Drain) {
         sent: AtomicU64::new(0),
         done,
     };
-    let drain = Drain {
+    let drain = SaveLoop {
         queue: receiver,
         done: sender,
     };
@@ -41,26 +40,29 @@ pub(super) fn pair() -> (Saver, Drain) {
 impl Saver {
     /// Adds something to save. Waits when too much waits already.
     pub(super) async fn push(&self, save: Save) -> Result<(), GraphError> {
-        self.queue.send(save).await.map_err(|_| gone())?;
+        self.queue.send(save).await.map_err(|_| saving_stopped())?;
         self.sent.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 
     /// Waits until everything added so far is durable.
-    pub(super) async fn settled(&self) -> Result<(), GraphError> {
+    pub(super) async fn wait_saved(&self) -> Result<(), GraphError> {
         let sent = self.sent.load(Ordering::Relaxed);
         let mut done = self.done.clone();
-        done.wait_for(|done| *done >= sent).await.map(drop).map_err(|_| gone())
+        done.wait_for(|done| *done >= sent)
+            .await
+            .map(drop)
+            .map_err(|_| saving_stopped())
     }
 }
 
 /// The drain stopped at an error, which is the one that counts.
-fn gone() -> GraphError {
+fn saving_stopped() -> GraphError {
     HostError::Lost("saving stopped".to_owned()).into()
 }
 
-impl Drain {
-    /// Saves until the other end is dropped, whatever has piled up at a time.
+impl SaveLoop {
+    /// Saves whatever has accumulated, until the sender is dropped.
     pub(super) async fn run(mut self, host: &dyn Host) -> Result<(), HostError> {
         let mut batch = Vec::new();
         while self.queue.recv_many(&mut batch, AHEAD).await > 0 {

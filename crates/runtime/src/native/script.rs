@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
-use super::job::{Job, Output, Stop};
+use super::job::{NodeOutput, NodeStop, TaskContext};
 use super::plan::{Fanout, Plan};
 use super::template::{Condition, Template};
 use super::{bench, declare, messages};
@@ -43,7 +43,7 @@ enum Step {
     Fanout(Fanout),
     /// Runs a graph; its output is written to channels, or to one.
     Subgraph(Arc<Plan>, Option<Template>, Option<String>),
-    /// A call to the store of items; its answer is written to a channel.
+    /// A call to the item store; its result is written to a channel.
     Item(Item, Option<String>),
 }
 
@@ -65,10 +65,10 @@ struct Fail {
     class: String,
     #[serde(default)]
     message: Template,
-    /// Only the first so many attempts fail: tries of the node and of the run together.
+    /// Only this many attempts fail, counting tries of the node and of the run.
     #[serde(default)]
     times: Option<u32>,
-    /// As if the host were lost: the run is tried again.
+    /// As if the host were lost: the run is retried.
     #[serde(default)]
     retry: bool,
 }
@@ -180,15 +180,15 @@ impl Script {
     }
 
     /// Performs the steps.
-    pub(super) async fn run(&self, job: &Job<'_>) -> Result<Output, Stop> {
-        let mut here = Here {
+    pub(super) async fn run(&self, job: &TaskContext<'_>) -> Result<NodeOutput, NodeStop> {
+        let mut here = StepContext {
             job,
             // Later steps see what earlier ones wrote.
             state: None,
             update: Map::new(),
             goto: Vec::new(),
         };
-        // A stack of positions in place of recursion: branches are steps inside of steps.
+        // A stack of positions instead of recursion: branches are steps inside steps.
         let mut stack = vec![self.steps.iter()];
         while let Some(top) = stack.last_mut() {
             let Some(step) = top.next() else {
@@ -216,26 +216,26 @@ impl Script {
         } else {
             Value::Object(here.update)
         };
-        Ok(Output {
+        Ok(NodeOutput {
             update,
             goto: here.goto,
         })
     }
 }
 
-struct Here<'a> {
-    job: &'a Job<'a>,
+struct StepContext<'a> {
+    job: &'a TaskContext<'a>,
     state: Option<Value>,
     update: Map<String, Value>,
     goto: Vec<Goto>,
 }
 
-impl Here<'_> {
+impl StepContext<'_> {
     fn state(&self) -> &Value {
         self.state.as_ref().unwrap_or(self.job.input)
     }
 
-    async fn perform(&mut self, step: &Step) -> Result<(), Stop> {
+    async fn perform(&mut self, step: &Step) -> Result<(), NodeStop> {
         match step {
             Step::Set(values) => {
                 for (key, value) in values {
@@ -299,15 +299,15 @@ impl Here<'_> {
         Ok(())
     }
 
-    fn write_into(&mut self, into: Option<&str>, value: Value) -> Result<(), Stop> {
+    fn write_into(&mut self, into: Option<&str>, value: Value) -> Result<(), NodeStop> {
         match into {
             Some(key) => self.write(key, value),
             None => Ok(()),
         }
     }
 
-    /// Writes to a channel, and to what later steps see. Several writes to a list become one.
-    fn write(&mut self, key: &str, value: Value) -> Result<(), Stop> {
+    /// A write to a channel, visible to later steps. Several writes to a list become one.
+    fn write(&mut self, key: &str, value: Value) -> Result<(), NodeStop> {
         let sort = self.job.plan.sort(key).cloned();
         let value = match &sort {
             Some(sort) => sort.normalized(value)?,
@@ -328,7 +328,7 @@ impl Here<'_> {
         Ok(())
     }
 
-    async fn say(&mut self, say: &Say) -> Result<(), Stop> {
+    async fn say(&mut self, say: &Say) -> Result<(), NodeStop> {
         let job = self.job;
         let text = say.text.fill_text(self.state());
         let mut model = job.speech();
@@ -354,7 +354,7 @@ impl Here<'_> {
         self.write("messages", json!([messages::ai(&model.message_id, &text)]))
     }
 
-    fn fail(&self, fail: &Fail) -> Result<(), Stop> {
+    fn fail(&self, fail: &Fail) -> Result<(), NodeStop> {
         let attempt = self.job.attempt + self.job.run.execution.attempt.saturating_sub(1);
         if fail.times.is_some_and(|times| attempt > times) {
             return Ok(());
@@ -403,7 +403,7 @@ impl Target {
 impl Item {
     fn call(&self, state: &Value) -> Result<ItemCall, GraphError> {
         let namespace = |template: &Template| -> Result<Vec<String>, GraphError> {
-            let wrong = || GraphError::new("ValueError", "an item's namespace must be a list of texts");
+            let wrong = || GraphError::new("ValueError", "an item's namespace must be a list of strings");
             match template.fill(state) {
                 Value::Array(labels) => labels
                     .iter()
@@ -456,7 +456,7 @@ impl Item {
 }
 
 fn each<'a>(steps: &'a [Step], see: &mut impl FnMut(&'a Step)) {
-    // A stack, because a closure that is passed on by reference cannot recurse into itself.
+    // A stack, because a closure passed by reference cannot recurse.
     let mut stack: Vec<&'a Step> = steps.iter().rev().collect();
     while let Some(step) = stack.pop() {
         see(step);

@@ -1,4 +1,4 @@
-//! Chunks of a run's stream: which are wanted, in which order they leave.
+//! Chunks of a run's stream: selection and order.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,20 +14,20 @@ use crate::{Chunk, Execution, GraphError, Host, StreamMode};
 pub(super) struct Sink<'a> {
     host: &'a dyn Host,
     clock: &'a Clock,
-    wanted: [bool; StreamMode::ALL.len()],
+    enabled_modes: [bool; StreamMode::ALL.len()],
     subgraphs: bool,
-    state: Mutex<Collected>,
+    state: Mutex<SinkState>,
     /// One hand-over at a time, so that the order stays.
-    leaving: tokio::sync::Mutex<()>,
+    flush_lock: tokio::sync::Mutex<()>,
 }
 
 #[derive(Default)]
-struct Collected {
+struct SinkState {
     chunks: Vec<Chunk>,
     /// Ids of messages that were told, or were there before.
     seen: HashSet<String>,
     /// Ids whose metadata was told.
-    introduced: HashSet<String>,
+    announced: HashSet<String>,
     failed: Option<String>,
 }
 
@@ -36,16 +36,16 @@ impl<'a> Sink<'a> {
         Self {
             host,
             clock,
-            wanted: StreamMode::ALL.map(|mode| execution.modes.contains(&mode)),
+            enabled_modes: StreamMode::ALL.map(|mode| execution.modes.contains(&mode)),
             subgraphs: execution.subgraphs,
             state: Mutex::default(),
-            leaving: tokio::sync::Mutex::default(),
+            flush_lock: tokio::sync::Mutex::default(),
         }
     }
 
     /// Whether chunks of this mode are wanted from there.
     pub(super) fn wants(&self, mode: StreamMode, namespace: &[String]) -> bool {
-        self.wanted[mode as usize] && (self.subgraphs || namespace.is_empty())
+        self.enabled_modes[mode as usize] && (self.subgraphs || namespace.is_empty())
     }
 
     /// Whether messages are wanted from there.
@@ -96,7 +96,7 @@ impl<'a> Sink<'a> {
             self.add("messages", namespace, &(chunk, metadata));
         }
         if self.wants(StreamMode::Messages, namespace) {
-            self.introduce(namespace, id, metadata);
+            self.announce(namespace, id, metadata);
             self.add("messages/partial", namespace, &[whole()]);
         }
     }
@@ -111,20 +111,20 @@ impl<'a> Sink<'a> {
             self.add("messages", namespace, &(message, metadata));
         }
         if self.wants(StreamMode::Messages, namespace) {
-            self.introduce(namespace, id, metadata);
+            self.announce(namespace, id, metadata);
             self.add("messages/complete", namespace, &[message]);
         }
     }
 
     /// Messages that a node was given are not news.
-    pub(super) fn know(&self, message: &Value) {
+    pub(super) fn mark_seen(&self, message: &Value) {
         if let Some(id) = message["id"].as_str() {
             self.state().seen.insert(id.to_owned());
         }
     }
 
-    fn introduce(&self, namespace: &[String], id: &str, metadata: &RawValue) {
-        if self.state().introduced.insert(id.to_owned()) {
+    fn announce(&self, namespace: &[String], id: &str, metadata: &RawValue) {
+        if self.state().announced.insert(id.to_owned()) {
             let mut data = std::collections::BTreeMap::new();
             data.insert(id, json!({"metadata": metadata}));
             self.add("messages/metadata", namespace, &data);
@@ -147,7 +147,7 @@ impl<'a> Sink<'a> {
         if self.state().chunks.is_empty() {
             return Ok(());
         }
-        let _order = self.leaving.lock().await;
+        let _order = self.flush_lock.lock().await;
         let (chunks, failed) = {
             let mut state = self.state();
             (std::mem::take(&mut state.chunks), state.failed.take())
@@ -164,7 +164,7 @@ impl<'a> Sink<'a> {
         Ok(self.host.emit(chunks).await?)
     }
 
-    fn state(&self) -> MutexGuard<'_, Collected> {
+    fn state(&self) -> MutexGuard<'_, SinkState> {
         // Each change is one push or one insert.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -7,10 +7,12 @@ use serde_json::{Map, Value};
 use super::codec;
 use super::engine::{Engine, null_writes};
 use super::plan::Plan;
-use super::superstep::{self, Pending, Place, State, Status, Task};
-use crate::{At, CheckpointRef, Finish, GraphError, HistoryQuery, Host, Saved, StateSnapshot, TaskSnapshot};
+use super::superstep::{self, Pending, State, Status, Task, TaskSite};
+use crate::{
+    CheckpointRef, Finish, GraphError, HistoryQuery, Host, SavedCheckpoint, StateRef, StateSnapshot, TaskSnapshot,
+};
 
-/// How a run ended, from where the graph stands.
+/// How a run ended, from where the graph is.
 pub(super) fn finish(engine: Engine<'_>, values: Value) -> Finish {
     let statuses = superstep::statuses(&engine.pending);
     let next = engine.tasks.iter().filter(|task| task.writes.is_empty());
@@ -43,10 +45,10 @@ fn plain(mut interrupt: Value) -> Value {
     interrupt
 }
 
-/// State at a checkpoint; what is going on now, when none is named.
+/// State at a checkpoint; by default the current one.
 pub(super) async fn state(
     plan: &Plan,
-    at: &At,
+    at: &StateRef,
     subgraphs: bool,
     host: &dyn Host,
 ) -> Result<Option<StateSnapshot>, GraphError> {
@@ -65,7 +67,7 @@ pub(super) async fn state(
 /// States, newest first.
 pub(super) async fn history(
     plan: &Plan,
-    at: &At,
+    at: &StateRef,
     query: &HistoryQuery,
     host: &dyn Host,
 ) -> Result<Vec<StateSnapshot>, GraphError> {
@@ -74,14 +76,14 @@ pub(super) async fn history(
     saved.iter().map(|saved| snapshot(plan, at, saved, false)).collect()
 }
 
-/// Adds the states of graphs inside of tasks.
-async fn fill(plan: &Plan, at: &At, snapshot: &mut StateSnapshot, host: &dyn Host) -> Result<(), GraphError> {
+/// Adds the states of graphs inside tasks.
+async fn fill(plan: &Plan, at: &StateRef, snapshot: &mut StateSnapshot, host: &dyn Host) -> Result<(), GraphError> {
     for task in &mut snapshot.tasks {
         let Some(place) = task.checkpoint.take() else { continue };
         let Some(inside) = plan.subgraph(&task.name, 0) else {
             continue;
         };
-        let inside_at = At {
+        let inside_at = StateRef {
             thread_id: at.thread_id,
             ns: place.checkpoint_ns.clone(),
             id: None,
@@ -100,7 +102,7 @@ async fn fill(plan: &Plan, at: &At, snapshot: &mut StateSnapshot, host: &dyn Hos
 }
 
 /// The state of a thread that has none.
-fn empty(at: &At) -> StateSnapshot {
+fn empty(at: &StateRef) -> StateSnapshot {
     StateSnapshot {
         values: Value::Object(Map::new()),
         next: Vec::new(),
@@ -131,7 +133,7 @@ pub(super) fn inner<'a>(plan: &'a Plan, ns: &str) -> Result<&'a Plan, GraphError
     Ok(here)
 }
 
-pub(super) fn pending(saved: &Saved) -> Vec<Pending> {
+pub(super) fn pending(saved: &SavedCheckpoint) -> Vec<Pending> {
     let write = |write: &crate::Write| {
         let value = codec::loaded(&write.channel, write.value.clone());
         (write.task.clone(), write.channel.clone(), value)
@@ -140,14 +142,14 @@ pub(super) fn pending(saved: &Saved) -> Vec<Pending> {
 }
 
 /// The step of a checkpoint.
-pub(super) fn step(saved: &Saved) -> i64 {
+pub(super) fn step(saved: &SavedCheckpoint) -> i64 {
     saved.metadata.get("step").and_then(Value::as_i64).unwrap_or(-1)
 }
 
-fn snapshot(plan: &Plan, at: &At, saved: &Saved, live: bool) -> Result<StateSnapshot, GraphError> {
+fn snapshot(plan: &Plan, at: &StateRef, saved: &SavedCheckpoint, live: bool) -> Result<StateSnapshot, GraphError> {
     let mut state = State::new(plan, &saved.checkpoint);
     let pending = pending(saved);
-    let place = Place {
+    let place = TaskSite {
         plan,
         ns: &at.ns,
         checkpoint_id: &saved.checkpoint.id,
@@ -167,7 +169,7 @@ fn snapshot(plan: &Plan, at: &At, saved: &Saved, live: bool) -> Result<StateSnap
         }
         let done: Vec<_> = tasks.iter().filter(|task| !task.writes.is_empty()).collect();
         if !done.is_empty() {
-            let written = done.into_iter().map(|task| task.written(plan)).collect();
+            let written = done.into_iter().map(|task| task.as_writes(plan)).collect();
             superstep::apply(plan, &mut state, written, false)?;
         }
     }
@@ -193,7 +195,7 @@ fn snapshot(plan: &Plan, at: &At, saved: &Saved, live: bool) -> Result<StateSnap
     })
 }
 
-fn shown(plan: &Plan, at: &At, task: &Task, status: Option<&Status>, live: bool) -> TaskSnapshot {
+fn shown(plan: &Plan, at: &StateRef, task: &Task, status: Option<&Status>, live: bool) -> TaskSnapshot {
     let nothing = Status::default();
     let status = status.unwrap_or(&nothing);
     let interrupts = if live { status.waiting() } else { &status.interrupts };
@@ -216,7 +218,7 @@ fn shown(plan: &Plan, at: &At, task: &Task, status: Option<&Status>, live: bool)
     }
 }
 
-fn reference(at: &At, id: Option<&str>, parents: Option<&Value>) -> CheckpointRef {
+fn reference(at: &StateRef, id: Option<&str>, parents: Option<&Value>) -> CheckpointRef {
     let parents = parents.and_then(Value::as_object).filter(|parents| !parents.is_empty());
     let map = parents.zip(id).map(|(parents, id)| {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();

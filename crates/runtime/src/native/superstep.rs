@@ -1,4 +1,4 @@
-//! The rules of a superstep: which tasks come next, and what their writes do.
+//! The rules of a superstep: which tasks run next, and how their writes apply.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Deref;
@@ -60,7 +60,7 @@ impl Task {
         }
     }
 
-    /// What sorts tasks of a superstep, and is saved with their writes.
+    /// The sort key of tasks in a superstep, stored with their writes.
     pub(super) fn sort_key(&self, plan: &Plan) -> String {
         match self.path {
             Path::Pull => format!("~{PULL}, {}", plan.nodes[self.node].name),
@@ -69,7 +69,7 @@ impl Task {
     }
 }
 
-/// What a task is given. A state is shared between tasks, and made into one value only where somebody needs that.
+/// The input of a task. A state is shared between tasks, and only converted into one value on demand.
 #[derive(Clone, Debug)]
 pub(super) enum Input {
     State(Arc<StateInput>),
@@ -164,7 +164,7 @@ impl State {
         )
     }
 
-    /// What a checkpoint keeps of the channels: those that were ever written.
+    /// The channel values of a checkpoint: channels that were ever written.
     pub(super) fn values(&self, plan: &Plan) -> BTreeMap<String, Shared> {
         plan.channels
             .iter()
@@ -184,16 +184,16 @@ impl State {
 }
 
 /// Where tasks are made.
-pub(super) struct Place<'a> {
+pub(super) struct TaskSite<'a> {
     pub(super) plan: &'a Plan,
     pub(super) ns: &'a str,
     pub(super) checkpoint_id: &'a str,
     pub(super) step: i64,
 }
 
-/// The tasks of the next superstep. `updated` are the channels the last one changed, where that is known.
-pub(super) fn next_tasks(place: &Place<'_>, state: &State, updated: Option<&BTreeSet<String>>) -> Vec<Task> {
-    let Place {
+/// The tasks of the next superstep. `updated` are the channels that the last one changed, if known.
+pub(super) fn next_tasks(place: &TaskSite<'_>, state: &State, updated: Option<&BTreeSet<String>>) -> Vec<Task> {
+    let TaskSite {
         plan,
         ns,
         checkpoint_id,
@@ -285,8 +285,8 @@ fn candidates(plan: &Plan, state: &State, updated: Option<&BTreeSet<String>>) ->
     }
 }
 
-/// Somebody's writes.
-pub(super) struct Written<'a> {
+/// A caller's writes.
+pub(super) struct TaskWrites<'a> {
     pub(super) name: &'a str,
     /// Orders those of one superstep.
     pub(super) key: String,
@@ -295,8 +295,8 @@ pub(super) struct Written<'a> {
 }
 
 impl Task {
-    pub(super) fn written<'a>(&'a self, plan: &'a Plan) -> Written<'a> {
-        Written {
+    pub(super) fn as_writes<'a>(&'a self, plan: &'a Plan) -> TaskWrites<'a> {
+        TaskWrites {
             name: &plan.nodes[self.node].name,
             key: self.sort_key(plan),
             triggers: &self.triggers,
@@ -306,8 +306,8 @@ impl Task {
 }
 
 /// Writes of no task: input, or what a command wrote.
-pub(super) fn input_writes(writes: &[(String, Shared)]) -> Written<'_> {
-    Written {
+pub(super) fn input_writes(writes: &[(String, Shared)]) -> TaskWrites<'_> {
+    TaskWrites {
         name: INPUT,
         key: String::new(),
         triggers: &[],
@@ -315,11 +315,11 @@ pub(super) fn input_writes(writes: &[(String, Shared)]) -> Written<'_> {
     }
 }
 
-/// Applies the writes of a superstep. Says which channels changed and have a value. Without `count`, versions stay.
+/// Applies the writes of a superstep. Returns the changed channels that have a value. Without `count`, versions stay.
 pub(super) fn apply(
     plan: &Plan,
     state: &mut State,
-    mut tasks: Vec<Written<'_>>,
+    mut tasks: Vec<TaskWrites<'_>>,
     count: bool,
 ) -> Result<BTreeSet<String>, GraphError> {
     tasks.sort_by(|a, b| a.key.cmp(&b.key));
@@ -384,7 +384,7 @@ pub(super) fn apply(
     Ok(updated)
 }
 
-/// Whether the graph stops at one of `nodes` among `tasks`: only when a channel changed since it last stopped.
+/// Whether the graph stops at one of `nodes` among `tasks`: only if a channel changed since the last stop.
 pub(super) fn stops(state: &State, nodes: &Nodes, plan: &Plan, tasks: &[Task]) -> bool {
     if nodes.is_empty() {
         return false;
@@ -397,7 +397,7 @@ pub(super) fn stops(state: &State, nodes: &Nodes, plan: &Plan, tasks: &[Task]) -
         .any(|(channel, version)| Some(version) > seen.get(channel));
     let meant = |task: &Task| {
         let node = &plan.nodes[task.node];
-        !matches!(node.body, Body::Start) && nodes.holds(&node.name)
+        !matches!(node.body, Body::Start) && nodes.contains(&node.name)
     };
     changed && tasks.iter().any(meant)
 }
@@ -418,7 +418,7 @@ impl Status {
     }
 }
 
-/// A write that is pending on a checkpoint: task, channel, value.
+/// A pending write on a checkpoint: task, channel, value.
 pub(super) type Pending = (String, String, Shared);
 
 /// Status of every task that wrote.
@@ -439,7 +439,7 @@ pub(super) fn statuses(pending: &[Pending]) -> BTreeMap<String, Status> {
     found
 }
 
-/// A task's writes to the state, as results show them: several to one channel become `{"$writes": […]}`.
+/// A task's writes to the state, as shown in results: several to one channel become `{"$writes": […]}`.
 pub(super) fn result<'a>(
     plan: &Plan,
     writes: impl IntoIterator<Item = &'a (String, Shared)>,
@@ -464,7 +464,7 @@ pub(super) fn result<'a>(
     found
 }
 
-/// What a node's output writes: its update, then where it goes, then its edges.
+/// The writes of a node's output: its update, its explicit targets, and its edges.
 pub(super) fn node_writes(
     plan: &Plan,
     state: &State,
@@ -523,7 +523,7 @@ pub(super) fn goto_write(plan: &Plan, target: &crate::Goto) -> Result<Option<(St
     }
 }
 
-/// The state as a node's own writes change it: what its edges decide on.
+/// The state including the node's own writes, on which its edges decide.
 fn view(plan: &Plan, state: &State, writes: &[(String, Shared)]) -> Result<Value, GraphError> {
     let mut view = Map::new();
     for ((name, sort), channel) in plan.channels[..plan.state].iter().zip(&state.channels) {

@@ -1,9 +1,9 @@
-//! Values with holes that the state fills, and conditions on the state. Places are JSON pointers.
+//! Templates filled from the state, and conditions on the state. Locations are JSON pointers.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-/// A JSON value with holes: `{"$": "/pointer"}` becomes what stands there (null when nothing does), and `${/pointer}`
+/// A JSON value with placeholders: `{"$": "/pointer"}` becomes the value there (null if missing), and `${/pointer}`
 /// inside a text becomes its text.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Template {
@@ -26,7 +26,7 @@ impl Template {
         }
     }
 
-    /// Filled, as a text: texts stay as they are, null is empty, anything else is its JSON.
+    /// Fills it as text: strings stay as they are, null is empty, anything else becomes JSON.
     pub(super) fn fill_text(&self, state: &Value) -> String {
         as_text(&self.fill(state))
     }
@@ -89,7 +89,7 @@ fn fill_holes(text: &str, state: &Value) -> String {
     filled
 }
 
-/// A JSON pointer; a list's `-1` is its last entry, `-2` the one before.
+/// Resolves a JSON pointer; `-1` is the last entry of a list, `-2` the one before.
 pub(super) fn at<'a>(value: &'a Value, pointer: &str) -> Option<&'a Value> {
     if pointer.is_empty() {
         return Some(value);
@@ -136,11 +136,12 @@ pub(super) enum Condition {
         /// The condition.
         not: Box<Condition>,
     },
-    /// What stands at a place passes every comparison given (and is neither null, false, 0 nor empty when none is).
+    /// The value at a location satisfies every given comparison (without comparisons: it is neither null, false, 0 nor
+    /// empty).
     At(Comparison),
 }
 
-/// Comparisons of what stands at a place.
+/// Comparisons of what is at a place.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Comparison {
@@ -158,7 +159,7 @@ pub(super) struct Comparison {
     greater: Option<f64>,
     #[serde(default)]
     at_least: Option<f64>,
-    /// A text holds this text, a list this entry, an object this key.
+    /// A string contains this string, a list this entry, an object this key.
     #[serde(default)]
     contains: Option<Value>,
     /// One of these.

@@ -6,17 +6,17 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::job::{Job, Output, Stop};
+use super::http_client::{self, Request};
+use super::job::{NodeOutput, NodeStop, TaskContext};
 use super::messages;
 use super::template::{Template, as_text, at};
-use super::wire::{self, Request};
 use crate::GraphError;
 
 /// The tools of a react graph.
 #[derive(Clone, Debug)]
 pub(super) struct Tools(Vec<Tool>);
 
-/// A tool: what the model is told about it, and the call it stands for.
+/// A tool: its description for the model, and its HTTP call.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Tool {
@@ -32,7 +32,7 @@ pub(super) struct Tool {
     method: String,
     #[serde(default)]
     headers: BTreeMap<String, Template>,
-    /// Filled from the arguments; without it they are the body (or the query, for GET and DELETE).
+    /// Filled from the arguments; by default they are the body (or the query, for GET and DELETE).
     #[serde(default)]
     body: Option<Template>,
     /// What of a JSON answer the model sees.
@@ -56,7 +56,7 @@ impl Tools {
     pub(super) fn new(tools: Vec<Tool>) -> Result<Self, String> {
         for (at, tool) in tools.iter().enumerate() {
             if tool.name.is_empty() || tools[..at].iter().any(|other| other.name == tool.name) {
-                return Err(format!("tool {:?}: names are not empty and differ", tool.name));
+                return Err(format!("tool {:?}: names must be unique and not empty", tool.name));
             }
             if !tool.url.starts_with("http://") && !tool.url.starts_with("https://") {
                 return Err(format!("tool {:?}: `url` must be an http or https address", tool.name));
@@ -76,8 +76,8 @@ impl Tools {
         self.0.iter().map(offered).collect()
     }
 
-    /// One call, when the task was sent one; else every call of the last message.
-    pub(super) async fn run(&self, job: &Job<'_>) -> Result<Output, Stop> {
+    /// One call if the task was sent one; else every call of the last message.
+    pub(super) async fn run(&self, job: &TaskContext<'_>) -> Result<NodeOutput, NodeStop> {
         let calls: Vec<&Value> = match job.input.get("tool_call") {
             Some(call) => vec![call],
             None => {
@@ -91,11 +91,11 @@ impl Tools {
         };
         let calls = calls.into_iter().map(|call| self.call(job, call));
         let answers = futures::future::try_join_all(calls).await?;
-        Ok(Output::update(json!({"messages": answers})))
+        Ok(NodeOutput::update(json!({"messages": answers})))
     }
 
-    /// A failure is the tool's answer: the model can choose another way.
-    async fn call(&self, job: &Job<'_>, call: &Value) -> Result<Value, Stop> {
+    /// A failure becomes the tool's result, so that the model can react.
+    async fn call(&self, job: &TaskContext<'_>, call: &Value) -> Result<Value, NodeStop> {
         let name = call["name"].as_str().unwrap_or_default();
         let id = call["id"].as_str().unwrap_or_default();
         let Some(tool) = self.0.iter().find(|tool| tool.name == name) else {
@@ -103,17 +103,21 @@ impl Tools {
             let text = format!("Error: {name} is not a valid tool, try one of [{}].", names.join(", "));
             return Ok(messages::tool(name, id, &text, true));
         };
-        job.tool(&json!({"event": "tool-started", "tool_call_id": id, "tool_name": name, "input": call["args"]}));
+        job.stream_tool_event(
+            &json!({"event": "tool-started", "tool_call_id": id, "tool_name": name, "input": call["args"]}),
+        );
         // It may take a while.
         job.run.sink.flush().await?;
         let answer = match tool.call(job, &call["args"]).await {
             Ok(text) => {
                 let message = messages::tool(name, id, &text, false);
-                job.tool(&json!({"event": "tool-finished", "tool_call_id": id, "output": message}));
+                job.stream_tool_event(&json!({"event": "tool-finished", "tool_call_id": id, "output": message}));
                 message
             }
             Err(error) => {
-                job.tool(&json!({"event": "tool-error", "tool_call_id": id, "message": error.to_string()}));
+                job.stream_tool_event(
+                    &json!({"event": "tool-error", "tool_call_id": id, "message": error.to_string()}),
+                );
                 messages::tool(name, id, &format!("Error: {error}"), true)
             }
         };
@@ -122,7 +126,7 @@ impl Tools {
 }
 
 impl Tool {
-    async fn call(&self, job: &Job<'_>, args: &Value) -> Result<String, GraphError> {
+    async fn call(&self, job: &TaskContext<'_>, args: &Value) -> Result<String, GraphError> {
         let in_query = matches!(self.method.as_str(), "GET" | "DELETE" | "HEAD");
         let mut url = filled_url(&self.url, args);
         let body = match &self.body {
@@ -147,10 +151,13 @@ impl Tool {
             let status = reply.status().as_u16();
             return Err(GraphError::new(
                 "HTTPError",
-                format!("{status} {}", wire::excerpt(reply).await),
+                format!("{status} {}", http_client::excerpt(reply).await),
             ));
         }
-        let body = reply.bytes(1 << 20).await.map_err(|error| wire::connection(&error))?;
+        let body = reply
+            .bytes(1 << 20)
+            .await
+            .map_err(|error| http_client::connection(&error))?;
         let text = String::from_utf8_lossy(&body).into_owned();
         Ok(match &self.result {
             Some(pointer) => {

@@ -10,15 +10,18 @@ use super::engine::{changed, null_writes};
 use super::plan::{END, Plan, START};
 use super::sink::rfc3339;
 use super::snapshot::{inner, pending, step};
-use super::superstep::{self, INPUT, Place, State, Writes, Written};
+use super::superstep::{self, INPUT, State, TaskSite, TaskWrites, Writes};
 use super::{codec, run};
-use crate::{At, Checkpoint, CheckpointRef, GraphError, Host, Put, PutWrites, Saved, Shared, Update, Versions, ids};
+use crate::{
+    Checkpoint, CheckpointRef, GraphError, Host, Put, PutWrites, SavedCheckpoint, Shared, StateRef, Update, Versions,
+    ids,
+};
 
 /// Applies supersteps of updates; each makes a checkpoint.
 pub(super) async fn update_state(
     plan: &Plan,
     clock: &Clock,
-    at: &At,
+    at: &StateRef,
     supersteps: &[Vec<Update>],
     metadata: &Map<String, Value>,
     host: &dyn Host,
@@ -33,18 +36,18 @@ pub(super) async fn update_state(
         if saved.is_none() && id.is_some() {
             return Err(GraphError::new("ValueError", "the checkpoint to update was not found"));
         }
-        // A fork of an older checkpoint still has to sort after everything the thread has.
+        // A fork of an older checkpoint must still sort after everything in the thread.
         let above = match &id {
             Some(_) => host.load(&at.ns, None).await?.map(|latest| latest.checkpoint.id),
             None => saved.as_ref().map(|saved| saved.checkpoint.id.clone()),
         };
-        let step = Step {
+        let step = UpdateStep {
             plan,
             clock,
             at,
             metadata,
             host,
-            above,
+            parent_id: above,
         };
         id = Some(step.perform(saved, updates).await?);
     }
@@ -56,25 +59,25 @@ pub(super) async fn update_state(
     })
 }
 
-struct Step<'a> {
+struct UpdateStep<'a> {
     plan: &'a Plan,
     clock: &'a Clock,
-    at: &'a At,
+    at: &'a StateRef,
     metadata: &'a Map<String, Value>,
     host: &'a dyn Host,
-    above: Option<String>,
+    parent_id: Option<String>,
 }
 
 /// What becomes of a superstep.
-struct Made {
+struct NextCheckpoint {
     source: &'static str,
     step: i64,
     /// What the id carries.
     sequence: i64,
 }
 
-impl Step<'_> {
-    async fn perform(&self, saved: Option<Saved>, updates: &[Update]) -> Result<String, GraphError> {
+impl UpdateStep<'_> {
+    async fn perform(&self, saved: Option<SavedCheckpoint>, updates: &[Update]) -> Result<String, GraphError> {
         let Some(first) = updates.first() else {
             return Err(GraphError::new("ValueError", "No updates provided"));
         };
@@ -100,7 +103,7 @@ impl Step<'_> {
     }
 
     /// Gives up what would run next.
-    async fn clear(&self, saved: Option<Saved>, mut state: State) -> Result<String, GraphError> {
+    async fn clear(&self, saved: Option<SavedCheckpoint>, mut state: State) -> Result<String, GraphError> {
         if let Some(saved) = &saved {
             let mut tasks = self.tasks(saved, &state);
             let pending = pending(saved);
@@ -115,11 +118,11 @@ impl Step<'_> {
                     .map(|status| status.output)
                     .unwrap_or_default();
             }
-            let written = tasks.iter().map(|task| task.written(self.plan)).collect();
+            let written = tasks.iter().map(|task| task.as_writes(self.plan)).collect();
             superstep::apply(self.plan, &mut state, written, true)?;
         }
         let step = saved.as_ref().map_or(-1, step);
-        let made = Made {
+        let made = NextCheckpoint {
             source: "update",
             step: step + 1,
             sequence: step,
@@ -127,14 +130,19 @@ impl Step<'_> {
         self.put(saved.as_ref(), &state, made).await
     }
 
-    async fn as_input(&self, saved: Option<Saved>, mut state: State, values: &Value) -> Result<String, GraphError> {
+    async fn as_input(
+        &self,
+        saved: Option<SavedCheckpoint>,
+        mut state: State,
+        values: &Value,
+    ) -> Result<String, GraphError> {
         if values.is_null() {
             return Err(invalid(format!("Received no input writes for {START}")));
         }
         let input = vec![(START.to_owned(), Shared::from(values.clone()))];
         superstep::apply(self.plan, &mut state, vec![superstep::input_writes(&input)], true)?;
         let step = saved.as_ref().map_or(-1, |saved| step(saved) + 1);
-        let made = Made {
+        let made = NextCheckpoint {
             source: "input",
             step,
             sequence: step,
@@ -143,7 +151,7 @@ impl Step<'_> {
     }
 
     /// The same state once more, beside the checkpoint it is of.
-    async fn copy(&self, saved: Option<Saved>) -> Result<String, GraphError> {
+    async fn copy(&self, saved: Option<SavedCheckpoint>) -> Result<String, GraphError> {
         let Some(saved) = saved else {
             return Err(invalid("Cannot copy a non-existent checkpoint".to_owned()));
         };
@@ -165,7 +173,12 @@ impl Step<'_> {
         Ok(id)
     }
 
-    async fn as_nodes(&self, saved: Option<Saved>, mut state: State, updates: &[Update]) -> Result<String, GraphError> {
+    async fn as_nodes(
+        &self,
+        saved: Option<SavedCheckpoint>,
+        mut state: State,
+        updates: &[Update],
+    ) -> Result<String, GraphError> {
         // Results are shown with the tasks they stand for.
         let mut prepared: BTreeMap<usize, Vec<String>> = BTreeMap::new();
         if let Some(saved) = &saved {
@@ -219,7 +232,7 @@ impl Step<'_> {
                 self.host.save_writes(put).await?;
             }
         }
-        let written = made.iter().enumerate().map(|(at, (node, _, writes))| Written {
+        let written = made.iter().enumerate().map(|(at, (node, _, writes))| TaskWrites {
             name: &self.plan.nodes[*node].name,
             key: format!("~{}, {at:010}", codec::INTERRUPT),
             triggers: &trigger,
@@ -227,7 +240,7 @@ impl Step<'_> {
         });
         superstep::apply(self.plan, &mut state, written.collect(), true)?;
         let step = saved.as_ref().map_or(-1, step);
-        let made = Made {
+        let made = NextCheckpoint {
             source: "update",
             step: step + 1,
             sequence: step + 1,
@@ -269,8 +282,8 @@ impl Step<'_> {
         }
     }
 
-    fn tasks(&self, saved: &Saved, state: &State) -> Vec<superstep::Task> {
-        let place = Place {
+    fn tasks(&self, saved: &SavedCheckpoint, state: &State) -> Vec<superstep::Task> {
+        let place = TaskSite {
             plan: self.plan,
             ns: &self.at.ns,
             checkpoint_id: &saved.checkpoint.id,
@@ -280,7 +293,7 @@ impl Step<'_> {
     }
 
     fn id(&self, sequence: i64) -> String {
-        ids::checkpoint(self.clock.now(), sequence, self.above.as_deref())
+        ids::checkpoint(self.clock.now(), sequence, self.parent_id.as_deref())
     }
 
     fn metadata(&self, source: &str, step: i64, parents: Value) -> Map<String, Value> {
@@ -293,7 +306,12 @@ impl Step<'_> {
         metadata
     }
 
-    async fn put(&self, saved: Option<&Saved>, state: &State, made: Made) -> Result<String, GraphError> {
+    async fn put(
+        &self,
+        saved: Option<&SavedCheckpoint>,
+        state: &State,
+        made: NextCheckpoint,
+    ) -> Result<String, GraphError> {
         let nothing = Versions::new();
         let stored = saved.map_or(&nothing, |saved| &saved.checkpoint.channel_versions);
         let parents = saved.and_then(|saved| saved.metadata.get("parents").cloned());

@@ -8,14 +8,15 @@ use towpath_domain::Clock;
 use towpath_outbound::{Guard, Policy};
 use towpath_runtime::memory::MemoryHost;
 use towpath_runtime::{
-    At, Chunk, Command, Execution, Finish, Graph, GraphError, Graphs, Outside, StateSnapshot, StreamMode, Update,
+    Chunk, Command, Execution, Finish, Graph, GraphError, GraphServices, Graphs, StateRef, StateSnapshot, StreamMode,
+    Update,
 };
 use uuid::Uuid;
 
 pub const THREAD: Uuid = Uuid::from_u128(7);
 
 /// A graph and a thread of it.
-pub struct Arranged {
+pub struct TestThread {
     pub graphs: Graphs,
     pub host: Arc<MemoryHost>,
     runs: std::sync::atomic::AtomicU64,
@@ -30,27 +31,29 @@ pub fn graphs(native: &Value) -> Result<Graphs, String> {
     clippy::needless_pass_by_value,
     reason = "what `json!` gives reads better without a reference"
 )]
-pub fn arrange(native: Value) -> Arranged {
-    Arranged {
-        graphs: graphs(&native).unwrap().with(&Outside::new(Clock::system())),
+pub fn arrange(native: Value) -> TestThread {
+    TestThread {
+        graphs: graphs(&native)
+            .unwrap()
+            .with_services(&GraphServices::new(Clock::system())),
         host: Arc::new(MemoryHost::new()),
         runs: std::sync::atomic::AtomicU64::new(1),
     }
 }
 
 /// With calls to this machine allowed, and one secret.
-pub fn arrange_calling(native: Value) -> Arranged {
-    // Whoever comes first; a second time is refused, which is fine.
+pub fn arrange_calling(native: Value) -> TestThread {
+    // A caller that comes first; a second time is refused, which is fine.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let outside = Outside::new(Clock::system())
-        .calling(Guard::new(Policy::development()))
+    let outside = GraphServices::new(Clock::system())
+        .with_guard(Guard::new(Policy::development()))
         .with_secrets(|name| (name == "TEST_KEY").then(|| "sesame".to_owned()));
     let mut arranged = arrange(native);
-    arranged.graphs = arranged.graphs.with(&outside);
+    arranged.graphs = arranged.graphs.with_services(&outside);
     arranged
 }
 
-impl Arranged {
+impl TestThread {
     pub fn graph(&self) -> &Graph {
         self.graphs.get("agent").unwrap()
     }
@@ -90,7 +93,7 @@ impl Arranged {
 
     pub async fn state(&self) -> StateSnapshot {
         self.graph()
-            .state(&At::latest(THREAD), false, &*self.host)
+            .state(&StateRef::latest(THREAD), false, &*self.host)
             .await
             .unwrap()
             .unwrap()
@@ -98,7 +101,7 @@ impl Arranged {
 
     pub async fn history(&self) -> Vec<StateSnapshot> {
         self.graph()
-            .history(&At::latest(THREAD), &Default::default(), &*self.host)
+            .history(&StateRef::latest(THREAD), &Default::default(), &*self.host)
             .await
             .unwrap()
     }
@@ -109,7 +112,7 @@ impl Arranged {
             as_node: as_node.map(str::to_owned),
             command: None,
         };
-        let at = At::latest(THREAD);
+        let at = StateRef::latest(THREAD);
         let made = self
             .graph()
             .update_state(&at, &[vec![update]], &Map::new(), &*self.host)

@@ -41,13 +41,13 @@ fn code_is_named_and_what_cannot_run_is_refused_with_the_reason() {
     for path in ["./graph.py:graph", "pkg.mod:graph"] {
         for entry in [json!(path), json!({"path": path})] {
             let graphs = config(&json!({"graphs": {"agent": entry}}).to_string()).unwrap();
-            assert_eq!(graphs.code()["agent"], path);
+            assert_eq!(graphs.hosted_paths()["agent"], path);
             assert!(graphs.get("agent").is_none());
         }
     }
     for (path, expected) in [
         ("./src/graph.ts:graph", "JavaScript"),
-        ("./graph.py", "a variable of it"),
+        ("./graph.py", "a variable in it"),
     ] {
         let error = config(&json!({"graphs": {"agent": path}}).to_string()).unwrap_err();
         assert!(
@@ -78,7 +78,7 @@ fn wrong_declarations_are_told_with_their_place() {
         (json!({"kind": "echo", "loud": true}), "unknown field `loud`"),
         (
             node(json!([{"set": {"y": 1}}])),
-            "node \"n\": it writes \"y\", which `channels` does not declare",
+            "node \"n\": it writes \"y\", which is not declared in `channels`",
         ),
         (
             node(json!([{"set": {}, "emit": 1}])),
@@ -90,7 +90,7 @@ fn wrong_declarations_are_told_with_their_place() {
         ),
         (
             node(json!([{"goto": "m"}])),
-            "node \"n\" goes to \"m\", which is no node",
+            "node \"n\" goes to \"m\", which is not a node",
         ),
         (
             node(json!([{"emit": 1, "into": "x"}])),
@@ -102,7 +102,7 @@ fn wrong_declarations_are_told_with_their_place() {
         ),
         (
             json!({"kind": "workflow", "nodes": {"a": "echo"}, "edges": [["a", "a"]]}),
-            "no edge leaves \"__start__\"",
+            "no edge starts at \"__start__\"",
         ),
         (
             json!({"kind": "workflow", "nodes": {"a": "echo"}, "edges": [{"from": "a"}]}),
@@ -120,7 +120,10 @@ fn wrong_declarations_are_told_with_their_place() {
             json!({"kind": "echo", "channels": {"x": "append"}}),
             "echo needs the channel `messages`",
         ),
-        (json!({"kind": "echo", "interrupt_before": ["x"]}), "it stops at \"x\""),
+        (
+            json!({"kind": "echo", "interrupt_before": ["x"]}),
+            "it interrupts at \"x\"",
+        ),
         (
             json!({"kind": "llm", "base_url": "ftp://x", "model": "m"}),
             "`base_url` must be",
@@ -131,7 +134,7 @@ fn wrong_declarations_are_told_with_their_place() {
         ),
         (
             json!({"kind": "http", "url": "http://x", "map": {"reply": "a"}}),
-            "\"a\" is no JSON pointer",
+            "\"a\" is not a JSON pointer",
         ),
         (
             json!({"kind": "http", "url": "http://x", "map": {"z": "/a"}}),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use towpath_runtime::{Durability, Execution, GraphError, Save, StreamMode};
 
-use crate::arrange::{Arranged, arrange};
+use crate::arrange::{TestThread, arrange};
 
 /// Three workers at once, then one that counts.
 fn parallel() -> Value {
@@ -25,7 +25,7 @@ fn parallel() -> Value {
 fn retried(execution: &Execution) -> Execution {
     Execution {
         attempt: execution.attempt + 1,
-        repeated: true,
+        is_retry: true,
         ..execution.clone()
     }
 }
@@ -302,7 +302,7 @@ async fn the_recursion_limit_ends_a_loop() {
     );
 }
 
-async fn cancelled(thread: &Arranged, execution: &Execution) -> GraphError {
+async fn cancelled(thread: &TestThread, execution: &Execution) -> GraphError {
     let host = thread.host.clone();
     let stop = async {
         tokio::task::yield_now().await;

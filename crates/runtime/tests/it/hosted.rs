@@ -1,7 +1,7 @@
 //! Children and their pool, with a child that runs no Python.
 
 mod fake;
-mod neighbours;
+mod isolation;
 mod questions;
 
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use towpath_runtime::memory::MemoryHost;
 use towpath_runtime::{Execution, Finish, GraphError, GraphSet, Graphs};
 use uuid::Uuid;
 
-struct Set {
+struct TestPool {
     graphs: GraphSet,
     _sockets: tempfile::TempDir,
 }
@@ -51,7 +51,7 @@ fn quick() -> Options {
     }
 }
 
-/// Whoever is cancelled here stops by itself, however long a busy machine takes over it.
+/// A caller that is cancelled here stops by itself, however long a busy machine takes over it.
 fn patient() -> Options {
     Options {
         cancel_grace: Duration::from_secs(60),
@@ -59,7 +59,7 @@ fn patient() -> Options {
     }
 }
 
-impl Set {
+impl TestPool {
     async fn start(options: Options) -> Self {
         let sockets = tempfile::tempdir().unwrap();
         let pool = Pool::start(launch(&json!({}), sockets.path()), options).await.unwrap();
@@ -70,7 +70,7 @@ impl Set {
     }
 
     fn pool(&self) -> Arc<Pool> {
-        self.graphs.current().hosts().unwrap().clone()
+        self.graphs.current().host_pool().unwrap().clone()
     }
 
     async fn on(&self, host: &MemoryHost, input: Value) -> Result<Finish, GraphError> {
@@ -84,12 +84,12 @@ impl Set {
     }
 
     /// Starts a run and waits for its first event.
-    async fn begin(&self, input: Value) -> Begun {
+    async fn begin(&self, input: Value) -> StartedRun {
         self.begin_after(0, input).await
     }
 
     /// The same with a run whose process ended so often with others in it.
-    async fn begin_after(&self, shared_crashes: u32, input: Value) -> Begun {
+    async fn begin_after(&self, shared_crashes: u32, input: Value) -> StartedRun {
         let host = Arc::new(MemoryHost::new());
         let graph = self.graphs.get("agent").unwrap();
         let run = tokio::spawn({
@@ -103,11 +103,11 @@ impl Set {
         while host.take_chunks().is_empty() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        Begun { host, run }
+        StartedRun { host, run }
     }
 }
 
-struct Begun {
+struct StartedRun {
     host: Arc<MemoryHost>,
     run: tokio::task::JoinHandle<Result<Finish, GraphError>>,
 }
@@ -118,7 +118,7 @@ fn pid(finish: &Finish) -> i64 {
 
 #[tokio::test]
 async fn a_run_goes_to_a_child_and_comes_back() {
-    let set = Set::start(quick()).await;
+    let set = TestPool::start(quick()).await;
     let finish = set.run(json!({"do": "echo"})).await.unwrap();
     assert_eq!(i64::from(set.pool().children()[0].0), pid(&finish));
     assert_eq!(finish.values["attempt"], 1);
@@ -126,7 +126,7 @@ async fn a_run_goes_to_a_child_and_comes_back() {
 
 #[tokio::test]
 async fn what_a_run_saves_it_finds_again() {
-    let set = Set::start(quick()).await;
+    let set = TestPool::start(quick()).await;
     let finish = set.run(json!({"do": "save"})).await.unwrap();
     let found = json!({"id": "1", "blob": [0xc1, 0], "writes": 1, "channel": "y"});
     assert_eq!(finish.values["found"], found);
@@ -134,7 +134,7 @@ async fn what_a_run_saves_it_finds_again() {
 
 #[tokio::test]
 async fn a_child_that_dies_takes_its_run_along_and_another_goes_on_where_it_was() {
-    let set = Set::start(quick()).await;
+    let set = TestPool::start(quick()).await;
     let first = pid(&set.run(json!({})).await.unwrap());
     let host = MemoryHost::new();
     let lost = set.on(&host, json!({"do": "save and crash"})).await.unwrap_err();
@@ -150,7 +150,7 @@ async fn a_child_that_dies_takes_its_run_along_and_another_goes_on_where_it_was(
 
 #[tokio::test]
 async fn what_the_code_raises_is_the_runs_error_and_carries_its_traceback() {
-    let set = Set::start(quick()).await;
+    let set = TestPool::start(quick()).await;
     let raised = set.run(json!({"do": "raise"})).await.unwrap_err();
     assert_eq!((raised.class.as_str(), raised.retry), ("ValueError", false));
     assert!(raised.traceback.unwrap().contains("line 3"));
@@ -158,7 +158,7 @@ async fn what_the_code_raises_is_the_runs_error_and_carries_its_traceback() {
 
 #[tokio::test]
 async fn a_cancelled_run_ends_and_its_child_stays() {
-    let set = Set::start(patient()).await;
+    let set = TestPool::start(patient()).await;
     let begun = set.begin(json!({"do": "wait"})).await;
     let before = set.pool().children()[0].0;
     begun.host.cancel();
@@ -177,14 +177,14 @@ async fn gone(pid: i32) {
 
 #[tokio::test]
 async fn of_a_command_that_is_saved_only_the_answer_is_given_again() {
-    let set = Set::start(quick()).await;
+    let set = TestPool::start(quick()).await;
     let graph = set.graphs.get("agent").unwrap();
     let host = MemoryHost::new();
-    // The child is told by the input what to do, and is sent none beside a command.
+    // The child is recognised by the input what to do, and is sent none beside a command.
     let told = json!({"update": {"do": "x"}, "resume": "yes", "goto": ["n"]});
     let mut execution = Execution::new(Uuid::from_u128(1), Uuid::from_u128(2), None);
     execution.command = Some(serde_json::from_value(told).unwrap());
-    execution.repeated = true;
+    execution.is_retry = true;
     let first = graph.run(&execution, &host).await.unwrap().values;
     assert_eq!(
         first,
@@ -201,7 +201,7 @@ async fn of_a_command_that_is_saved_only_the_answer_is_given_again() {
 
 #[tokio::test]
 async fn a_run_that_is_given_up_frees_its_place() {
-    let set = Set::start(Options { slots: 1, ..quick() }).await;
+    let set = TestPool::start(Options { slots: 1, ..quick() }).await;
     let begun = set.begin(json!({"do": "wait"})).await;
     begun.run.abort();
     // The child hears of it, and its only place is free.
@@ -213,7 +213,7 @@ async fn a_run_that_is_given_up_frees_its_place() {
 
 #[tokio::test]
 async fn a_child_is_replaced_after_its_runs() {
-    let set = Set::start(Options { max_runs: 2, ..quick() }).await;
+    let set = TestPool::start(Options { max_runs: 2, ..quick() }).await;
     let first = pid(&set.run(json!({})).await.unwrap());
     let mut last = first;
     while last == first {
@@ -223,7 +223,7 @@ async fn a_child_is_replaced_after_its_runs() {
 
 #[tokio::test]
 async fn a_blocked_child_keeps_its_run_and_gets_no_other() {
-    let set = Set::start(patient()).await;
+    let set = TestPool::start(patient()).await;
     let blocked = set.begin(json!({"do": "block"})).await;
     let first = set.pool().children()[0].0;
     // Its next answer to a ping tells.
@@ -241,7 +241,7 @@ async fn a_blocked_child_keeps_its_run_and_gets_no_other() {
 #[tokio::test]
 async fn a_child_that_stood_in_for_a_blocked_one_ends_though_it_has_work() {
     let idle_after = Duration::from_millis(500);
-    let set = Set::start(Options {
+    let set = TestPool::start(Options {
         idle_after,
         ..patient()
     })
@@ -261,7 +261,7 @@ async fn a_child_that_stood_in_for_a_blocked_one_ends_though_it_has_work() {
 
 #[tokio::test]
 async fn isolated_runs_have_a_child_each() {
-    let set = Set::start(quick().isolated(2)).await;
+    let set = TestPool::start(quick().isolated(2)).await;
     let first = set.begin(json!({"do": "wait"})).await;
     let second = set.begin(json!({"do": "wait"})).await;
     let children = set.pool().children();
@@ -274,7 +274,7 @@ async fn isolated_runs_have_a_child_each() {
 
 #[tokio::test]
 async fn a_child_sends_no_more_than_it_may() {
-    let set = Set::start(quick()).await;
+    let set = TestPool::start(quick()).await;
     let host = MemoryHost::new();
     let finish = set.on(&host, json!({"do": "pour", "bytes": 20 << 20})).await.unwrap();
     let bytes: usize = host.take_chunks().iter().map(|chunk| chunk.data.len()).sum();
@@ -301,50 +301,53 @@ async fn a_load_error_says_where_and_what_to_do() {
 
 #[tokio::test]
 async fn a_swap_lets_runs_end_where_they_began() {
-    let set = Set::start(quick()).await;
+    let set = TestPool::start(quick()).await;
     let before = set.begin(json!({"do": "wait"})).await;
     let old = set.pool().children()[0].0;
     let sockets = tempfile::tempdir().unwrap();
     let pool = Pool::start(launch(&json!({}), sockets.path()), quick()).await.unwrap();
-    let replaced = set.graphs.swap(Graphs::default().with_hosts(pool));
+    let replaced = set.graphs.replace(Graphs::default().with_hosts(pool));
     assert_ne!(pid(&set.run(json!({})).await.unwrap()), i64::from(old));
-    assert_eq!(replaced.hosts().unwrap().children(), [(old, 1)]);
+    assert_eq!(replaced.host_pool().unwrap().children(), [(old, 1)]);
     drop(replaced);
     assert!(!before.run.is_finished());
     before.host.cancel();
     assert!(before.run.await.unwrap().unwrap_err().is_cancelled());
-    // Nobody holds the old set any more: its child goes.
+    // No one holds the old set any more: its child goes.
     gone(old).await;
 }
 
 #[test]
 fn frames_are_taken_whole() {
     use bytes::BytesMut;
-    use hosted::frame::{FrameError, Type, encode, encode_map, take};
-    let bytes = encode(Type::CHUNK, 7, b"abc").unwrap();
+    use hosted::frame::{FrameError, FrameType, encode, encode_map, parse_frame};
+    let bytes = encode(FrameType::CHUNK, 7, b"abc").unwrap();
     let mut buffer = BytesMut::new();
     for byte in &bytes[..bytes.len() - 1] {
         buffer.extend_from_slice(&[*byte]);
-        assert_eq!(take(&mut buffer, 1024), Ok(None));
+        assert_eq!(parse_frame(&mut buffer, 1024), Ok(None));
     }
     buffer.extend_from_slice(&bytes[bytes.len() - 1..]);
-    buffer.extend_from_slice(&encode(Type::DONE, 8, b"").unwrap());
-    let frame = take(&mut buffer, 1024).unwrap().unwrap();
+    buffer.extend_from_slice(&encode(FrameType::DONE, 8, b"").unwrap());
+    let frame = parse_frame(&mut buffer, 1024).unwrap().unwrap();
     assert_eq!(
         (frame.r#type, frame.stream, &frame.payload[..]),
-        (Type::CHUNK, 7, &b"abc"[..])
+        (FrameType::CHUNK, 7, &b"abc"[..])
     );
-    let frame = take(&mut buffer, 1024).unwrap().unwrap();
-    assert_eq!((frame.r#type, frame.stream, frame.payload.len()), (Type::DONE, 8, 0));
+    let frame = parse_frame(&mut buffer, 1024).unwrap().unwrap();
+    assert_eq!(
+        (frame.r#type, frame.stream, frame.payload.len()),
+        (FrameType::DONE, 8, 0)
+    );
     let mut long = BytesMut::from(&[0, 1, 0, 0][..]);
-    assert_eq!(take(&mut long, 1024), Err(FrameError::TooLong(65536)));
+    assert_eq!(parse_frame(&mut long, 1024), Err(FrameError::TooLong(65536)));
     let mut short = BytesMut::from(&[0, 0, 0, 1][..]);
-    assert_eq!(take(&mut short, 1024), Err(FrameError::TooShort(1)));
+    assert_eq!(parse_frame(&mut short, 1024), Err(FrameError::TooShort(1)));
     // A map is written as it would be apart, and no further than allowed.
     let map = json!({"call": 1, "value": "x".repeat(100)});
     let payload = hosted::message::write(&map);
-    let whole = encode(Type::REPLY, 9, &payload).unwrap();
-    assert_eq!(encode_map(Type::REPLY, 9, &map, whole.len()), Ok(whole.clone()));
+    let whole = encode(FrameType::REPLY, 9, &payload).unwrap();
+    assert_eq!(encode_map(FrameType::REPLY, 9, &map, whole.len()), Ok(whole.clone()));
     let most = whole.len() - 1;
-    assert_eq!(encode_map(Type::REPLY, 9, &map, most), Err(FrameError::Over(most)));
+    assert_eq!(encode_map(FrameType::REPLY, 9, &map, most), Err(FrameError::Over(most)));
 }

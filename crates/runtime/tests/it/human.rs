@@ -1,10 +1,10 @@
-//! Interrupts, and every way to go on.
+//! Interrupts, and every way to continue.
 
 use serde_json::{Value, json};
 use towpath_runtime::Nodes;
 use towpath_runtime::StreamMode::{Updates, Values};
 
-use crate::arrange::{Arranged, arrange, of};
+use crate::arrange::{TestThread, arrange, of};
 
 /// Two workers; the second one asks.
 fn fan() -> Value {
@@ -94,7 +94,7 @@ async fn a_finish_names_who_waits() {
 }
 
 /// Two tasks that both ask.
-fn both() -> Arranged {
+fn both() -> TestThread {
     arrange(json!({
         "kind": "workflow",
         "channels": {"a": "last-value", "b": "last-value"},
@@ -202,7 +202,7 @@ async fn an_interrupt_inside_of_a_subgraph_goes_on_inside() {
     assert_eq!(state.next, ["sub"]);
     let place = state.tasks[0].checkpoint.clone().unwrap();
     assert!(place.checkpoint_ns.starts_with("sub:"));
-    let at = towpath_runtime::At {
+    let at = towpath_runtime::StateRef {
         thread_id: place.thread_id,
         ns: place.checkpoint_ns,
         id: None,
@@ -216,7 +216,7 @@ async fn an_interrupt_inside_of_a_subgraph_goes_on_inside() {
     );
     let full = thread
         .graph()
-        .state(&towpath_runtime::At::latest(place.thread_id), true, &*thread.host)
+        .state(&towpath_runtime::StateRef::latest(place.thread_id), true, &*thread.host)
         .await;
     assert_eq!(full.unwrap().unwrap().tasks[0].state.as_ref().unwrap().next, ["inner"]);
 

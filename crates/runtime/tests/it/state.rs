@@ -2,11 +2,11 @@
 
 use serde_json::{Map, Value, json};
 use towpath_runtime::StreamMode::{Checkpoints, Updates};
-use towpath_runtime::{At, HistoryQuery, Update};
+use towpath_runtime::{HistoryQuery, StateRef, Update};
 
-use crate::arrange::{Arranged, THREAD, arrange, of};
+use crate::arrange::{THREAD, TestThread, arrange, of};
 
-fn chain() -> Arranged {
+fn chain() -> TestThread {
     arrange(json!({
         "kind": "workflow", "channels": {"items": "append", "x": "last-value"},
         "nodes": {
@@ -60,7 +60,7 @@ async fn history_shows_each_superstep_with_its_results() {
     };
     let page = thread
         .graph()
-        .history(&At::latest(THREAD), &query, &*thread.host)
+        .history(&StateRef::latest(THREAD), &query, &*thread.host)
         .await
         .unwrap();
     assert_eq!(page, [history[2].clone()]);
@@ -70,7 +70,7 @@ async fn history_shows_each_superstep_with_its_results() {
     };
     let page = thread
         .graph()
-        .history(&At::latest(THREAD), &query, &*thread.host)
+        .history(&StateRef::latest(THREAD), &query, &*thread.host)
         .await
         .unwrap();
     assert_eq!(page, [history[3].clone()]);
@@ -105,7 +105,11 @@ async fn a_state_serializes_as_the_api_shows_it() {
     assert_eq!(
         thread
             .graph()
-            .state(&At::latest(THREAD), false, &towpath_runtime::memory::MemoryHost::new())
+            .state(
+                &StateRef::latest(THREAD),
+                false,
+                &towpath_runtime::memory::MemoryHost::new()
+            )
             .await,
         Ok(None)
     );
@@ -210,7 +214,7 @@ async fn several_updates_are_one_superstep() {
     let metadata = Map::from_iter([("who".to_owned(), json!("me")), ("deep".to_owned(), json!({}))]);
     let made = thread
         .graph()
-        .update_state(&At::latest(THREAD), &supersteps, &metadata, &*thread.host)
+        .update_state(&StateRef::latest(THREAD), &supersteps, &metadata, &*thread.host)
         .await
         .unwrap();
     let history = thread.history().await;
@@ -259,9 +263,9 @@ async fn a_run_from_an_earlier_checkpoint_makes_a_branch() {
     assert!(after[0].checkpoint_id > history[0].checkpoint_id);
 
     // A fork with another value.
-    let at = At {
+    let at = StateRef {
         id: old.checkpoint_id.clone(),
-        ..At::latest(THREAD)
+        ..StateRef::latest(THREAD)
     };
     let update = Update {
         values: json!({"items": ["forked"]}),

@@ -6,21 +6,15 @@ use std::time::Duration;
 use towpath_domain::{KeyId, OrganizationId, Rejection, Scope, Secret, Timestamp};
 
 use super::secret::{new_key_secret, prefix};
-use super::{ApiKey, KeyHash, KeyLimits, NewKey, by_id, find, workspace};
+use super::{ApiKey, KeyHash, KeyLimits, NewKey, find, key_by_id, workspace};
 use crate::{Error, Result, Tx};
 
-/// Makes a key and returns its secret, which cannot be had again.
-///
-/// # Errors
-/// `NotFound` when the workspace is not the organisation's, or there is no such organisation.
+/// Creates a key and returns its secret, which cannot be retrieved again.
 pub async fn create_key(tx: &mut Tx<'_>, new: NewKey<'_>) -> Result<(ApiKey, Secret)> {
     create_limited_key(tx, new, KeyLimits::default()).await
 }
 
 /// As [`create_key`], with scopes and an end.
-///
-/// # Errors
-/// As [`create_key`].
 pub async fn create_limited_key(tx: &mut Tx<'_>, new: NewKey<'_>, limits: KeyLimits) -> Result<(ApiKey, Secret)> {
     if let Some(tenant) = new.workspace {
         let found = workspace(tx, tenant).await?.ok_or(Error::NotFound)?;
@@ -35,17 +29,16 @@ pub async fn create_limited_key(tx: &mut Tx<'_>, new: NewKey<'_>, limits: KeyLim
     Ok((key, Secret::new(secret)))
 }
 
-/// Gives a key a new secret, which is returned and cannot be had again. The one before opens the key for `overlap`
-/// more.
+/// Gives a key a new secret, which is returned and cannot be retrieved again. The old one stays valid for `overlap`.
 ///
 /// # Errors
-/// `NotFound` when there is no such key, `Rejected` when it opens nothing any more, `Stale` when another rotation came
-/// in between.
+/// `NotFound` if there is no such key, `Rejected` if it is revoked or expired, `Stale` if another rotation came in
+/// between.
 pub async fn rotate_key(tx: &mut Tx<'_>, id: KeyId, overlap: Duration) -> Result<(ApiKey, Secret)> {
     let now = tx.now();
-    let found = by_id(tx, id).await?.ok_or(Error::NotFound)?;
+    let found = key_by_id(tx, id).await?.ok_or(Error::NotFound)?;
     if !found.opens_at(now) {
-        let text = "this key was revoked or has expired; make a new one";
+        let text = "the key was revoked or has expired; create a new one";
         return Err(Rejection::rule("key_id", text).into());
     }
     let is_of_revision: bool = on!(tx, |conn| sqlx::query_scalar(
@@ -55,8 +48,8 @@ pub async fn rotate_key(tx: &mut Tx<'_>, id: KeyId, overlap: Duration) -> Result
     .fetch_one(conn)
     .await)?;
     if is_of_revision {
-        // Its agent server goes on with the secret it was started with.
-        let text = "this is the key of a deployment's revision; deploy the deployment again to replace it";
+        // Its agent server continues with the secret it was started with.
+        let text = "this is the key of a deployment's revision; redeploy to replace it";
         return Err(Rejection::rule("key_id", text).into());
     }
     let until = now.plus(overlap);
@@ -96,11 +89,8 @@ pub async fn rotate_key(tx: &mut Tx<'_>, id: KeyId, overlap: Duration) -> Result
 }
 
 /// Records when keys were used last.
-///
-/// # Errors
-/// Only the database's.
 pub async fn record_uses(tx: &mut Tx<'_>, uses: &BTreeMap<KeyId, Timestamp>) -> Result<()> {
-    // In the order of the ids: processes that record the same keys never wait for each other in a circle.
+    // In the order of the ids, so that processes that record the same keys do not deadlock.
     for (key, used_at) in uses {
         on!(tx, |conn| sqlx::query(
             "UPDATE api_key SET last_used_at = $2 WHERE id = $1 AND (last_used_at IS NULL OR last_used_at < $2)"
@@ -114,10 +104,7 @@ pub async fn record_uses(tx: &mut Tx<'_>, uses: &BTreeMap<KeyId, Timestamp>) -> 
     Ok(())
 }
 
-/// Takes the power of the key with this secret away, where there is one.
-///
-/// # Errors
-/// Only the database's.
+/// Takes the power of the key with this secret away, if there is one.
 pub async fn revoke_secret(tx: &mut Tx<'_>, secret: &Secret) -> Result<()> {
     let hash = KeyHash::of(secret.reveal().as_bytes());
     if let Some(key) = find(tx, &hash).await? {
@@ -127,9 +114,6 @@ pub async fn revoke_secret(tx: &mut Tx<'_>, secret: &Secret) -> Result<()> {
 }
 
 /// Takes a key's power away. Revoking it again keeps the first time.
-///
-/// # Errors
-/// `NotFound` when the organisation has no such key.
 pub async fn revoke_key(tx: &mut Tx<'_>, organization: OrganizationId, key: KeyId) -> Result<ApiKey> {
     let now = tx.now();
     on!(tx, |conn| sqlx::query_as(

@@ -5,8 +5,8 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use rand::TryRngCore as _;
 use sha2::{Digest as _, Sha256};
 
-/// How secrets of keys begin. Programs that search texts for secrets know them by it:
-/// `towpath_` and 72 hexadecimal digits, the last 8 of which are a checksum.
+/// The prefix of secrets, by which secret scanners recognise them: `towpath_` and 72 hexadecimal digits, the last 8 of
+/// which are a checksum.
 pub const KEY_PREFIX: &str = "towpath_";
 /// Digits of randomness, and of the checksum behind them.
 const RANDOM_DIGITS: usize = 64;
@@ -20,8 +20,8 @@ pub fn new_key_secret() -> String {
     format!("{KEY_PREFIX}{digits}{check}")
 }
 
-/// Whether a text begins as a key's secret does and goes on as none that was made here can: it was cut off or written
-/// wrongly, unless an operator has chosen it.
+/// Whether a text has the prefix of a secret but a wrong length or checksum: it was truncated or mistyped, unless an
+/// operator chose it.
 #[must_use]
 pub fn is_damaged(secret: &[u8]) -> bool {
     let Some(digits) = secret.strip_prefix(KEY_PREFIX.as_bytes()) else {
@@ -53,8 +53,8 @@ fn random() -> [u8; 32] {
     bytes
 }
 
-/// Enough to tell keys apart, far too little to guess the rest. An operator's own text may be less random than ours,
-/// so less of it is shown.
+/// Enough to tell keys apart, far too little to guess the rest. An operator's own secret may be less random, so less of
+/// it is shown.
 pub(super) fn prefix(secret: &str) -> String {
     let shown = match secret {
         _ if secret.starts_with(KEY_PREFIX) => KEY_PREFIX.len() + 6,

@@ -15,9 +15,6 @@ pub struct Calendar {
 }
 
 /// Reads the calendar, which is kept in a table of its own.
-///
-/// # Errors
-/// As every statement.
 pub async fn calendar(tx: &mut Tx<'_>) -> Result<Calendar> {
     let found: Option<Calendar> = on!(tx, |conn| {
         sqlx::query(
@@ -32,14 +29,11 @@ pub async fn calendar(tx: &mut Tx<'_>) -> Result<Calendar> {
     Ok(found.unwrap_or_default())
 }
 
-/// Writes the calendar and moves the database's clock. On SQLite the clock is that of the process, which the caller moves
-/// once this is committed.
-///
-/// # Errors
-/// As every statement.
+/// Writes the calendar and moves the database's clock. On SQLite the clock is that of the process, which the caller
+/// moves after the commit.
 pub async fn move_clock(tx: &mut Tx<'_>, to: Calendar) -> Result<()> {
     if let Conn::Postgres(conn) = tx.conn() {
-        // As in the schema, with a constant: a table to read it from would count among the blocks of every statement.
+        // A constant, unlike in the schema: reading a table would add to the block count of every statement.
         let text = format!(
             "CREATE OR REPLACE FUNCTION towpath_now(known timestamptz DEFAULT NULL) RETURNS timestamptz
                  LANGUAGE sql STABLE PARALLEL SAFE

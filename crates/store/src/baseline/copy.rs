@@ -6,27 +6,24 @@ use sqlx::{Connection, Executor, PgConnection};
 
 use crate::error::{Error, Result};
 
-/// Connections that copy rows into one table: `id, trace_id, parent_run_id, dotted_order, name, run_type, start_time, end_time,
-/// error, tags, inputs, outputs, events, extra`, with the id as its key and an index over starts.
-pub struct Copies {
+/// Connections that copy rows into one table: `id, trace_id, parent_run_id, dotted_order, name, run_type, start_time,
+/// end_time, error, tags, inputs, outputs, events, extra`, with the id as its key and an index over starts.
+pub struct CopyWriters {
     connections: Vec<PgConnection>,
     took: Duration,
 }
 
-/// What copying came to.
+/// The result of copying.
 #[derive(Clone, Copy, Debug)]
-pub struct Copied {
+pub struct CopyResult {
     /// How long it took, without the time between two calls.
     pub took: Duration,
     /// Table, long texts and indexes. The log beside them is not counted.
     pub bytes: i64,
 }
 
-impl Copies {
+impl CopyWriters {
     /// Makes the table.
-    ///
-    /// # Errors
-    /// As every statement.
     pub async fn open(uri: &str, connections: usize) -> Result<Self> {
         let mut opened = Vec::new();
         for _ in 0..connections.max(1) {
@@ -49,10 +46,7 @@ impl Copies {
         })
     }
 
-    /// Copies these texts in COPY's text format, each in a transaction of its own, in turn on all connections.
-    ///
-    /// # Errors
-    /// As every statement.
+    /// Copies texts in COPY's text format, each in its own transaction, round-robin over all connections.
     pub async fn copy(&mut self, texts: Vec<Vec<u8>>) -> Result<()> {
         let began = Instant::now();
         let texts = std::sync::Mutex::new(texts);
@@ -70,14 +64,11 @@ impl Copies {
         Ok(())
     }
 
-    /// Says what it came to.
-    ///
-    /// # Errors
-    /// As every statement.
-    pub async fn finish(mut self) -> Result<Copied> {
+    /// Returns the result.
+    pub async fn finish(mut self) -> Result<CopyResult> {
         let bytes = sqlx::query_scalar("SELECT pg_total_relation_size('baseline_trace_run')")
             .fetch_one(&mut self.connections[0])
             .await?;
-        Ok(Copied { took: self.took, bytes })
+        Ok(CopyResult { took: self.took, bytes })
     }
 }

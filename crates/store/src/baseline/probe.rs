@@ -7,13 +7,12 @@ use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{Connection, Executor, FromRow, PgConnection, SqliteConnection};
 use towpath_domain::Timestamp;
 
-use super::Own;
+use super::BaselineConnection;
 use super::statements::{Cost, Costs};
 use crate::error::Result;
 
 /// Rows of the engine's tables.
 #[derive(Clone, Copy, Debug, FromRow, Serialize)]
-#[expect(missing_docs, reason = "each counts the table of its name")]
 pub struct Rows {
     pub job: i64,
     pub job_history: i64,
@@ -43,7 +42,7 @@ pub struct Outcomes {
     pub succeeded: i64,
     /// Jobs that ended otherwise.
     pub bad: i64,
-    /// Jobs that are not over.
+    /// Unfinished jobs.
     pub open: i64,
     /// Attempts that ended with the lease of their worker.
     pub lost: i64,
@@ -67,7 +66,6 @@ pub struct Size {
 /// Pages of a file.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Pages {
-    /// All of them.
     pub all: i64,
     /// Those that hold nothing and are used again.
     pub free: i64,
@@ -89,9 +87,9 @@ const COSTS: &str =
     "SELECT coalesce(query, ''), calls, rows, shared_blks_hit + shared_blks_read FROM pg_stat_statements
      WHERE dbid = (SELECT oid FROM pg_database WHERE datname = current_database())";
 
-/// A connection of its own, without the time limits of a server's connections: it counts whole tables.
+/// A dedicated connection without statement timeouts: it counts whole tables.
 pub struct Probe {
-    own: Own,
+    own: BaselineConnection,
     /// The SQLite file.
     file: Option<PathBuf>,
     /// Why the blocks of statements are not counted.
@@ -100,15 +98,12 @@ pub struct Probe {
 
 impl Probe {
     /// Connects to a database that the store has migrated.
-    ///
-    /// # Errors
-    /// As every statement.
     pub async fn open(uri: &str) -> Result<Self> {
         if let Some(path) = uri.strip_prefix("sqlite://") {
             let options = SqliteConnectOptions::new().filename(path).read_only(true);
             let conn = SqliteConnection::connect_with(&options).await?;
             return Ok(Self {
-                own: Own::Sqlite(Box::new(conn)),
+                own: BaselineConnection::Sqlite(Box::new(conn)),
                 file: Some(PathBuf::from(path)),
                 uncounted: Some("SQLite does not count them".to_owned()),
             });
@@ -116,7 +111,7 @@ impl Probe {
         let mut conn = PgConnection::connect(uri).await?;
         let counted = count_blocks(&mut conn).await;
         Ok(Self {
-            own: Own::Postgres(Box::new(conn)),
+            own: BaselineConnection::Postgres(Box::new(conn)),
             file: None,
             uncounted: counted.err().map(|error| error.to_string()),
         })
@@ -129,30 +124,24 @@ impl Probe {
     }
 
     /// Counts the rows of the engine's tables.
-    ///
-    /// # Errors
-    /// As every statement.
     pub async fn rows(&mut self) -> Result<Rows> {
         Ok(match &mut self.own {
-            Own::Sqlite(conn) => sqlx::query_as(ROWS).fetch_one(&mut **conn).await?,
-            Own::Postgres(conn) => sqlx::query_as(ROWS).fetch_one(&mut **conn).await?,
+            BaselineConnection::Sqlite(conn) => sqlx::query_as(ROWS).fetch_one(&mut **conn).await?,
+            BaselineConnection::Postgres(conn) => sqlx::query_as(ROWS).fetch_one(&mut **conn).await?,
         })
     }
 
     /// Counts workers, leases and connections.
-    ///
-    /// # Errors
-    /// As every statement.
     pub async fn processes(&mut self) -> Result<Processes> {
         Ok(match &mut self.own {
-            Own::Sqlite(conn) => {
+            BaselineConnection::Sqlite(conn) => {
                 sqlx::query_as(
                     "SELECT (SELECT count(*) FROM worker) AS worker, (SELECT count(*) FROM lease) AS lease, 0 AS connections",
                 )
                 .fetch_one(&mut **conn)
                 .await?
             }
-            Own::Postgres(conn) => {
+            BaselineConnection::Postgres(conn) => {
                 sqlx::query_as(
                     "SELECT (SELECT count(*) FROM worker) AS worker, (SELECT count(*) FROM lease) AS lease,
                             (SELECT count(*) FROM pg_stat_activity
@@ -166,23 +155,17 @@ impl Probe {
     }
 
     /// Counts by outcome the jobs in `job` that were recorded since then.
-    ///
-    /// # Errors
-    /// As every statement.
     pub async fn outcomes(&mut self, since: Timestamp) -> Result<Outcomes> {
         Ok(match &mut self.own {
-            Own::Sqlite(conn) => sqlx::query_as(OUTCOMES).bind(since).fetch_one(&mut **conn).await?,
-            Own::Postgres(conn) => sqlx::query_as(OUTCOMES).bind(since).fetch_one(&mut **conn).await?,
+            BaselineConnection::Sqlite(conn) => sqlx::query_as(OUTCOMES).bind(since).fetch_one(&mut **conn).await?,
+            BaselineConnection::Postgres(conn) => sqlx::query_as(OUTCOMES).bind(since).fetch_one(&mut **conn).await?,
         })
     }
 
     /// Measures the database.
-    ///
-    /// # Errors
-    /// As every statement.
     pub async fn size(&mut self) -> Result<Size> {
         match &mut self.own {
-            Own::Sqlite(conn) => {
+            BaselineConnection::Sqlite(conn) => {
                 let all = sqlx::query_scalar("PRAGMA page_count").fetch_one(&mut **conn).await?;
                 let free = sqlx::query_scalar("PRAGMA freelist_count")
                     .fetch_one(&mut **conn)
@@ -192,7 +175,7 @@ impl Probe {
                     pages: Some(Pages { all, free }),
                 })
             }
-            Own::Postgres(conn) => Ok(Size {
+            BaselineConnection::Postgres(conn) => Ok(Size {
                 bytes: sqlx::query_scalar("SELECT pg_database_size(current_database())")
                     .fetch_one(&mut **conn)
                     .await?,
@@ -202,11 +185,8 @@ impl Probe {
     }
 
     /// Vacuums and analyses the engine's tables on PostgreSQL, as autovacuum does many times a day.
-    ///
-    /// # Errors
-    /// As every statement.
     pub async fn vacuum(&mut self) -> Result<()> {
-        if let Own::Postgres(conn) = &mut self.own {
+        if let BaselineConnection::Postgres(conn) = &mut self.own {
             for text in VACUUM {
                 conn.execute(text).await?;
             }
@@ -215,12 +195,9 @@ impl Probe {
     }
 
     /// What the engine's statements have cost so far; nothing where it is not counted.
-    ///
-    /// # Errors
-    /// As every statement.
     pub async fn costs(&mut self) -> Result<Costs> {
         let mut costs = Costs::default();
-        if let (Own::Postgres(conn), None) = (&mut self.own, &self.uncounted) {
+        if let (BaselineConnection::Postgres(conn), None) = (&mut self.own, &self.uncounted) {
             let found: Vec<(String, i64, i64, i64)> = sqlx::query_as(COSTS).fetch_all(&mut **conn).await?;
             for (text, calls, rows, blocks) in found {
                 costs.add(&text, Cost { calls, rows, blocks });
@@ -233,7 +210,7 @@ impl Probe {
 async fn count_blocks(conn: &mut PgConnection) -> Result<(), sqlx::Error> {
     conn.execute("CREATE EXTENSION IF NOT EXISTS pg_stat_statements")
         .await?;
-    // The extension can be made in a server that has not loaded the library; reading it is refused then.
+    // The extension can exist in a server that has not loaded the library; reading it then fails.
     conn.execute("SELECT count(*) FROM pg_stat_statements").await.map(drop)
 }
 

@@ -1,11 +1,11 @@
-//! Statements of the engine among those that PostgreSQL has counted.
+//! The engine's statements in `pg_stat_statements`.
 //!
-//! `pg_stat_statements` keeps their texts with a parameter in place of each constant. So a statement is told by fragments that
-//! hold no constant and lie within one line.
+//! PostgreSQL stores their texts with a parameter instead of each constant, so a statement is recognised by fragments
+//! without constants that are within one line.
 
 use std::collections::BTreeMap;
 
-/// Names of statements and fragments that stand in their texts. The first whose fragments are all there counts.
+/// Names of statements and fragments of their texts. The first entry whose fragments all match counts.
 const STATEMENTS: [(&str, &[&str]); 31] = [
     ("turn, behind marks", &["AS mark(", "FROM claimed"]),
     ("turn", &["turn AS MATERIALIZED", "FROM claimed"]),
@@ -52,10 +52,9 @@ const STATEMENTS: [(&str, &[&str]); 31] = [
     ("get a job, from the history", &["FROM job_history WHERE id = $1"]),
 ];
 
-/// What the calls of a statement came to.
+/// The cost of a statement's calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// Calls.
     pub calls: i64,
     /// Rows that it returned or changed.
     pub rows: i64,
@@ -63,7 +62,7 @@ pub struct Cost {
     pub blocks: i64,
 }
 
-/// What each statement of the engine came to.
+/// The costs of the engine's statements.
 #[derive(Clone, Debug, Default)]
 pub struct Costs(BTreeMap<&'static str, Cost>);
 
@@ -78,7 +77,7 @@ impl Costs {
         }
     }
 
-    /// What came to these since `earlier`, by the names of the statements: all of them, always in the same order.
+    /// The costs since `earlier` by statement: all statements, always in the same order.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Vec<(&'static str, Cost)> {
         let of = |costs: &Self, name: &str| costs.0.get(name).copied().unwrap_or_default();
@@ -106,7 +105,7 @@ fn name(text: &str) -> Option<&'static str> {
 mod tests {
     use super::*;
 
-    /// Where the statements stand.
+    /// The source files of the statements.
     const SOURCES: [&str; 15] = [
         include_str!("../gauges.rs"),
         include_str!("../jobs.rs"),
@@ -114,7 +113,7 @@ mod tests {
         include_str!("../jobs/claim.rs"),
         include_str!("../jobs/family.rs"),
         include_str!("../jobs/history.rs"),
-        include_str!("../jobs/leaving.rs"),
+        include_str!("../jobs/lane_completion.rs"),
         include_str!("../jobs/list.rs"),
         include_str!("../jobs/lost.rs"),
         include_str!("../jobs/sweep.rs"),
@@ -131,7 +130,7 @@ mod tests {
             let all = |source: &&str| fragments.iter().all(|fragment| source.contains(fragment));
             assert!(
                 SOURCES.iter().any(all),
-                "the statement {name:?} was changed: say in STATEMENTS how it is told now"
+                "the statement {name:?} has changed: update its entry in STATEMENTS"
             );
         }
     }

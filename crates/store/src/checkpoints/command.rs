@@ -8,11 +8,8 @@ use crate::tx::Tx;
 /// The task in whose name graph libraries save what a command writes.
 const NULL_TASK: &str = "00000000-0000-0000-0000-000000000000";
 
-/// Whether a run has saved what its command writes to channels, on a checkpoint of the graph itself that is there. The
-/// answer to a question is not meant: it has one slot.
-///
-/// # Errors
-/// As every statement.
+/// Whether a run has saved the channel writes of its command on an existing checkpoint of the root graph. Answers to
+/// interrupts do not count; they have their own slot.
 pub async fn has_saved_command(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> Result<bool> {
     Ok(on!(tx, |conn| sqlx::query_scalar(
         "SELECT EXISTS (

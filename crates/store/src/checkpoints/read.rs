@@ -10,10 +10,8 @@ use crate::error::Result;
 use crate::query::{Arg, Query};
 use crate::tx::{Conn, Dialect, Tx};
 
-/// A thread and a namespace of it.
 #[derive(Clone, Copy, Debug)]
-pub struct Place<'a> {
-    /// The thread.
+pub struct ThreadNamespace<'a> {
     pub thread: ThreadId,
     /// The namespace.
     pub ns: &'a str,
@@ -28,7 +26,7 @@ const SQLITE: &str = "SELECT checkpoint_ns, checkpoint_id, parent_checkpoint_id,
 const POSTGRES: &str = "SELECT checkpoint_ns, checkpoint_id, parent_checkpoint_id, checkpoint::text AS checkpoint,
                         metadata::text AS metadata FROM checkpoints WHERE thread_id = ";
 
-fn select(tx: &Tx<'_>, place: Place<'_>) -> Query {
+fn select(tx: &Tx<'_>, place: ThreadNamespace<'_>) -> Query {
     let text = match tx.dialect() {
         Dialect::Sqlite => SQLITE,
         Dialect::Postgres => POSTGRES,
@@ -40,30 +38,21 @@ fn select(tx: &Tx<'_>, place: Place<'_>) -> Query {
 }
 
 /// The checkpoint of this id.
-///
-/// # Errors
-/// As every statement.
-pub async fn get(tx: &mut Tx<'_>, place: Place<'_>, id: &str) -> Result<Option<Checkpoint>> {
+pub async fn get(tx: &mut Tx<'_>, place: ThreadNamespace<'_>, id: &str) -> Result<Option<Checkpoint>> {
     let mut query = select(tx, place);
     query.push(" AND checkpoint_id = ").bind(Arg::Text(id.to_owned()));
     Ok(query.fetch_all(tx).await?.pop())
 }
 
 /// The latest checkpoint.
-///
-/// # Errors
-/// As every statement.
-pub async fn latest(tx: &mut Tx<'_>, place: Place<'_>) -> Result<Option<Checkpoint>> {
+pub async fn latest(tx: &mut Tx<'_>, place: ThreadNamespace<'_>) -> Result<Option<Checkpoint>> {
     Ok(list(tx, place, None, None, 1).await?.pop())
 }
 
 /// Checkpoints, newest first: before an id, with metadata that contain an object.
-///
-/// # Errors
-/// As every statement.
 pub async fn list(
     tx: &mut Tx<'_>,
-    place: Place<'_>,
+    place: ThreadNamespace<'_>,
     before: Option<&str>,
     metadata: Option<&Value>,
     limit: i64,
@@ -80,11 +69,8 @@ pub async fn list(
     query.fetch_all(tx).await
 }
 
-/// Blobs of these channels at these versions, in one statement however many checkpoints share them.
-///
-/// # Errors
-/// As every statement.
-pub async fn blobs(tx: &mut Tx<'_>, place: Place<'_>, wanted: &BTreeSet<(String, String)>) -> Result<Blobs> {
+/// Blobs of these channels at these versions, in one statement even if many checkpoints share them.
+pub async fn blobs(tx: &mut Tx<'_>, place: ThreadNamespace<'_>, wanted: &BTreeSet<(String, String)>) -> Result<Blobs> {
     if wanted.is_empty() {
         return Ok(Blobs::new());
     }
@@ -110,7 +96,7 @@ pub async fn blobs(tx: &mut Tx<'_>, place: Place<'_>, wanted: &BTreeSet<(String,
                 .iter()
                 .map(|(channel, version)| (channel.as_str(), version.as_str()))
                 .unzip();
-            // LATERAL: one look into the primary key for each pair, whatever the plan thinks of the table's size.
+            // LATERAL: one primary key lookup per pair, regardless of the estimated size of the table.
             sqlx::query_as(
                 "SELECT blob.channel, blob.version, blob.type, blob.blob
                  FROM unnest($3::text[], $4::text[]) AS pair (channel, version), LATERAL
@@ -131,11 +117,8 @@ pub async fn blobs(tx: &mut Tx<'_>, place: Place<'_>, wanted: &BTreeSet<(String,
         .collect())
 }
 
-/// What tasks wrote after these checkpoints, in the order of task and index. Any number of ids is one parameter.
-///
-/// # Errors
-/// As every statement.
-pub async fn writes(tx: &mut Tx<'_>, place: Place<'_>, ids: &[&str]) -> Result<Vec<Write>> {
+/// Writes of tasks on these checkpoints, ordered by task and index.
+pub async fn writes(tx: &mut Tx<'_>, place: ThreadNamespace<'_>, ids: &[&str]) -> Result<Vec<Write>> {
     if ids.is_empty() {
         return Ok(Vec::new());
     }
@@ -155,7 +138,7 @@ pub async fn writes(tx: &mut Tx<'_>, place: Place<'_>, ids: &[&str]) -> Result<V
             .await?
         }
         Conn::Postgres(conn) => {
-            // LATERAL and OFFSET: one look into the primary key for each id, whatever the plan thinks of the table's size.
+            // LATERAL and OFFSET: one primary key lookup per id, regardless of the estimated size of the table.
             sqlx::query_as(
                 "SELECT written.checkpoint_id, written.task_id, written.task_path, written.idx, written.channel, written.type,
                         written.blob
@@ -177,10 +160,11 @@ pub async fn writes(tx: &mut Tx<'_>, place: Place<'_>, ids: &[&str]) -> Result<V
 pub type BlobSizes = HashMap<(String, String), u64>;
 
 /// How many bytes these blobs have. Nothing of them is read.
-///
-/// # Errors
-/// As every statement.
-pub async fn blob_sizes(tx: &mut Tx<'_>, place: Place<'_>, wanted: &BTreeSet<(String, String)>) -> Result<BlobSizes> {
+pub async fn blob_sizes(
+    tx: &mut Tx<'_>,
+    place: ThreadNamespace<'_>,
+    wanted: &BTreeSet<(String, String)>,
+) -> Result<BlobSizes> {
     if wanted.is_empty() {
         return Ok(BlobSizes::new());
     }
@@ -226,10 +210,7 @@ pub async fn blob_sizes(tx: &mut Tx<'_>, place: Place<'_>, wanted: &BTreeSet<(St
 }
 
 /// How many bytes tasks wrote after these checkpoints, by checkpoint.
-///
-/// # Errors
-/// As every statement.
-pub async fn write_sizes(tx: &mut Tx<'_>, place: Place<'_>, ids: &[&str]) -> Result<HashMap<String, u64>> {
+pub async fn write_sizes(tx: &mut Tx<'_>, place: ThreadNamespace<'_>, ids: &[&str]) -> Result<HashMap<String, u64>> {
     let thread = place.thread.to_string();
     let found: Vec<(String, i64)> = match tx.conn() {
         Conn::Sqlite(conn) => {
@@ -268,10 +249,7 @@ fn list_of(ids: &[&str]) -> String {
     serde_json::to_string(ids).expect("texts are always JSON")
 }
 
-/// Whether a run has saved writes of tasks, or of nobody, on a checkpoint that is there.
-///
-/// # Errors
-/// As every statement.
+/// Whether a run has saved writes of tasks, or of no one, on a checkpoint that is there.
 pub async fn has_written(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> Result<bool> {
     let found: Option<(i32,)> = on!(tx, |conn| sqlx::query_as(
         "SELECT 1 FROM checkpoint_writes WHERE thread_id = $1 AND run_id = $2 LIMIT 1"

@@ -1,7 +1,7 @@
-//! Removing checkpoints with what belongs to them alone: their writes, and the blobs that no other checkpoint names.
+//! Removal of checkpoints, their writes, and the blobs that no other checkpoint refers to.
 //!
-//! The cost rises with the number of checkpoints of the namespaces concerned, never with its square: what the removed ones
-//! name is compared, as a set, with what the others name.
+//! The cost is linear in the number of checkpoints of the affected namespaces: references of removed and of remaining
+//! checkpoints are compared as sets.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,30 +17,28 @@ const ROWS: usize = 1000;
 
 /// A checkpoint of a thread.
 #[derive(Clone, Debug, FromRow)]
-pub(super) struct Name {
+pub(super) struct CheckpointKey {
     checkpoint_ns: String,
     checkpoint_id: String,
 }
 
 /// The value of a channel: namespace, channel, version.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, FromRow)]
-struct Version {
+struct BlobKey {
     ns: String,
     channel: String,
     version: String,
 }
 
-/// A checkpoint that was removed.
 #[derive(FromRow)]
-struct Removed {
+struct RemovedCheckpoint {
     checkpoint_ns: String,
     /// JSON: channel to version.
     versions: Option<String>,
 }
 
-/// Removes checkpoints of a thread, and those of subgraphs whose calls belong to a root checkpoint that is gone. Returns how
-/// many.
-pub(super) async fn remove(tx: &mut Tx<'_>, thread: ThreadId, doomed: &[Name]) -> Result<u64> {
+/// Removes checkpoints of a thread, and those of subgraph calls whose root checkpoint is gone. Returns how many.
+pub(super) async fn remove(tx: &mut Tx<'_>, thread: ThreadId, doomed: &[CheckpointKey]) -> Result<u64> {
     let thread = thread.to_string();
     let mut named = BTreeSet::new();
     let mut gone = remove_rows(tx, &thread, doomed, &mut named).await?;
@@ -51,10 +49,15 @@ pub(super) async fn remove(tx: &mut Tx<'_>, thread: ThreadId, doomed: &[Name]) -
 }
 
 /// Removes rows of checkpoints and of what was written on them; notes which blobs they named.
-async fn remove_rows(tx: &mut Tx<'_>, thread: &str, doomed: &[Name], named: &mut BTreeSet<Version>) -> Result<u64> {
+async fn remove_rows(
+    tx: &mut Tx<'_>,
+    thread: &str,
+    doomed: &[CheckpointKey],
+    named: &mut BTreeSet<BlobKey>,
+) -> Result<u64> {
     let mut gone = 0;
     for part in doomed.chunks(ROWS) {
-        let removed: Vec<Removed> = match tx.conn() {
+        let removed: Vec<RemovedCheckpoint> = match tx.conn() {
             Conn::Sqlite(conn) => {
                 sqlx::query_as(
                     "DELETE FROM checkpoints WHERE thread_id = $1 AND (checkpoint_ns, checkpoint_id) IN (
@@ -92,11 +95,11 @@ async fn remove_rows(tx: &mut Tx<'_>, thread: &str, doomed: &[Name], named: &mut
     Ok(gone)
 }
 
-fn note(row: &Removed, named: &mut BTreeSet<Version>) {
+fn note(row: &RemovedCheckpoint, named: &mut BTreeSet<BlobKey>) {
     // Without versions that can be read it names no blob.
     let versions = row.versions.as_deref().unwrap_or("{}");
     let versions: BTreeMap<String, Value> = serde_json::from_str(versions).unwrap_or_default();
-    named.extend(versions.into_iter().map(|(channel, version)| Version {
+    named.extend(versions.into_iter().map(|(channel, version)| BlobKey {
         ns: row.checkpoint_ns.clone(),
         channel,
         // Versions of old checkpoints are numbers.
@@ -104,7 +107,7 @@ fn note(row: &Removed, named: &mut BTreeSet<Version>) {
     }));
 }
 
-async fn remove_writes(tx: &mut Tx<'_>, thread: &str, of: &[Name]) -> Result<()> {
+async fn remove_writes(tx: &mut Tx<'_>, thread: &str, of: &[CheckpointKey]) -> Result<()> {
     match tx.conn() {
         Conn::Sqlite(conn) => {
             for text in [
@@ -145,9 +148,9 @@ async fn remove_writes(tx: &mut Tx<'_>, thread: &str, of: &[Name]) -> Result<()>
     Ok(())
 }
 
-/// Checkpoints of calls of subgraphs (`node:task`) whose root checkpoint is gone: nobody can resume or show such a call. A
-/// subgraph that keeps its state from call to call has a namespace without tasks, and stays.
-async fn without_root(tx: &mut Tx<'_>, thread: &str) -> Result<Vec<Name>> {
+/// Checkpoints of subgraph calls (`node:task`) whose root checkpoint is gone: nothing can resume or show such a call. A
+/// subgraph that keeps its state between calls has a namespace without tasks, and stays.
+async fn without_root(tx: &mut Tx<'_>, thread: &str) -> Result<Vec<CheckpointKey>> {
     // SQLite takes no empty key to the right of an arrow.
     let text = sql!(tx,
         sqlite: "SELECT checkpoint_ns, checkpoint_id FROM checkpoints AS call
@@ -166,11 +169,11 @@ async fn without_root(tx: &mut Tx<'_>, thread: &str) -> Result<Vec<Name>> {
 }
 
 /// Removes those of these blobs that no checkpoint names any more.
-async fn remove_blobs(tx: &mut Tx<'_>, thread: &str, named: BTreeSet<Version>) -> Result<()> {
+async fn remove_blobs(tx: &mut Tx<'_>, thread: &str, named: BTreeSet<BlobKey>) -> Result<()> {
     if named.is_empty() {
         return Ok(());
     }
-    let named: Vec<Version> = named.into_iter().collect();
+    let named: Vec<BlobKey> = named.into_iter().collect();
     for part in unnamed(tx, thread, &named).await?.chunks(ROWS) {
         match tx.conn() {
             Conn::Sqlite(conn) => {
@@ -204,8 +207,8 @@ async fn remove_blobs(tx: &mut Tx<'_>, thread: &str, named: BTreeSet<Version>) -
     Ok(())
 }
 
-/// Those of these versions that no checkpoint names. EXCEPT compares two sets, whatever the plan takes their sizes for.
-async fn unnamed(tx: &mut Tx<'_>, thread: &str, named: &[Version]) -> Result<Vec<Version>> {
+/// The versions that no checkpoint refers to. EXCEPT compares two sets, regardless of their estimated sizes.
+async fn unnamed(tx: &mut Tx<'_>, thread: &str, named: &[BlobKey]) -> Result<Vec<BlobKey>> {
     let namespaces: BTreeSet<&str> = named.iter().map(|one| one.ns.as_str()).collect();
     let namespaces: Vec<&str> = namespaces.into_iter().collect();
     Ok(match tx.conn() {
@@ -247,7 +250,7 @@ fn json<T: serde::Serialize>(rows: &T) -> String {
     serde_json::to_string(rows).expect("texts are always JSON")
 }
 
-fn pairs(names: &[Name]) -> String {
+fn pairs(names: &[CheckpointKey]) -> String {
     let rows: Vec<[&str; 2]> = names
         .iter()
         .map(|name| [name.checkpoint_ns.as_str(), name.checkpoint_id.as_str()])
@@ -255,14 +258,14 @@ fn pairs(names: &[Name]) -> String {
     json(&rows)
 }
 
-fn columns(names: &[Name]) -> (Vec<&str>, Vec<&str>) {
+fn columns(names: &[CheckpointKey]) -> (Vec<&str>, Vec<&str>) {
     names
         .iter()
         .map(|name| (name.checkpoint_ns.as_str(), name.checkpoint_id.as_str()))
         .unzip()
 }
 
-fn triples(versions: &[Version]) -> String {
+fn triples(versions: &[BlobKey]) -> String {
     let rows: Vec<[&str; 3]> = versions
         .iter()
         .map(|one| [one.ns.as_str(), one.channel.as_str(), one.version.as_str()])
@@ -270,7 +273,7 @@ fn triples(versions: &[Version]) -> String {
     json(&rows)
 }
 
-fn parts(versions: &[Version]) -> [Vec<&str>; 3] {
+fn parts(versions: &[BlobKey]) -> [Vec<&str>; 3] {
     [
         versions.iter().map(|one| one.ns.as_str()).collect(),
         versions.iter().map(|one| one.channel.as_str()).collect(),

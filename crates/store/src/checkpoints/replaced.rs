@@ -7,8 +7,8 @@ use crate::error::Result;
 use crate::query::{Arg, Query};
 use crate::tx::Tx;
 
-/// Keeps what is there of `rows` and was written by anybody but `run`, which is about to replace it.
-pub(super) async fn keep(tx: &mut Tx<'_>, thread: &str, run: &str, rows: &[&(String, Write)]) -> Result<()> {
+/// Saves existing writes of other runs that `run` is about to replace.
+pub(super) async fn save_replaced(tx: &mut Tx<'_>, thread: &str, run: &str, rows: &[&(String, Write)]) -> Result<()> {
     let mut query = Query::new(
         tx,
         "INSERT INTO replaced_write (thread_id, checkpoint_ns, checkpoint_id, task_id, idx, channel, type, blob, task_path,
@@ -36,7 +36,7 @@ pub(super) async fn keep(tx: &mut Tx<'_>, thread: &str, run: &str, rows: &[&(Str
 }
 
 /// Brings back what `run` replaced, once its own writes are gone.
-pub(super) async fn bring_back(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> Result<()> {
+pub(super) async fn restore_replaced(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> Result<()> {
     let (thread, run) = (thread.to_string(), run.to_string());
     for text in [
         "INSERT INTO checkpoint_writes (thread_id, checkpoint_ns, checkpoint_id, task_id, idx, channel, type, blob,
@@ -44,7 +44,7 @@ pub(super) async fn bring_back(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) ->
          SELECT thread_id, checkpoint_ns, checkpoint_id, task_id, idx, channel, type, blob, task_path, run_id
          FROM replaced_write WHERE thread_id = $1 AND replaced_by = $2
          ON CONFLICT DO NOTHING",
-        // A later run replaced what this one had written: for that run, what was there before this one counts.
+        // A later run replaced a write of this one: restoring that run must yield the write from before this one.
         "UPDATE replaced_write SET (channel, type, blob, task_path, run_id) = (
              SELECT older.channel, older.type, older.blob, older.task_path, older.run_id FROM replaced_write AS older
              WHERE older.thread_id = $1 AND older.replaced_by = $2

@@ -1,23 +1,23 @@
-//! Keeping, copying and deleting checkpoints. Blobs that no checkpoint names any more go with them.
+//! Retention, copies and deletion of checkpoints, including blobs that no checkpoint refers to.
 
 use sqlx::FromRow;
 use towpath_domain::{RunId, ThreadId};
 
-use super::removal::{self, Name};
+use super::removal::{self, CheckpointKey};
 use super::replaced;
 use crate::error::{Error, Result};
 use crate::tx::Tx;
 
 /// What is left of the history of a thread.
 #[derive(Clone, Debug, Default)]
-pub struct Cut {
+pub struct Retention {
     /// So many checkpoints of each namespace.
     pub count: Option<i64>,
     /// Those with this id or a later one, and the latest of each namespace.
     pub from: Option<String>,
 }
 
-impl Cut {
+impl Retention {
     /// Checkpoints that stay of each namespace: its latest state always does.
     fn kept(&self) -> i64 {
         self.count.map_or(i64::MAX, |count| count.max(1))
@@ -29,11 +29,8 @@ impl Cut {
     }
 }
 
-/// Which of these threads have more than is left by `cut`: a look that locks nothing, as most have not.
-///
-/// # Errors
-/// As every statement.
-pub async fn overgrown(tx: &mut Tx<'_>, threads: &[ThreadId], cut: &Cut) -> Result<Vec<ThreadId>> {
+/// The threads that exceed `cut`. Locks nothing, as most threads do not.
+pub async fn threads_over_limit(tx: &mut Tx<'_>, threads: &[ThreadId], cut: &Retention) -> Result<Vec<ThreadId>> {
     // Names of threads need no escapes.
     let threads = format!("{:?}", threads.iter().map(ToString::to_string).collect::<Vec<_>>());
     let text = sql!(tx,
@@ -58,14 +55,11 @@ pub async fn overgrown(tx: &mut Tx<'_>, threads: &[ThreadId], cut: &Cut) -> Resu
         .collect()
 }
 
-/// Deletes what is over by `cut`, and what is left of calls of subgraphs whose root checkpoint is gone; answers how many
-/// checkpoints that were.
-///
-/// # Errors
-/// As every statement.
-pub async fn apply(tx: &mut Tx<'_>, thread: ThreadId, cut: &Cut) -> Result<u64> {
+/// Deletes what exceeds `cut`, and leftovers of subgraph calls whose root checkpoint is gone; returns the number of
+/// deleted checkpoints.
+pub async fn apply(tx: &mut Tx<'_>, thread: ThreadId, cut: &Retention) -> Result<u64> {
     // One pass over the primary key: no checkpoint is read.
-    let beyond: Vec<Name> = on!(tx, |conn| sqlx::query_as(
+    let beyond: Vec<CheckpointKey> = on!(tx, |conn| sqlx::query_as(
         "SELECT checkpoint_ns, checkpoint_id FROM (
              SELECT checkpoint_ns, checkpoint_id,
                     row_number() OVER (PARTITION BY checkpoint_ns ORDER BY checkpoint_id DESC) AS nth
@@ -81,9 +75,6 @@ pub async fn apply(tx: &mut Tx<'_>, thread: ThreadId, cut: &Cut) -> Result<u64> 
 }
 
 /// Deletes all checkpoints of a thread.
-///
-/// # Errors
-/// As every statement.
 pub async fn delete_all(tx: &mut Tx<'_>, thread: ThreadId) -> Result<()> {
     let thread = thread.to_string();
     for text in [
@@ -97,15 +88,12 @@ pub async fn delete_all(tx: &mut Tx<'_>, thread: ThreadId) -> Result<()> {
     Ok(())
 }
 
-/// Deletes the checkpoints a run made, and what it wrote on the one it began at; brings back what it replaced there. The
-/// thread's latest checkpoint is then that one, as it was.
+/// Deletes the checkpoints of a run and its writes on the checkpoint it began at; restores the writes it replaced
+/// there. That checkpoint is then the latest of the thread.
 ///
-/// No other run may be at work on the thread: it may hold what this deletes.
-///
-/// # Errors
-/// As every statement.
+/// No other run may be active on the thread, since it could hold what this deletes.
 pub async fn delete_run(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> Result<u64> {
-    let made: Vec<Name> = on!(tx, |conn| sqlx::query_as(
+    let made: Vec<CheckpointKey> = on!(tx, |conn| sqlx::query_as(
         "SELECT checkpoint_ns, checkpoint_id FROM checkpoints WHERE thread_id = $1 AND metadata ->> 'run_id' = $2"
     )
     .bind(thread.to_string())
@@ -120,20 +108,17 @@ pub async fn delete_run(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> Result
     .execute(conn)
     .await
     .map(drop))?;
-    replaced::bring_back(tx, thread, run).await?;
+    replaced::restore_replaced(tx, thread, run).await?;
     if made.is_empty() {
         return Ok(0);
     }
     removal::remove(tx, thread, &made).await
 }
 
-/// Deletes all but the latest checkpoint of each namespace, and of calls of subgraphs all but those that the latest root
+/// Deletes all but the latest checkpoint of each namespace; of subgraph calls, all but those that the latest root
 /// checkpoint waits for.
-///
-/// # Errors
-/// As every statement.
 pub async fn keep_latest(tx: &mut Tx<'_>, thread: ThreadId) -> Result<u64> {
-    let cut = Cut {
+    let cut = Retention {
         count: Some(1),
         from: None,
     };
@@ -141,9 +126,6 @@ pub async fn keep_latest(tx: &mut Tx<'_>, thread: ThreadId) -> Result<u64> {
 }
 
 /// Copies all checkpoints of a thread to another, which has none.
-///
-/// # Errors
-/// As every statement.
 pub async fn copy(tx: &mut Tx<'_>, from: ThreadId, to: ThreadId) -> Result<()> {
     let (from, to) = (from.to_string(), to.to_string());
     let checkpoints = sql!(tx,
@@ -183,16 +165,12 @@ pub async fn copy(tx: &mut Tx<'_>, from: ThreadId, to: ThreadId) -> Result<()> {
 pub struct Storage {
     /// Checkpoints and their metadata.
     pub checkpoints: i64,
-    /// Values of channels.
     pub channel_values: i64,
     /// What tasks wrote.
     pub pending_writes: i64,
 }
 
 /// How much a thread's checkpoints take.
-///
-/// # Errors
-/// As every statement.
 pub async fn storage(tx: &mut Tx<'_>, thread: ThreadId) -> Result<Storage> {
     let text = sql!(tx,
         sqlite: "SELECT

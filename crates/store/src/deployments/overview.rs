@@ -1,4 +1,4 @@
-//! Deployments of all workspaces, for operators: where each stands, nothing of what is secret in it.
+//! Deployments of all workspaces, for operators: where each is, nothing of what is secret in it.
 
 use sqlx::FromRow;
 use towpath_domain::deployment::{DeploymentStatus, RevisionStatus, Source};
@@ -8,18 +8,13 @@ use crate::error::Result;
 use crate::placements::PlacementState;
 use crate::tx::Tx;
 
-/// A deployment as operators see it.
+/// A deployment in the view of operators.
 #[derive(Clone, Debug, FromRow)]
 pub struct Overview {
-    /// Id.
     pub id: DeploymentId,
-    /// Owner.
     pub tenant_id: TenantId,
-    /// Name.
     pub name: String,
-    /// Where it comes from.
     pub source: Source,
-    /// Where it stands.
     pub status: DeploymentStatus,
     /// The revision that has the traffic.
     pub active_revision_id: Option<RevisionId>,
@@ -27,7 +22,6 @@ pub struct Overview {
     pub latest_revision_id: Option<RevisionId>,
     /// Its number.
     pub latest_seq: Option<i64>,
-    /// Where it stands.
     pub latest_status: Option<RevisionStatus>,
     /// The number of the revision that has the traffic.
     pub active_seq: Option<i64>,
@@ -35,16 +29,11 @@ pub struct Overview {
     pub placement: Option<PlacementState>,
     /// Why it does not serve.
     pub placement_error: Option<String>,
-    /// When it was made.
     pub created_at: Timestamp,
-    /// When it last changed.
     pub updated_at: Timestamp,
 }
 
-/// Deployments older than `before` (ids are in the order of time), the latest first.
-///
-/// # Errors
-/// As every statement.
+/// Deployments older than `before` (ids are in the order of time), newest first.
 pub async fn list(tx: &mut Tx<'_>, before: Option<DeploymentId>, limit: i64) -> Result<Vec<Overview>> {
     Ok(on!(tx, |conn| {
         sqlx::query_as(
@@ -65,10 +54,7 @@ pub async fn list(tx: &mut Tx<'_>, before: Option<DeploymentId>, limit: i64) -> 
     })?)
 }
 
-/// Whose a deployment is.
-///
-/// # Errors
-/// As every statement.
+/// The owner of a deployment.
 pub async fn owner(tx: &mut Tx<'_>, id: DeploymentId) -> Result<Option<TenantId>> {
     let row: Option<(TenantId,)> = on!(tx, |conn| {
         sqlx::query_as("SELECT tenant_id FROM deployment WHERE id = $1")
@@ -80,9 +66,6 @@ pub async fn owner(tx: &mut Tx<'_>, id: DeploymentId) -> Result<Option<TenantId>
 }
 
 /// Whose a revision is, and of which deployment.
-///
-/// # Errors
-/// As every statement.
 pub async fn owner_of_revision(tx: &mut Tx<'_>, id: RevisionId) -> Result<Option<(TenantId, DeploymentId)>> {
     Ok(on!(tx, |conn| {
         sqlx::query_as("SELECT tenant_id, deployment_id FROM revision WHERE id = $1")

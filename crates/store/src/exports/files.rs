@@ -1,4 +1,4 @@
-//! Files of export runs, and uploads in parts that are not finished.
+//! Files of export runs, and unfinished multipart uploads.
 
 use towpath_domain::{ExportId, ExportRunId, TenantId};
 
@@ -7,19 +7,17 @@ use crate::{Result, Tx};
 /// A finished file of an export run.
 #[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
 pub struct ExportFile {
-    /// Its run.
     pub export_run_id: ExportRunId,
     /// Position in its run, from 0.
     pub seq: i64,
     /// Key below the bucket.
     pub path: String,
-    /// Rows in it.
     pub rows: i64,
     /// Its size in bytes.
     pub bytes: i64,
 }
 
-/// An upload in parts that was begun.
+/// A multipart upload that was begun.
 #[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
 pub struct Upload {
     /// Key it will have.
@@ -29,9 +27,6 @@ pub struct Upload {
 }
 
 /// The finished files of all runs of an export, in the order of time.
-///
-/// # Errors
-/// Those of the database.
 pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, export: ExportId) -> Result<Vec<ExportFile>> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
@@ -46,9 +41,6 @@ pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, export: ExportId) -> Result
 }
 
 /// The finished files of one run.
-///
-/// # Errors
-/// Those of the database.
 pub async fn of_run(tx: &mut Tx<'_>, run: ExportRunId) -> Result<Vec<ExportFile>> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
@@ -60,10 +52,7 @@ pub async fn of_run(tx: &mut Tx<'_>, run: ExportRunId) -> Result<Vec<ExportFile>
     .await)?)
 }
 
-/// Notes that an upload in parts was begun, so that somebody can abort it if nobody finishes it.
-///
-/// # Errors
-/// Those of the database.
+/// Records the start of a multipart upload, so that it can be aborted if it is never finished.
 pub async fn upload_begun(tx: &mut Tx<'_>, id: ExportRunId, path: &str, upload_id: &str) -> Result<()> {
     let now = tx.now();
     on!(tx, |conn| sqlx::query(
@@ -80,10 +69,7 @@ pub async fn upload_begun(tx: &mut Tx<'_>, id: ExportRunId, path: &str, upload_i
     Ok(())
 }
 
-/// Notes that an upload in parts is gone.
-///
-/// # Errors
-/// Those of the database.
+/// Records that a multipart upload is gone.
 pub async fn upload_gone(tx: &mut Tx<'_>, id: ExportRunId, upload: &Upload) -> Result<()> {
     on!(tx, |conn| sqlx::query(
         "DELETE FROM export_upload WHERE export_run_id = $1 AND path = $2 AND upload_id = $3"
@@ -97,10 +83,7 @@ pub async fn upload_gone(tx: &mut Tx<'_>, id: ExportRunId, upload: &Upload) -> R
     Ok(())
 }
 
-/// Uploads in parts of a run that were begun and are not known to be gone.
-///
-/// # Errors
-/// Those of the database.
+/// Multipart uploads of a run that may still be open.
 pub async fn uploads(tx: &mut Tx<'_>, id: ExportRunId) -> Result<Vec<Upload>> {
     Ok(on!(tx, |conn| sqlx::query_as(
         "SELECT path, upload_id FROM export_upload WHERE export_run_id = $1 ORDER BY path, upload_id"

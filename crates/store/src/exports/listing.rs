@@ -1,4 +1,4 @@
-//! One-off, spawned and scheduled exports in one list, as callers of the API see them.
+//! One-off, spawned and scheduled exports in one list, as the API shows them.
 
 use towpath_domain::export::{Compression, ExportStatus, Field, FormatVersion};
 use towpath_domain::{DestinationId, ExportId, ProjectId, TenantId, Timestamp};
@@ -8,18 +8,13 @@ use crate::{Error, Result, Tx};
 
 /// An export, or a schedule of exports.
 #[derive(Clone, Debug, sqlx::FromRow)]
-pub struct Listed {
-    /// Id.
+pub struct ExportSummary {
     pub id: ExportId,
-    /// Owner.
     pub tenant_id: TenantId,
-    /// Where to.
     pub destination_id: DestinationId,
-    /// Which tracing project.
     pub project_id: ProjectId,
-    /// Where it stands.
     pub status: ExportStatus,
-    /// First moment it covers.
+    /// Inclusive.
     pub start_time: Timestamp,
     /// First moment it does not cover; a schedule has none.
     pub end_time: Option<Timestamp>,
@@ -29,54 +24,48 @@ pub struct Listed {
     pub compression: Compression,
     /// Layout and column types of its files.
     pub format_version: FormatVersion,
-    /// JSON array, or absent for all; read it with [`Listed::fields`].
+    /// JSON array, or absent for all; read it with [`ExportSummary::fields`].
     pub export_fields: Option<String>,
     /// In the filter language, or absent for all.
     pub filter: Option<String>,
     /// The schedule it was spawned from.
     pub source_bulk_export_id: Option<ExportId>,
-    /// Why it failed, if not for one of its runs; of a schedule, why it stopped, unless somebody cancelled it.
+    /// Why it failed, if not because of a run; for a schedule, why it stopped, unless a caller cancelled it.
     pub error: Option<String>,
-    /// Operations that were in quarantine meanwhile, and may be missing from it; a schedule has no such number.
+    /// Operations in quarantine that may be missing from it; `None` for a schedule.
     pub missing_operations: Option<i64>,
-    /// When it was asked for.
     pub created_at: Timestamp,
-    /// When it last changed.
     pub updated_at: Timestamp,
-    /// When it came to a final state.
     pub finished_at: Option<Timestamp>,
 }
 
-impl Listed {
-    /// The fields that were asked for, `None` for all.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`].
+impl ExportSummary {
     pub fn fields(&self) -> Result<Option<Vec<Field>>> {
         fields(self.id, self.export_fields.as_deref())
     }
 }
 
-/// Which of them.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Filter {
-    /// This one.
     pub id: Option<ExportId>,
     /// Those of this project.
     pub project: Option<ProjectId>,
     /// Those that go there.
     pub destination: Option<DestinationId>,
-    /// Those that stand so.
+    /// With this status.
     pub status: Option<ExportStatus>,
     /// Those spawned from this schedule.
     pub source: Option<ExportId>,
 }
 
 /// Exports, newest first.
-///
-/// # Errors
-/// Those of the database.
-pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, filter: &Filter, limit: i64, offset: i64) -> Result<Vec<Listed>> {
+pub async fn list(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    filter: &Filter,
+    limit: i64,
+    offset: i64,
+) -> Result<Vec<ExportSummary>> {
     let text = "SELECT id, tenant_id, destination_id, project_id, status, start_time, end_time,
                        CAST(NULL AS bigint) AS interval_hours, compression, format_version, export_fields,
                        (SELECT f.filter FROM export_filter f WHERE f.id = export.id) AS filter, source_bulk_export_id, error,
@@ -107,11 +96,7 @@ pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, filter: &Filter, limit: i64
         .await)?)
 }
 
-/// One of them.
-///
-/// # Errors
-/// [`Error::NotFound`] also for another tenant's.
-pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> Result<Listed> {
+pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> Result<ExportSummary> {
     let filter = Filter {
         id: Some(id),
         ..Filter::default()

@@ -1,4 +1,4 @@
-//! Exports of all workspaces, for operators: where each stands and how far it is, nothing of what is in it.
+//! Exports of all workspaces for operators: status and progress, without content.
 
 use sqlx::FromRow;
 use towpath_domain::export::ExportStatus;
@@ -7,28 +7,22 @@ use towpath_domain::{ExportId, JobId, TenantId, Timestamp};
 use crate::error::Result;
 use crate::tx::Tx;
 
-/// An export as operators see it.
+/// An export in the view of operators.
 #[derive(Clone, Debug, FromRow)]
 pub struct Overview {
-    /// Id.
     pub id: ExportId,
-    /// Owner.
     pub tenant_id: TenantId,
-    /// Where it stands.
     pub status: ExportStatus,
-    /// First moment it covers.
+    /// Inclusive.
     pub start_time: Timestamp,
-    /// First moment it does not cover.
+    /// Exclusive.
     pub end_time: Timestamp,
-    /// The job that does it.
+    /// The job that performs it.
     pub job_id: JobId,
     /// Why it failed, if not for one of its runs.
     pub error: Option<String>,
-    /// When it was asked for.
     pub created_at: Timestamp,
-    /// When it got its place.
     pub started_at: Option<Timestamp>,
-    /// When it came to a final state.
     pub finished_at: Option<Timestamp>,
     /// Name of its tracing project, unless that is gone.
     pub project: Option<String>,
@@ -46,10 +40,7 @@ pub struct Overview {
     pub files_written: i64,
 }
 
-/// Exports older than `before` (ids are in the order of time), the latest first.
-///
-/// # Errors
-/// As every statement.
+/// Exports older than `before` (ids are in the order of time), newest first.
 pub async fn list(tx: &mut Tx<'_>, before: Option<ExportId>, limit: i64) -> Result<Vec<Overview>> {
     Ok(on!(tx, |conn| {
         sqlx::query_as(
@@ -77,10 +68,7 @@ pub async fn list(tx: &mut Tx<'_>, before: Option<ExportId>, limit: i64) -> Resu
     })?)
 }
 
-/// Whose an export is.
-///
-/// # Errors
-/// As every statement.
+/// The owner of an export.
 pub async fn owner(tx: &mut Tx<'_>, export: ExportId) -> Result<Option<TenantId>> {
     Ok(on!(tx, |conn| {
         sqlx::query_scalar("SELECT tenant_id FROM export WHERE id = $1")

@@ -1,4 +1,4 @@
-//! Export runs: one per day partition of an export. Their files stand in [`super::files`].
+//! Export runs: one per day partition of an export. Their files are in [`super::files`].
 
 use towpath_domain::export::{ExportStatus, Partition};
 use towpath_domain::{ExportId, ExportRunId, JobId, TenantId, Timestamp};
@@ -10,22 +10,18 @@ mod many;
 
 pub use many::{NewRun, cancel_all, cancel_open, fail_all_to, insert_all, to_be_cleaned};
 
-/// An export run as it is stored.
 #[derive(Clone, Debug, sqlx::FromRow)]
 pub struct ExportRun {
-    /// Id.
     pub id: ExportRunId,
-    /// Owner.
     pub tenant_id: TenantId,
     /// The export it is a part of.
     pub export_id: ExportId,
-    /// The job that does it.
+    /// The job that performs it.
     pub job_id: JobId,
-    /// Where it stands.
     pub status: ExportStatus,
-    /// First moment it covers.
+    /// Inclusive.
     pub start_time: Timestamp,
-    /// First moment it does not cover.
+    /// Exclusive.
     pub end_time: Timestamp,
     /// The folder of its files, as a key below the bucket.
     pub prefix: String,
@@ -39,15 +35,12 @@ pub struct ExportRun {
     pub bytes_written: i64,
     /// Finished files.
     pub files_written: i64,
-    /// JSON: the last row that lies in a finished file.
+    /// JSON: the last row that is in a finished file.
     pub latest_cursor: Option<String>,
     /// JSON: the file that is about to be visible.
     pub pending_upload: Option<String>,
-    /// When it was recorded.
     pub created_at: Timestamp,
-    /// When it last changed.
     pub updated_at: Timestamp,
-    /// When it came to a final state.
     pub finished_at: Option<Timestamp>,
 }
 
@@ -73,10 +66,6 @@ pub struct Progress {
     pub files: i64,
 }
 
-/// One export run.
-///
-/// # Errors
-/// [`Error::NotFound`] also for another tenant's, or another export's.
 pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, export: ExportId, id: ExportRunId) -> Result<ExportRun> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
@@ -91,9 +80,6 @@ pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, export: ExportId, id: Export
 }
 
 /// The runs of an export, the latest partition first.
-///
-/// # Errors
-/// Those of the database.
 pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, export: ExportId) -> Result<Vec<ExportRun>> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
@@ -107,9 +93,6 @@ pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, export: ExportId) -> Result
 }
 
 /// The runs of every export that was spawned from a schedule, the latest partition first.
-///
-/// # Errors
-/// Those of the database.
 pub async fn list_spawned(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -132,11 +115,8 @@ pub async fn list_spawned(
     .await)?)
 }
 
-/// `CREATED` → `RUNNING`, also for a further attempt, whose number it notes. Rows of a file that was not finished
-/// count no more. False when the run has come to a final state.
-///
-/// # Errors
-/// Those of the database.
+/// `CREATED` → `RUNNING`, also for a further attempt, whose number it records. Rows of unfinished files no longer
+/// count. False if the run has reached a final state.
 pub async fn running(tx: &mut Tx<'_>, tenant: TenantId, id: ExportRunId, retry_number: i64) -> Result<bool> {
     settle_progress(tx, tenant, id).await?;
     let now = tx.now();
@@ -154,10 +134,7 @@ pub async fn running(tx: &mut Tx<'_>, tenant: TenantId, id: ExportRunId, retry_n
     Ok(changed == 1)
 }
 
-/// Notes how far a running run is. Nothing happens to a run in a final state.
-///
-/// # Errors
-/// Those of the database.
+/// Records how far a running run is. Nothing happens to a run in a final state.
 pub async fn progress(tx: &mut Tx<'_>, tenant: TenantId, id: ExportRunId, progress: Progress) -> Result<()> {
     let now = tx.now();
     on!(tx, |conn| sqlx::query(
@@ -176,10 +153,10 @@ pub async fn progress(tx: &mut Tx<'_>, tenant: TenantId, id: ExportRunId, progre
     Ok(())
 }
 
-/// Notes the file that is about to be visible (JSON).
+/// Records the file that is about to become visible (JSON).
 ///
 /// # Errors
-/// [`Error::Stale`] when the run is not running.
+/// [`Error::Stale`] if the run is not running.
 pub async fn pending(tx: &mut Tx<'_>, tenant: TenantId, id: ExportRunId, upload: &str) -> Result<()> {
     let now = tx.now();
     let changed = on!(tx, |conn| sqlx::query(
@@ -196,10 +173,10 @@ pub async fn pending(tx: &mut Tx<'_>, tenant: TenantId, id: ExportRunId, upload:
     if changed == 1 { Ok(()) } else { Err(Error::Stale) }
 }
 
-/// Notes that the file at `path`, which was about to be visible, is given up, and with it the uploads under its name.
+/// Records that the pending file at `path` is abandoned, along with the uploads under its name.
 ///
 /// # Errors
-/// [`Error::Stale`] when the run is not running.
+/// [`Error::Stale`] if the run is not running.
 pub async fn pending_given_up(tx: &mut Tx<'_>, tenant: TenantId, id: ExportRunId, path: &str) -> Result<()> {
     let now = tx.now();
     let changed = on!(tx, |conn| sqlx::query(
@@ -231,11 +208,10 @@ async fn forget_uploads(tx: &mut Tx<'_>, id: ExportRunId, path: &str) -> Result<
     Ok(())
 }
 
-/// Records a finished file and the cursor behind it (JSON), and that nothing is pending any more. Recording the same
-/// file again changes nothing.
+/// Records a finished file and the cursor after it (JSON), and clears the pending file. Idempotent.
 ///
 /// # Errors
-/// [`Error::Stale`] when the run is not running.
+/// [`Error::Stale`] if the run is not running.
 pub async fn file_done(tx: &mut Tx<'_>, tenant: TenantId, file: &ExportFile, cursor: &str) -> Result<()> {
     let now = tx.now();
     let id = file.export_run_id;
@@ -270,11 +246,8 @@ pub async fn file_done(tx: &mut Tx<'_>, tenant: TenantId, file: &ExportFile, cur
     settle_progress(tx, tenant, id).await
 }
 
-/// Brings a run to a final state, with the totals of its finished files. `last_error` is noted unless the failed
-/// attempt has noted it. True when this call did it.
-///
-/// # Errors
-/// Those of the database.
+/// Brings a run to a final state, with the totals of its finished files. `last_error` is recorded unless the failed
+/// attempt already has. True if this call made the change.
 pub async fn finish(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -301,10 +274,7 @@ pub async fn finish(
     Ok(changed == 1)
 }
 
-/// Notes why attempt `n` (from 0) of a run failed.
-///
-/// # Errors
-/// Those of the database.
+/// Records why attempt `n` (from 0) of a run failed.
 pub async fn attempt_failed(tx: &mut Tx<'_>, tenant: TenantId, id: ExportRunId, n: u32, error: &str) -> Result<()> {
     let Some((mut errors, _)) = errors(tx, tenant, id).await? else {
         return Ok(());
@@ -361,7 +331,7 @@ async fn save_errors(tx: &mut Tx<'_>, tenant: TenantId, id: ExportRunId, errors:
     Ok(())
 }
 
-/// Counts what lies in finished files: a file that was begun and not finished counts no more.
+/// Counts what is in finished files: a file that was begun and not finished counts no more.
 async fn settle_progress(tx: &mut Tx<'_>, tenant: TenantId, id: ExportRunId) -> Result<()> {
     on!(tx, |conn| sqlx::query(
         "UPDATE export_run SET

@@ -1,24 +1,19 @@
-//! Scheduled exports: each spawns one export per interval. Where its chain stands is the truth of
+//! Scheduled exports: each spawns one export per interval. The state of the chain is in
 //! [`schedules`](crate::schedules).
 
-use towpath_domain::export::{Compression, Content, ExportStatus, FormatVersion};
+use towpath_domain::export::{Compression, ExportSpec, ExportStatus, FormatVersion};
 use towpath_domain::{DestinationId, ExportId, JobId, ProjectId, ScheduleId, TenantId, Timestamp};
 
 use super::{fields, keep_filter, stored};
 use crate::{Result, Tx};
 
-/// A scheduled export as it is stored.
 #[derive(Clone, Debug, sqlx::FromRow)]
 pub struct ScheduledExport {
-    /// Id.
     pub id: ExportId,
-    /// Owner.
     pub tenant_id: TenantId,
-    /// Where to.
     pub destination_id: DestinationId,
-    /// Which tracing project.
     pub project_id: ProjectId,
-    /// `RUNNING`, until somebody makes it `CANCELLED`.
+    /// `RUNNING`, until a caller makes it `CANCELLED`.
     pub status: ExportStatus,
     /// Where the first interval begins.
     pub start_time: Timestamp,
@@ -34,11 +29,9 @@ pub struct ScheduledExport {
     pub filter: Option<String>,
     /// The chain of its spawns.
     pub schedule_id: ScheduleId,
-    /// Why it stopped, unless somebody cancelled it.
+    /// Why it stopped, unless a caller cancelled it.
     pub error: Option<String>,
-    /// When it was asked for.
     pub created_at: Timestamp,
-    /// When it last changed.
     pub updated_at: Timestamp,
     /// When it was cancelled.
     pub finished_at: Option<Timestamp>,
@@ -46,11 +39,8 @@ pub struct ScheduledExport {
 
 impl ScheduledExport {
     /// What each of its exports is of.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`](crate::Error::Corrupt).
-    pub fn content(&self) -> Result<Content> {
-        Ok(Content {
+    pub fn content(&self) -> Result<ExportSpec> {
+        Ok(ExportSpec {
             destination: self.destination_id,
             project: self.project_id,
             format_version: self.format_version,
@@ -61,13 +51,12 @@ impl ScheduledExport {
     }
 }
 
-/// What is recorded of a scheduled export.
+/// The fields of a new scheduled export.
 #[derive(Clone, Debug)]
 pub struct NewScheduled<'a> {
-    /// Id.
     pub id: ExportId,
     /// What each export is of.
-    pub content: &'a Content,
+    pub content: &'a ExportSpec,
     /// Where the first interval begins.
     pub start_time: Timestamp,
     /// How long an interval is.
@@ -77,9 +66,6 @@ pub struct NewScheduled<'a> {
 }
 
 /// Records a scheduled export as `RUNNING`.
-///
-/// # Errors
-/// Those of the database.
 pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: &NewScheduled<'_>) -> Result<()> {
     let now = tx.now();
     let fields = stored(new.id, new.content.fields.as_deref())?;
@@ -107,9 +93,6 @@ pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: &NewScheduled<'_>) -
 }
 
 /// One scheduled export, `None` also for another tenant's.
-///
-/// # Errors
-/// Those of the database.
 pub async fn find(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> Result<Option<ScheduledExport>> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
@@ -124,9 +107,6 @@ pub async fn find(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> Result<Opt
 }
 
 /// Those of a project that are not cancelled.
-///
-/// # Errors
-/// Those of the database.
 pub async fn running_of(tx: &mut Tx<'_>, tenant: TenantId, project: ProjectId) -> Result<Vec<ScheduledExport>> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
@@ -140,10 +120,7 @@ pub async fn running_of(tx: &mut Tx<'_>, tenant: TenantId, project: ProjectId) -
     .await)?)
 }
 
-/// Cancels it; `error` says why, unless somebody asked for it. True when this call did it.
-///
-/// # Errors
-/// Those of the database.
+/// Cancels it; `error` says why, unless a caller asked for it. True if this call made the change.
 pub async fn cancel(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId, error: Option<&str>) -> Result<bool> {
     let now = tx.now();
     let changed = on!(tx, |conn| sqlx::query(
@@ -161,9 +138,6 @@ pub async fn cancel(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId, error: Opti
 }
 
 /// The jobs that spawn the next exports to a destination.
-///
-/// # Errors
-/// Those of the database.
 pub async fn spawn_jobs_to(tx: &mut Tx<'_>, tenant: TenantId, destination: DestinationId) -> Result<Vec<JobId>> {
     Ok(on!(tx, |conn| sqlx::query_scalar(
         "SELECT s.spawn_job FROM scheduled_export e JOIN schedule s ON s.id = e.schedule_id
@@ -177,9 +151,6 @@ pub async fn spawn_jobs_to(tx: &mut Tx<'_>, tenant: TenantId, destination: Desti
 }
 
 /// Cancels all scheduled exports to a destination with their chains.
-///
-/// # Errors
-/// Those of the database.
 pub async fn cancel_all_to(tx: &mut Tx<'_>, tenant: TenantId, destination: DestinationId, error: &str) -> Result<()> {
     let now = tx.now();
     on!(tx, |conn| {

@@ -1,4 +1,4 @@
-//! Objects of attachments that no row names any more, on their way out; and the walk that finds attachments whose trace
+//! Objects of attachments that no row names any more, until they are removed; and the scan for attachments whose trace
 //! run never came.
 
 use serde::{Deserialize, Serialize};
@@ -17,11 +17,11 @@ struct WasteRow<'a> {
     name: std::borrow::Cow<'a, str>,
 }
 
-/// Notes that the objects of `files` are in no row any more.
+/// Records that the objects of `files` are in no row any more.
 pub(super) async fn add(tx: &mut Tx<'_>, files: &[Attachment]) -> Result<()> {
     let now = tx.now();
     let text = sql!(tx,
-        // Lists travel as JSON text in both; only the way back to rows differs.
+        // Both pass lists as JSON text and differ only in parsing rows.
         sqlite: "INSERT INTO attachment_waste (path, tenant_id, run_id, name, since)
                  SELECT value ->> 'path', unhex(value ->> 'tenant_id', '-'), unhex(value ->> 'run_id', '-'),
                         value ->> 'name', $2
@@ -52,14 +52,11 @@ pub(super) async fn add(tx: &mut Tx<'_>, files: &[Attachment]) -> Result<()> {
 pub struct Waste {
     /// The object.
     pub path: String,
-    /// A row names it again. Processes of earlier builds give a file that is sent again the object it had.
+    /// A row names it again. Processes of earlier builds reuse the object of a file that is sent again.
     pub named: bool,
 }
 
 /// Objects that no row has named since before `before`, longest first.
-///
-/// # Errors
-/// Only what the database says.
 pub async fn before(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<Vec<Waste>> {
     Ok(on!(tx, |conn| sqlx::query_as(
         "SELECT w.path, EXISTS (SELECT 1 FROM attachment a WHERE a.tenant_id = w.tenant_id AND a.run_id = w.run_id
@@ -72,10 +69,7 @@ pub async fn before(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<Ve
     .await)?)
 }
 
-/// Forgets objects that are gone.
-///
-/// # Errors
-/// Only what the database says.
+/// Deletes objects that are gone.
 pub async fn forget(tx: &mut Tx<'_>, paths: &[&str]) -> Result<()> {
     let text = sql!(tx,
         sqlite: "DELETE FROM attachment_waste WHERE path IN (SELECT value FROM json_each($1))",
@@ -87,10 +81,7 @@ pub async fn forget(tx: &mut Tx<'_>, paths: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Puts objects that could not be removed behind all others.
-///
-/// # Errors
-/// Only what the database says.
+/// Moves objects that could not be removed to the end of the queue.
 pub async fn postpone(tx: &mut Tx<'_>, paths: &[&str]) -> Result<()> {
     let now = tx.now();
     let text = sql!(tx,
@@ -108,7 +99,7 @@ pub async fn postpone(tx: &mut Tx<'_>, paths: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Where a walk through all attachments stands, in the order in which they were stored.
+/// Where a walk through all attachments is, in the order in which they were stored.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Position {
     /// Microseconds.
@@ -143,9 +134,6 @@ impl Position {
 }
 
 /// The next attachments behind `after` that were stored before `before`, of all workspaces.
-///
-/// # Errors
-/// Only what the database says.
 pub async fn walk(tx: &mut Tx<'_>, after: &Position, before: Timestamp, limit: i64) -> Result<Vec<Attachment>> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",

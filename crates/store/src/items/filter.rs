@@ -26,8 +26,8 @@ pub(super) fn push(query: &mut Query, filter: &Map<String, Value>) -> Result<()>
         return Err(Rejection::invalid("filter", message).into());
     }
     query.push(" AND ");
-    let mut matcher = Matcher { query, aliases: 0 };
-    matcher.all(&Place::Column, filter, "")
+    let mut matcher = ConditionWriter { query, aliases: 0 };
+    matcher.all(&ValueLocation::Column, filter, "")
 }
 
 /// Conditions, and objects inside one another.
@@ -39,17 +39,17 @@ fn size(filter: &Map<String, Value>) -> (usize, usize) {
     (filter.len() + conditions, 1 + levels)
 }
 
-/// Writes the conditions of a filter: equality by key, objects recursively, or operators (`$eq $ne $gt $gte $lt
-/// $lte`), which compare values of one kind only. Keys and values are always bound, so whatever they hold needs no
-/// quoting; on SQLite members are found through `json_each`, because its paths cannot name every key.
-struct Matcher<'q> {
+/// Writes the conditions of a filter: equality by key, objects recursively, or operators (`$eq $ne $gt $gte $lt $lte`),
+/// which compare values of one type only. Keys and values are always bound and need no quoting; on SQLite members are
+/// found through `json_each`, because JSON paths cannot express every key.
+struct ConditionWriter<'q> {
     query: &'q mut Query,
     aliases: usize,
 }
 
 /// Where an object is.
 #[derive(Clone)]
-enum Place {
+enum ValueLocation {
     /// The item's value.
     Column,
     /// SQLite: a row of `json_each`.
@@ -58,9 +58,9 @@ enum Place {
     Path(Vec<String>),
 }
 
-impl Matcher<'_> {
+impl ConditionWriter<'_> {
     /// All of these have to hold; `field` is how the caller knows the object, with a dot behind it.
-    fn all(&mut self, of: &Place, members: &Map<String, Value>, field: &str) -> Result<()> {
+    fn all(&mut self, of: &ValueLocation, members: &Map<String, Value>, field: &str) -> Result<()> {
         let each = brackets(members.len()).into_iter().zip(members);
         for (nth, ((opening, closing), (key, wanted))) in each.enumerate() {
             self.query.push(if nth > 0 { " AND " } else { "" });
@@ -72,7 +72,7 @@ impl Matcher<'_> {
     }
 
     /// `field` is how the caller knows the member.
-    fn field(&mut self, of: &Place, key: &str, wanted: &Value, field: &str) -> Result<()> {
+    fn field(&mut self, of: &ValueLocation, key: &str, wanted: &Value, field: &str) -> Result<()> {
         let Value::Object(members) = wanted else {
             return self.compare(of, key, "$eq", wanted, field);
         };
@@ -89,21 +89,21 @@ impl Matcher<'_> {
             Dialect::Sqlite => {
                 let row = self.open_row(of, key);
                 self.query.push(&row).push(".type = 'object'");
-                Place::Row(row)
+                ValueLocation::Row(row)
             }
             Dialect::Postgres => {
                 let member = below(of, key);
                 self.query.push("coalesce(jsonb_typeof(");
                 self.push_path(&member);
                 self.query.push(") = 'object'");
-                Place::Path(member)
+                ValueLocation::Path(member)
             }
         };
         if !members.is_empty() {
             self.query.push(" AND ");
             self.all(&place, members, &format!("{field}."))?;
         }
-        self.query.push(if matches!(place, Place::Row(_)) {
+        self.query.push(if matches!(place, ValueLocation::Row(_)) {
             ")"
         } else {
             ", false)"
@@ -111,7 +111,7 @@ impl Matcher<'_> {
         Ok(())
     }
 
-    fn compare(&mut self, of: &Place, key: &str, operator: &str, wanted: &Value, field: &str) -> Result<()> {
+    fn compare(&mut self, of: &ValueLocation, key: &str, operator: &str, wanted: &Value, field: &str) -> Result<()> {
         let sign = match operator {
             "$eq" | "$ne" => " = ",
             "$gt" => " > ",
@@ -163,7 +163,7 @@ impl Matcher<'_> {
         self.query.push("::text[])");
     }
 
-    fn compare_sqlite(&mut self, of: &Place, key: &str, sign: &str, wanted: &Value) {
+    fn compare_sqlite(&mut self, of: &ValueLocation, key: &str, sign: &str, wanted: &Value) {
         if wanted.is_null() {
             self.query.push("NOT ");
         }
@@ -204,15 +204,15 @@ impl Matcher<'_> {
         self.query.push(")");
     }
 
-    /// SQLite: opens `EXISTS (` over the member `key` and answers its alias; the caller adds a condition and the
+    /// SQLite: opens `EXISTS (` over the member `key` and returns its alias; the caller adds a condition and the
     /// closing bracket.
-    fn open_row(&mut self, of: &Place, key: &str) -> String {
+    fn open_row(&mut self, of: &ValueLocation, key: &str) -> String {
         self.aliases += 1;
         let row = format!("m{}", self.aliases);
         self.query.push("EXISTS (SELECT 1 FROM json_each(");
         match of {
-            Place::Row(outer) => self.query.push(outer).push(".value"),
-            Place::Column | Place::Path(_) => self.query.push("store_item.value"),
+            ValueLocation::Row(outer) => self.query.push(outer).push(".value"),
+            ValueLocation::Column | ValueLocation::Path(_) => self.query.push("store_item.value"),
         };
         self.query.push(") AS ").push(&row).push(" WHERE ");
         self.query.push(&row).push(".key = ").bind(Arg::Text(key.to_owned()));
@@ -221,10 +221,10 @@ impl Matcher<'_> {
     }
 }
 
-fn below(of: &Place, key: &str) -> Vec<String> {
+fn below(of: &ValueLocation, key: &str) -> Vec<String> {
     let mut path = match of {
-        Place::Path(path) => path.clone(),
-        Place::Column | Place::Row(_) => Vec::new(),
+        ValueLocation::Path(path) => path.clone(),
+        ValueLocation::Column | ValueLocation::Row(_) => Vec::new(),
     };
     path.push(key.to_owned());
     path

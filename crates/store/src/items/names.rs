@@ -1,20 +1,20 @@
-//! Namespaces and keys as they are found by index: cut, with a hash, where they are too long for that.
+//! Index form of namespaces and keys: cut and hashed if they are too long.
 
 use std::borrow::Cow;
 
 use sha2::{Digest as _, Sha256};
 
-/// The most bytes of a namespace that is not cut.
+/// The maximum number of bytes of a namespace that is not cut.
 const NAMESPACE: usize = 1500;
-/// The most bytes of a key that is not cut.
+/// The maximum number of bytes of a key that is not cut.
 const KEY: usize = 1000;
-/// Bytes that are left of a namespace that is cut, or up to three fewer where a character ends there.
+/// Bytes that remain of a cut namespace, or up to three fewer at a character boundary.
 const LEFT: usize = 1400;
 /// A prefix of fewer bytes is whole in every namespace that is cut, with the dot behind it.
 pub const UNCUT: usize = LEFT - 4;
 
 /// How an item is found.
-pub struct Names<'a> {
+pub struct IndexedName<'a> {
     /// In the column `namespace`.
     pub namespace: Cow<'a, str>,
     /// In the column `key`.
@@ -23,7 +23,7 @@ pub struct Names<'a> {
     pub cut: bool,
 }
 
-impl<'a> Names<'a> {
+impl<'a> IndexedName<'a> {
     /// Of an item in the namespace of these labels, joined by dots.
     pub fn of(dotted: &'a str, key: &'a str) -> Self {
         if dotted.len() <= NAMESPACE && key.len() <= KEY {
@@ -60,14 +60,14 @@ mod tests {
     #[test]
     fn only_what_is_too_long_is_cut() {
         let (namespace, key) = ("n".repeat(NAMESPACE), "k".repeat(KEY));
-        let names = Names::of(&namespace, &key);
+        let names = IndexedName::of(&namespace, &key);
         assert!(!names.cut && names.namespace == namespace && names.key == key);
         let longer = format!("{key}ü");
-        let cut = Names::of("users", &longer);
+        let cut = IndexedName::of("users", &longer);
         assert!(cut.cut && cut.namespace.starts_with("users..") && cut.key == key);
-        assert_ne!(cut.namespace, Names::of("users", &format!("{key}ö")).namespace);
+        assert_ne!(cut.namespace, IndexedName::of("users", &format!("{key}ö")).namespace);
         let wide = "ü".repeat(NAMESPACE);
-        let cut = Names::of(&wide, "k");
+        let cut = IndexedName::of(&wide, "k");
         assert_eq!(cut.namespace.len(), LEFT + 2 + 64);
         assert!(cut.namespace.len() + KEY < 2600);
     }

@@ -10,14 +10,11 @@ use super::alive;
 use crate::query::{Arg, Query};
 use crate::{Result, Tx};
 
-/// Namespaces that hold something: below `prefix`, ending in `suffix` (a `*` in either stands for any one label), cut
-/// to `max_depth` labels, in the order of their texts.
+/// Namespaces that contain items: below `prefix`, ending in `suffix` (`*` stands for any one label), cut to `max_depth`
+/// labels, sorted.
 ///
-/// They are read one by one, in the order of an index where the database has one for it, so that of those that are not
-/// answered none is kept.
-///
-/// # Errors
-/// As every statement.
+/// They are read one by one, in index order if the database has an index for it, so memory use does not grow with
+/// skipped ones.
 pub async fn namespaces(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -67,8 +64,8 @@ fn matches<'a>(labels: impl Iterator<Item = &'a String>, wanted: impl Iterator<I
     wanted.all(|want| labels.next().is_some_and(|label| want == "*" || want == label))
 }
 
-/// Reads what namespaces may be wanted: of those that begin as `prefix` does up to its first wildcard, and end in `suffix`
-/// where that has none. A row has what is found by index, and beside it the whole name where that was cut.
+/// Reads candidate namespaces: those that match the prefix up to its first wildcard, and the suffix if that has none. A
+/// row has the index form and, if that was cut, the whole name.
 fn sorted(tx: &Tx<'_>, tenant: TenantId, prefix: &Namespace, suffix: &Namespace) -> Query {
     let known = prefix.labels().iter().take_while(|label| *label != "*");
     let known: Vec<String> = known.cloned().collect();
@@ -79,7 +76,7 @@ fn sorted(tx: &Tx<'_>, tenant: TenantId, prefix: &Namespace, suffix: &Namespace)
         let end = format!(".{suffix}");
         query.push(" AND (coalesce(whole_namespace, namespace) = ");
         query.bind(Arg::Text(suffix));
-        // The end of a text, in characters. It has another length, and so is another text, where the namespace is shorter.
+        // The end of a text, in characters. A shorter namespace yields a different text.
         query.push(
             " OR substr(coalesce(whole_namespace, namespace), length(coalesce(whole_namespace, namespace)) - length(",
         );
@@ -103,7 +100,7 @@ struct Page {
     open: Vec<String>,
     /// How the last row begins, where its name was cut for the index. What follows there is a hash.
     begin: String,
-    /// Names that were seen and are longer than `begin`. Rows that begin alike come one after another.
+    /// Names longer than `begin` that were seen. Rows with the same beginning are adjacent.
     long: BTreeSet<String>,
 }
 

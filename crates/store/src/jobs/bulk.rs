@@ -1,26 +1,26 @@
-//! Statements for many jobs at once: the hot path of completing.
+//! Statements on many jobs at once: the hot path of completion.
 //!
-//! Each locks its job rows in the order of their ids and sees fence and state as they are *once locked*: under READ
-//! COMMITTED a row that changed meanwhile is read again before it counts as locked. Rows are found by `= ANY`, which
-//! keeps cached plans from reading the table (see `postgres.rs`), and compared with the fences once locked: joining
-//! before the lock costs twice as much.
+//! Each locks its job rows in the order of their ids and evaluates fence and state *once locked*: under READ COMMITTED
+//! a changed row is read again before it counts as locked. Rows are found by `= ANY`, which keeps cached plans from
+//! reading the table (see `postgres.rs`), and compared with the fences after locking: joining before the lock costs
+//! twice as much.
 //!
-//! On PostgreSQL a job that runs is told by its `worker_id`, which only those have. By its state, the index of jobs at work
-//! could serve the statement too, and while statistics are of a quiet minute PostgreSQL prefers it: each statement then reads
-//! all jobs that run anywhere.
+//! On PostgreSQL a running job is recognised by its `worker_id`. With a condition on the state, the index of running
+//! jobs could serve the statement too; with statistics from a quiet minute PostgreSQL prefers it, and each statement
+//! then reads all running jobs.
 
 use std::fmt::Write;
 
 use sqlx::{FromRow, SqliteConnection};
 use towpath_domain::{JobId, Timestamp, WorkerId};
 
-use super::leaving;
+use super::lane_completion;
 use crate::error::{Error, Result};
 use crate::tx::{Conn, Tx};
 
 /// A job and the fence its holder believes in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, FromRow)]
-pub struct Fenced {
+pub struct JobFence {
     /// The job.
     pub id: JobId,
     /// The fence at which it was claimed.
@@ -29,20 +29,17 @@ pub struct Fenced {
 
 /// A job that a worker has at work.
 #[derive(Clone, Copy, Debug, FromRow)]
-pub struct AtWork {
+pub struct RunningJob {
     /// The job.
     pub id: JobId,
     /// The fence at which it was claimed.
     pub fence: i64,
-    /// Somebody asked it to stop.
+    /// A stop was requested.
     pub cancel: bool,
 }
 
 /// The jobs that a worker has at work. Locks none.
-///
-/// # Errors
-/// As every statement.
-pub async fn at_work(tx: &mut Tx<'_>, worker: WorkerId) -> Result<Vec<AtWork>> {
+pub async fn running_jobs(tx: &mut Tx<'_>, worker: WorkerId) -> Result<Vec<RunningJob>> {
     Ok(on!(tx, |conn| {
         sqlx::query_as(
             "SELECT id, fence, cancel_at IS NOT NULL AS cancel FROM job WHERE state = 'running' AND worker_id = $1",
@@ -53,12 +50,9 @@ pub async fn at_work(tx: &mut Tx<'_>, worker: WorkerId) -> Result<Vec<AtWork>> {
     })?)
 }
 
-/// Of these jobs, those that the worker has still at work. Locks none. Looks each up by its id: the index of jobs at work has dead
-/// entries of every job that the worker had, until they are vacuumed, and a lease depends on this answer.
-///
-/// # Errors
-/// Only those of the database.
-pub async fn still_held(tx: &mut Tx<'_>, worker: WorkerId, held: &[Fenced]) -> Result<Vec<AtWork>> {
+/// Those of these jobs that the worker still holds. Takes no locks. Looks each up by id: the index of running jobs has
+/// dead entries of all earlier jobs of the worker until a vacuum, and a lease depends on this answer.
+pub async fn jobs_still_held(tx: &mut Tx<'_>, worker: WorkerId, held: &[JobFence]) -> Result<Vec<RunningJob>> {
     Ok(match tx.conn() {
         Conn::Sqlite(conn) => {
             sqlx::query_as(
@@ -103,23 +97,20 @@ macro_rules! sqlite_completed {
 }
 pub(super) use sqlite_completed;
 
-/// Ends jobs well that have nothing else to write: no business rows, no parent, no open children. Each gives its place in
-/// its lane, if it has one, to whoever waits longest there; `lanes` are those of all of them, in order, each once. Returns
-/// those that hit; the others moved on, or were asked to stop.
+/// Completes jobs that write nothing else: no business rows, no parent, no open children. Each passes its lane slot, if
+/// any, to the job that has waited longest; `lanes` lists all their lanes once, sorted. Returns the completed ones; the
+/// others were changed concurrently or asked to stop.
 ///
-/// Without lanes this is one statement that writes, so that no transaction is needed.
-///
-/// # Errors
-/// As every statement.
-pub async fn complete(tx: &mut Tx<'_>, held: &[Fenced], lanes: &[String]) -> Result<Vec<Fenced>> {
+/// Without lanes this is a single writing statement, so no transaction is needed.
+pub async fn complete(tx: &mut Tx<'_>, held: &[JobFence], lanes: &[String]) -> Result<Vec<JobFence>> {
     let now = tx.now();
     if !lanes.is_empty() {
         let left = match tx.conn() {
-            Conn::Sqlite(conn) => leaving::sqlite(conn, now, held, lanes).await?,
-            Conn::Postgres(conn) => leaving::postgres(conn, now, held, lanes).await?,
+            Conn::Sqlite(conn) => lane_completion::sqlite(conn, now, held, lanes).await?,
+            Conn::Postgres(conn) => lane_completion::postgres(conn, now, held, lanes).await?,
         };
         left.wakes.iter().for_each(|pool| tx.wake(pool));
-        return Ok(left.done);
+        return Ok(left.completed);
     }
     Ok(match tx.conn() {
         Conn::Sqlite(conn) => {
@@ -151,15 +142,15 @@ pub async fn complete(tx: &mut Tx<'_>, held: &[Fenced], lanes: &[String]) -> Res
     })
 }
 
-/// Which jobs [`sqlite_completes`] ended, when it ended `done` of them.
+/// The jobs that [`sqlite_completes`] completed, given that it completed `done` of them.
 ///
-/// Nearly always all of them. Reading them back costs more than writing them: each row wakes this task.
+/// Nearly always all of them. Reading them back costs more than writing them, because each row wakes this task.
 pub(super) async fn done_sqlite(
     conn: &mut SqliteConnection,
     now: Timestamp,
-    held: &[Fenced],
+    held: &[JobFence],
     done: i64,
-) -> Result<Vec<Fenced>> {
+) -> Result<Vec<JobFence>> {
     if usize::try_from(done).is_ok_and(|done| done == held.len()) {
         return Ok(held.to_vec());
     }
@@ -172,7 +163,7 @@ pub(super) async fn done_sqlite(
 }
 
 /// `[["hex id", fence], …]` for `json_each`: SQLite has no arrays.
-pub(crate) fn as_json(held: &[Fenced]) -> String {
+pub(crate) fn as_json(held: &[JobFence]) -> String {
     let mut text = String::with_capacity(held.len() * 48 + 2);
     text.push('[');
     for (nth, job) in held.iter().enumerate() {
@@ -184,12 +175,12 @@ pub(crate) fn as_json(held: &[Fenced]) -> String {
 }
 
 /// The same read back.
-pub(crate) fn from_json(text: &str) -> Option<Vec<Fenced>> {
+pub(crate) fn from_json(text: &str) -> Option<Vec<JobFence>> {
     let held: Vec<(JobId, i64)> = serde_json::from_str(text).ok()?;
-    Some(held.into_iter().map(|(id, fence)| Fenced { id, fence }).collect())
+    Some(held.into_iter().map(|(id, fence)| JobFence { id, fence }).collect())
 }
 
 /// One array of ids and one of fences, sorted by id, for `unnest`.
-pub(crate) fn as_arrays(held: &[Fenced]) -> (Vec<sqlx::types::Uuid>, Vec<i64>) {
+pub(crate) fn as_arrays(held: &[JobFence]) -> (Vec<sqlx::types::Uuid>, Vec<i64>) {
     held.iter().map(|job| (job.id.0, job.fence)).unzip()
 }

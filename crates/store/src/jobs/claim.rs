@@ -1,4 +1,4 @@
-//! Claiming: tenants in turn, then priority, then age. Behind [`Mark`]s, as far as these go.
+//! Claims: tenants in turn, then priority, then age, starting after the [`ClaimPosition`]s.
 
 use std::collections::HashSet;
 
@@ -10,13 +10,12 @@ use sqlx::{Row as _, SqliteConnection};
 use towpath_domain::{JobId, TenantId, Timestamp, WorkerId};
 
 use crate::error::{Error, Result};
-use crate::jobs::bulk::{self, Fenced, sqlite_completed, sqlite_completes};
+use crate::jobs::bulk::{self, JobFence, sqlite_completed, sqlite_completes};
 use crate::tx::{Conn, Tx};
 
 /// A job as its new holder gets it.
 #[derive(Clone, Debug)]
-#[expect(missing_docs, reason = "the columns are explained once, in the migration")]
-pub struct Claimed {
+pub struct ClaimedJob {
     pub id: JobId,
     pub tenant_id: TenantId,
     pub kind: String,
@@ -40,9 +39,9 @@ pub struct Claimed {
     pub claimed_at: Timestamp,
 }
 
-impl Claimed {
-    /// Reads the columns that [`postgres_claims`] returns, by their places and unchecked: looking each up by its name, as the
-    /// library does by itself, was a fifteenth of what a worker did beside waiting for the database, comparing its type a twelfth.
+impl ClaimedJob {
+    /// Reads the columns of [`postgres_claims`] by position and unchecked: looking each up by name took a fifteenth of
+    /// a worker's time, comparing types a twelfth.
     fn read(row: &PgRow) -> Result<Self, sqlx::Error> {
         Ok(Self {
             id: row.try_get_unchecked(0)?,
@@ -69,22 +68,21 @@ impl Claimed {
     }
 }
 
-/// Up to where a claimer got with the jobs of a tenant: of this priority, to this one.
+/// How far a claimer got with the jobs of a tenant at one priority.
 ///
-/// For PostgreSQL. What is claimed stays in the index of ready jobs until the table is vacuumed, a minute or more later;
-/// while a transaction anywhere is older than that, longer. So whoever looks for the first ready job walks past all that
-/// were: at the end of 20,000 jobs a claim of 64 read 360 pages of the index for that, where 6 are enough.
+/// For PostgreSQL: a claimed job stays in the index of ready jobs until the table is vacuumed, at the earliest a minute
+/// later, and longer under an old transaction. A scan for the first ready job passes all those dead entries: after
+/// 20,000 jobs a claim of 64 read 360 index pages instead of 6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the columns are explained once, in the migration")]
-pub struct Mark {
+pub struct ClaimPosition {
     pub tenant_id: TenantId,
     pub priority: i64,
     pub run_at: Timestamp,
     pub id: JobId,
 }
 
-impl From<&Claimed> for Mark {
-    fn from(job: &Claimed) -> Self {
+impl From<&ClaimedJob> for ClaimPosition {
+    fn from(job: &ClaimedJob) -> Self {
         Self {
             tenant_id: job.tenant_id,
             priority: job.priority,
@@ -96,57 +94,56 @@ impl From<&Claimed> for Mark {
 
 /// Who claims, what, and how much of it.
 #[derive(Clone, Copy, Debug)]
-pub struct Claimer<'a> {
-    /// From which pool.
+pub struct ClaimRequest<'a> {
     pub pool: &'a str,
     /// For whom.
     pub worker: WorkerId,
     /// The most to be claimed.
-    pub n: i64,
+    pub limit: i64,
     /// Tenants take turns; this one was the last.
-    pub after: TenantId,
-    /// If there are any: only jobs of these tenants, of this priority, behind this one; in this order. SQLite has no use for
-    /// them and claims as if there were none.
-    pub marks: &'a [Mark],
+    pub last_tenant: TenantId,
+    /// If not empty: only jobs of these tenants at this priority after this position, in this order. SQLite ignores
+    /// them.
+    pub positions: &'a [ClaimPosition],
 }
 
-impl<'a> Claimer<'a> {
+impl<'a> ClaimRequest<'a> {
     /// Claims from the front, tenants in any order.
     #[must_use]
     pub fn new(pool: &'a str, worker: WorkerId, n: i64) -> Self {
         Self {
             pool,
             worker,
-            n,
-            after: TenantId::nil(),
-            marks: &[],
+            limit: n,
+            last_tenant: TenantId::nil(),
+            positions: &[],
         }
     }
 
-    /// A statement for PostgreSQL with what all of them begin with: `front`, or `behind` if there are marks.
+    /// A PostgreSQL statement with the common beginning: `front`, or `behind` if there are positions.
     fn query(&self, front: &'static str, behind: &'static str) -> Query<'a, sqlx::Postgres, PgArguments> {
-        let text = if self.marks.is_empty() { front } else { behind };
+        let text = if self.positions.is_empty() { front } else { behind };
         let query = sqlx::query(text)
             .bind(None::<Timestamp>)
             .bind(self.pool)
             .bind(self.worker)
-            .bind(self.n);
-        if self.marks.is_empty() {
-            return query.bind(self.after);
+            .bind(self.limit);
+        if self.positions.is_empty() {
+            return query.bind(self.last_tenant);
         }
         query
-            .bind(self.marks.iter().map(|mark| mark.tenant_id.0).collect::<Vec<_>>())
-            .bind(self.marks.iter().map(|mark| mark.priority).collect::<Vec<_>>())
-            .bind(self.marks.iter().map(|mark| mark.run_at).collect::<Vec<_>>())
-            .bind(self.marks.iter().map(|mark| mark.id.0).collect::<Vec<_>>())
+            .bind(self.positions.iter().map(|mark| mark.tenant_id.0).collect::<Vec<_>>())
+            .bind(self.positions.iter().map(|mark| mark.priority).collect::<Vec<_>>())
+            .bind(self.positions.iter().map(|mark| mark.run_at).collect::<Vec<_>>())
+            .bind(self.positions.iter().map(|mark| mark.id.0).collect::<Vec<_>>())
     }
 }
 
-/// Which jobs are claimed, for PostgreSQL: `picked`. SKIP LOCKED, so that claimers pass one another.
+/// Picks the jobs to claim on PostgreSQL as `picked`. SKIP LOCKED lets claimers pass one another.
 ///
-/// Tenants that have something ready are found by a skip scan over `job_ready`: one index probe each, however long
-/// the backlog is, and no more of them than jobs are wanted. (A window function over the backlog took 300 ms at
-/// 500,000 rows where this takes 0.2.)
+/// Tenants with ready jobs are found by a skip scan over `job_ready`: one index probe each, regardless of the backlog,
+/// and no more tenants than jobs wanted. (A window function over the backlog took 300 ms at 500,000 rows; this takes
+/// 0.2 ms.)
 macro_rules! postgres_picks {
     () => {
         "above AS (
@@ -181,11 +178,11 @@ macro_rules! postgres_picks {
     };
 }
 
-/// The claim itself, for PostgreSQL. An array, not a join: see `postgres.rs`. The clock is asked in a subselect, once and
-/// not per row.
+/// The claim itself, for PostgreSQL. An array, not a join: see `postgres.rs`. The clock is read in a subselect, once
+/// and not per row.
 ///
-/// The rows are known by their places in the table, which spares looking their ids up. One that somebody else changed between
-/// the beginning of the statement and its lock has another place by then: it is left for the next claim.
+/// Rows are identified by their physical position, which saves an id lookup. A row that was changed between the start
+/// of the statement and its lock has moved and is left for the next claim.
 macro_rules! postgres_claims {
     () => {
         "UPDATE job SET state = 'running', attempt = attempt + 1, fence = fence + 1, worker_id = $3,
@@ -198,9 +195,9 @@ macro_rules! postgres_claims {
 }
 
 /// The last column of [`postgres_claims`]: none of these, but one that could not be completed.
-const MISSED: usize = 20;
+const NOT_COMPLETED: usize = 20;
 
-/// As [`postgres_picks`], only behind the [`Mark`]s of some tenants.
+/// As [`postgres_picks`], only behind the [`ClaimPosition`]s of some tenants.
 macro_rules! postgres_picks_behind {
     () => {
         "picked AS MATERIALIZED (
@@ -218,11 +215,11 @@ macro_rules! postgres_picks_behind {
     };
 }
 
-/// [`complete`](super::complete) and [`claim`] in one statement. Both see the table as it was before: neither can touch
-/// what the other does, a job is running or ready. Those that could not be completed come as rows of their own.
+/// [`complete`](super::complete) and [`claim`] in one statement. Both see the table as it was before and cannot affect
+/// each other: a job is either running or ready. Jobs that could not be completed are returned as separate rows.
 ///
-/// Takes how the jobs are picked, and which parameters the ids and the fences of those that end are, and their time.
-macro_rules! postgres_turn {
+/// Parameters: how jobs are picked, the parameters with ids and fences of the jobs to complete, and their time.
+macro_rules! postgres_complete_and_claim {
     ($picks:ident, $ids:literal, $fences:literal, $now:literal) => {
         concat!(
             "WITH RECURSIVE ",
@@ -260,9 +257,9 @@ macro_rules! postgres_turn {
     };
 }
 
-/// One job that lost two leases, for PostgreSQL. They stay `scheduled` until they are claimed, so that no other claim finds them.
-/// By a sum: `run_at` alone could be looked up in the index of all that is due.
-const POSTGRES_CLAIM_ALONE: &str = concat!(
+/// One suspect, for PostgreSQL. Suspects stay `scheduled` until they are claimed, so that no other claim finds them.
+/// The sum prevents the use of the index of all due jobs by `run_at` alone.
+const POSTGRES_CLAIM_SUSPECTS: &str = concat!(
     "WITH picked AS MATERIALIZED (
          SELECT i.ctid AS row FROM job i
          WHERE i.state = 'scheduled' AND i.lost_leases >= 2 AND i.pool = $2
@@ -274,14 +271,15 @@ const POSTGRES_CLAIM_ALONE: &str = concat!(
 );
 const POSTGRES_CLAIM: &str = concat!("WITH RECURSIVE ", postgres_picks!(), postgres_claims!());
 const POSTGRES_CLAIM_BEHIND: &str = concat!("WITH ", postgres_picks_behind!(), postgres_claims!());
-const POSTGRES_TURN: &str = postgres_turn!(postgres_picks, "$6", "$7", "$8");
-const POSTGRES_TURN_BEHIND: &str = postgres_turn!(postgres_picks_behind, "$9", "$10", "$11");
+const POSTGRES_COMPLETE_AND_CLAIM: &str = postgres_complete_and_claim!(postgres_picks, "$6", "$7", "$8");
+const POSTGRES_COMPLETE_AND_CLAIM_BEHIND: &str =
+    postgres_complete_and_claim!(postgres_picks_behind, "$9", "$10", "$11");
 
-/// Puts the rows of the jobs that are claimed into [`SQLITE_PICKED`].
+/// Inserts the rows of the jobs to claim into [`SQLITE_PICKED`].
 ///
-/// The `+ 0` at each LIMIT is explained at [`Query::limit`](crate::query::Query::limit). One writer, so nobody else can take
-/// the rows before they are marked. No LATERAL: a correlated IN does the same. By `rowid`, which the index knows: by id each
-/// would be looked up in two trees.
+/// For the `+ 0` at each LIMIT see [`Query::limit`](crate::query::Query::limit). With a single writer no other caller
+/// can take the rows before they are marked. A correlated IN replaces LATERAL. By `rowid`, which the index contains; an
+/// id would need two lookups.
 macro_rules! sqlite_picks {
     () => {
         "INSERT INTO temp.picked
@@ -315,20 +313,20 @@ macro_rules! sqlite_picks {
     };
 }
 
-/// Where a turn keeps the rows it picked; the writer has it from the beginning. In memory: picking them anew for each
-/// statement made listing and marking them take an eighth longer with one tenant, a third with many.
+/// The rows picked by a claim, in a temporary table of the writer. Picking them again for listing and marking took an
+/// eighth longer with one tenant, and a third longer with many.
 ///
-/// Empty between turns, so that one that claims nothing changes nothing: the writer tells by that whether the disk took
-/// something.
+/// Empty between claims, so that an empty claim changes nothing: the writer uses that to tell whether the disk was
+/// written.
 pub(crate) const SQLITE_PICKED: &str = "CREATE TEMP TABLE picked (row INTEGER PRIMARY KEY)";
 
-/// [`complete`](super::complete) of jobs in no lane and [`claim`], for SQLite, as one call to the library: going to its
-/// thread and back takes longer than most statements.
+/// [`complete`](super::complete) of jobs without lanes and [`claim`], for SQLite, as one library call: the round trip
+/// to its thread takes longer than most statements.
 ///
-/// What is claimed comes as one row, a JSON list of the jobs as they will be: rows that come one after another each wake
-/// the task that reads them, which takes longer than claiming them. Then the same jobs are marked. Beside the list is which
-/// jobs ended, where some did not.
-macro_rules! sqlite_turn {
+/// The claimed jobs are returned as a single row with a JSON list: separate rows would each wake the reading task,
+/// which takes longer than the claim. Then the same jobs are marked. The row also lists which jobs were completed, if
+/// not all were.
+macro_rules! sqlite_complete_and_claim {
     ($picks:ident) => {
         concat!(
             $picks!(),
@@ -350,12 +348,16 @@ macro_rules! sqlite_turn {
     };
 }
 
-const SQLITE_TURN: &str = sqlite_turn!(sqlite_picks);
+const SQLITE_COMPLETE_AND_CLAIM: &str = sqlite_complete_and_claim!(sqlite_picks);
 
 /// The same where it is a transaction by itself.
-const SQLITE_TURN_ALONE: &str = concat!("BEGIN IMMEDIATE;\n", sqlite_turn!(sqlite_picks), ";\nCOMMIT");
+const SQLITE_COMPLETE_AND_CLAIM_STANDALONE: &str = concat!(
+    "BEGIN IMMEDIATE;\n",
+    sqlite_complete_and_claim!(sqlite_picks),
+    ";\nCOMMIT"
+);
 
-/// As [`POSTGRES_CLAIM_ALONE`], for SQLite.
+/// As [`POSTGRES_CLAIM_SUSPECTS`], for SQLite.
 macro_rules! sqlite_picks_alone {
     () => {
         "INSERT INTO temp.picked
@@ -366,11 +368,11 @@ macro_rules! sqlite_picks_alone {
     };
 }
 
-const SQLITE_CLAIM_ALONE: &str = sqlite_turn!(sqlite_picks_alone);
+const SQLITE_CLAIM_SUSPECTS: &str = sqlite_complete_and_claim!(sqlite_picks_alone);
 
-/// A job as [`SQLITE_TURN`] lists it. Times are microseconds.
+/// A job as [`SQLITE_COMPLETE_AND_CLAIM`] lists it. Times are microseconds.
 #[derive(Deserialize)]
-struct Picked(
+struct PickedJob(
     JobId,
     TenantId,
     String,
@@ -392,10 +394,10 @@ struct Picked(
     i64,
 );
 
-impl Picked {
-    fn claimed(self, now: Timestamp) -> Claimed {
+impl PickedJob {
+    fn claimed(self, now: Timestamp) -> ClaimedJob {
         let picked = self;
-        Claimed {
+        ClaimedJob {
             id: picked.0,
             tenant_id: picked.1,
             kind: picked.2,
@@ -422,86 +424,86 @@ impl Picked {
 
 /// Claims ready jobs.
 ///
-/// Each tenant gets an equal share; what a share leaves free is for the caller to ask for again.
-///
-/// # Errors
-/// As every statement.
-pub async fn claim(tx: &mut Tx<'_>, claimer: &Claimer<'_>) -> Result<Vec<Claimed>> {
+/// Each tenant gets an equal share; if a share is not used up, the caller asks again.
+pub async fn claim(tx: &mut Tx<'_>, claimer: &ClaimRequest<'_>) -> Result<Vec<ClaimedJob>> {
     let now = tx.now();
-    let text = sqlite_turn_text(tx);
+    let text = sqlite_claim_text(tx);
     let claimed = match tx.conn() {
-        Conn::Sqlite(conn) => turn_sqlite(conn, text, now, &[], claimer).await?.claimed,
+        Conn::Sqlite(conn) => complete_and_claim_sqlite(conn, text, now, &[], claimer).await?.claimed,
         Conn::Postgres(conn) => {
             let rows = claimer
                 .query(POSTGRES_CLAIM, POSTGRES_CLAIM_BEHIND)
                 .fetch_all(conn)
                 .await?;
-            rows.iter().map(Claimed::read).collect::<Result<_, _>>()?
+            rows.iter().map(ClaimedJob::read).collect::<Result<_, _>>()?
         }
     };
-    Ok(in_order(claimed))
+    Ok(sort_claimed(claimed))
 }
 
-/// Claims jobs that lost two leases in a row, the longest due first, for whoever performs them one at a time. Their workers may
-/// have died of them, or of a neighbour. To be called in a transaction.
-///
-/// # Errors
-/// As every statement.
-pub async fn claim_alone(tx: &mut Tx<'_>, claimer: &Claimer<'_>) -> Result<Vec<Claimed>> {
+/// Claims suspects, longest due first, for a caller that performs one at a time. They, or a neighbour, may have killed
+/// their workers. Call it in a transaction.
+pub async fn claim_suspects(tx: &mut Tx<'_>, claimer: &ClaimRequest<'_>) -> Result<Vec<ClaimedJob>> {
     let now = tx.now();
     let claimed = match tx.conn() {
-        Conn::Sqlite(conn) => turn_sqlite(conn, SQLITE_CLAIM_ALONE, now, &[], claimer).await?.claimed,
+        Conn::Sqlite(conn) => {
+            complete_and_claim_sqlite(conn, SQLITE_CLAIM_SUSPECTS, now, &[], claimer)
+                .await?
+                .claimed
+        }
         Conn::Postgres(conn) => {
-            let rows = sqlx::query(POSTGRES_CLAIM_ALONE)
+            let rows = sqlx::query(POSTGRES_CLAIM_SUSPECTS)
                 .bind(None::<Timestamp>)
                 .bind(claimer.pool)
                 .bind(claimer.worker)
-                .bind(claimer.n)
+                .bind(claimer.limit)
                 .fetch_all(conn)
                 .await?;
-            rows.iter().map(Claimed::read).collect::<Result<_, _>>()?
+            rows.iter().map(ClaimedJob::read).collect::<Result<_, _>>()?
         }
     };
-    Ok(in_order(claimed))
+    Ok(sort_claimed(claimed))
 }
 
-/// What a [`turn`] did.
+/// The result of [`complete_and_claim`].
 #[derive(Debug)]
-pub struct Turned {
+pub struct ClaimOutcome {
     /// Jobs that were not completed: they moved on, or were asked to stop.
-    pub missed: Vec<Fenced>,
+    pub not_completed: Vec<JobFence>,
     /// Jobs that were claimed.
-    pub claimed: Vec<Claimed>,
+    pub claimed: Vec<ClaimedJob>,
 }
 
-/// [`complete`](super::complete) and [`claim`] in one transaction: what a worker with a backlog does all day. On PostgreSQL
-/// one statement where there are no lanes.
-///
-/// # Errors
-/// As every statement.
-pub async fn turn(tx: &mut Tx<'_>, held: &[Fenced], lanes: &[String], claimer: &Claimer<'_>) -> Result<Turned> {
+/// [`complete`](super::complete) and [`claim`] in one transaction, the hot path of a worker with a backlog. On
+/// PostgreSQL one statement if there are no lanes.
+pub async fn complete_and_claim(
+    tx: &mut Tx<'_>,
+    held: &[JobFence],
+    lanes: &[String],
+    claimer: &ClaimRequest<'_>,
+) -> Result<ClaimOutcome> {
     if !lanes.is_empty() {
-        // The claim comes second, so that it finds those that got a place.
+        // The claim comes second, so that it finds the jobs that got a slot.
         let done = bulk::complete(tx, held, lanes).await?;
-        return Ok(Turned {
-            missed: missed(held, done),
+        return Ok(ClaimOutcome {
+            not_completed: not_completed(held, done),
             claimed: claim(tx, claimer).await?,
         });
     }
     let now = tx.now();
-    let text = sqlite_turn_text(tx);
+    let text = sqlite_claim_text(tx);
     match tx.conn() {
         Conn::Sqlite(conn) => {
-            let turned = turn_sqlite(conn, text, now, held, claimer).await?;
-            Ok(Turned {
-                missed: missed(held, turned.done),
-                claimed: in_order(turned.claimed),
+            let turned = complete_and_claim_sqlite(conn, text, now, held, claimer).await?;
+            Ok(ClaimOutcome {
+                not_completed: not_completed(held, turned.completed),
+                claimed: sort_claimed(turned.claimed),
             })
         }
         Conn::Postgres(conn) => {
             let (ids, fences) = bulk::as_arrays(held);
             let rows = claimer
-                .query(POSTGRES_TURN, POSTGRES_TURN_BEHIND)
+                .query(POSTGRES_COMPLETE_AND_CLAIM, POSTGRES_COMPLETE_AND_CLAIM_BEHIND)
                 .bind(ids)
                 .bind(fences)
                 .bind(now)
@@ -509,9 +511,9 @@ pub async fn turn(tx: &mut Tx<'_>, held: &[Fenced], lanes: &[String], claimer: &
                 .await?;
             let (mut missed, mut claimed) = (Vec::new(), Vec::with_capacity(rows.len()));
             for row in &rows {
-                let job = Claimed::read(row)?;
-                if row.try_get(MISSED)? {
-                    missed.push(Fenced {
+                let job = ClaimedJob::read(row)?;
+                if row.try_get(NOT_COMPLETED)? {
+                    missed.push(JobFence {
                         id: job.id,
                         fence: job.fence,
                     });
@@ -519,67 +521,71 @@ pub async fn turn(tx: &mut Tx<'_>, held: &[Fenced], lanes: &[String], claimer: &
                     claimed.push(job);
                 }
             }
-            Ok(Turned {
-                missed,
-                claimed: in_order(claimed),
+            Ok(ClaimOutcome {
+                not_completed: missed,
+                claimed: sort_claimed(claimed),
             })
         }
     }
 }
 
-fn missed(held: &[Fenced], done: Vec<Fenced>) -> Vec<Fenced> {
+fn not_completed(held: &[JobFence], done: Vec<JobFence>) -> Vec<JobFence> {
     if done.len() == held.len() {
         return Vec::new();
     }
-    let done: HashSet<Fenced> = done.into_iter().collect();
+    let done: HashSet<JobFence> = done.into_iter().collect();
     held.iter().filter(|job| !done.contains(job)).copied().collect()
 }
 
-/// What [`SQLITE_TURN`] did.
-struct TurnedSqlite {
+/// What [`SQLITE_COMPLETE_AND_CLAIM`] did.
+struct SqliteClaimOutcome {
     /// Those that were to end and did.
-    done: Vec<Fenced>,
-    claimed: Vec<Claimed>,
+    completed: Vec<JobFence>,
+    claimed: Vec<ClaimedJob>,
 }
 
-/// How a turn is written on SQLite: with its own BEGIN and COMMIT where nobody else has begun a transaction.
-const fn sqlite_turn_text(tx: &Tx<'_>) -> &'static str {
-    if tx.is_alone() { SQLITE_TURN_ALONE } else { SQLITE_TURN }
+/// The SQLite text of a claim: with its own BEGIN and COMMIT unless a transaction is open.
+const fn sqlite_claim_text(tx: &Tx<'_>) -> &'static str {
+    if tx.is_single_statement() {
+        SQLITE_COMPLETE_AND_CLAIM_STANDALONE
+    } else {
+        SQLITE_COMPLETE_AND_CLAIM
+    }
 }
 
-async fn turn_sqlite(
+async fn complete_and_claim_sqlite(
     conn: &mut SqliteConnection,
     text: &'static str,
     now: Timestamp,
-    held: &[Fenced],
-    claimer: &Claimer<'_>,
-) -> Result<TurnedSqlite> {
+    held: &[JobFence],
+    claimer: &ClaimRequest<'_>,
+) -> Result<SqliteClaimOutcome> {
     let mut rows = sqlx::query_as::<_, (String, Option<String>)>(text)
         .bind(bulk::as_json(held))
         .bind(now)
         .bind(claimer.pool)
-        .bind(claimer.n)
-        .bind(claimer.after)
+        .bind(claimer.limit)
+        .bind(claimer.last_tenant)
         .bind(claimer.worker)
         .fetch(conn);
     let unreadable = || Error::corrupt("job", "id", "one that is ready");
     let (picked, done) = rows.try_next().await?.ok_or_else(unreadable)?;
-    // Read while the library marks them and commits; whether that went well is for what comes after the row to say.
-    let picked: Result<Vec<Picked>, _> = serde_json::from_str(&picked);
+    // Read while the library marks and commits; the result that follows the row tells whether that succeeded.
+    let picked: Result<Vec<PickedJob>, _> = serde_json::from_str(&picked);
     let claimed = picked.map(|picked| picked.into_iter().map(|picked| picked.claimed(now)).collect());
     let done = match done {
         None => Some(held.to_vec()),
         Some(some) => bulk::from_json(&some),
     };
     while rows.try_next().await?.is_some() {}
-    Ok(TurnedSqlite {
-        done: done.ok_or_else(unreadable)?,
+    Ok(SqliteClaimOutcome {
+        completed: done.ok_or_else(unreadable)?,
         claimed: claimed.map_err(|_| unreadable())?,
     })
 }
 
 /// Neither RETURNING nor a JSON list has an order of its own.
-fn in_order(mut claimed: Vec<Claimed>) -> Vec<Claimed> {
+fn sort_claimed(mut claimed: Vec<ClaimedJob>) -> Vec<ClaimedJob> {
     claimed.sort_unstable_by(|a, b| (b.priority, a.run_at, a.id).cmp(&(a.priority, b.run_at, b.id)));
     claimed
 }

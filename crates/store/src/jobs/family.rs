@@ -1,18 +1,15 @@
-//! Parents and children, and what is done to many of them at once: each is one statement, however many they are.
+//! Parents and children, and operations on many of them: each is one statement.
 
 use towpath_domain::JobId;
 
-use super::bulk::{self, Fenced};
+use super::bulk::{self, JobFence};
 use super::sweep::Candidate;
-use super::{Each, Job, NewJob, history};
+use super::{BatchedJob, Job, NewJob, history};
 use crate::error::{Error, Result};
 use crate::tx::{Conn, Tx};
 
-/// Children of a job in the order they were recorded, at most `limit`. With `open_only` those that are not over; else also
-/// those that have left for the history, as they may once their parent is over.
-///
-/// # Errors
-/// As every statement.
+/// Children of a job in the order of recording, at most `limit`. With `open_only` those that are not over; else also
+/// those in the history, where they may be once their parent is over.
 pub async fn children(tx: &mut Tx<'_>, parent: JobId, open_only: bool, limit: i64) -> Result<Vec<Job>> {
     let text = if open_only {
         concat!(
@@ -43,9 +40,6 @@ pub async fn children(tx: &mut Tx<'_>, parent: JobId, open_only: bool, limit: i6
 }
 
 /// Open children of these jobs in the order they were recorded, at most `limit`.
-///
-/// # Errors
-/// As every statement.
 pub async fn open_children(tx: &mut Tx<'_>, parents: &[JobId], limit: i64) -> Result<Vec<Candidate>> {
     Ok(match tx.conn() {
         Conn::Sqlite(conn) => {
@@ -70,11 +64,8 @@ pub async fn open_children(tx: &mut Tx<'_>, parents: &[JobId], limit: i64) -> Re
     })
 }
 
-/// Where jobs stand: their lanes and their parents. Ids that do not exist are left out.
-///
-/// # Errors
-/// As every statement.
-pub async fn places(tx: &mut Tx<'_>, ids: &[JobId]) -> Result<Vec<(JobId, Option<String>, Option<JobId>)>> {
+/// The lanes and parents of jobs. Unknown ids are skipped.
+pub async fn lanes_and_parents(tx: &mut Tx<'_>, ids: &[JobId]) -> Result<Vec<(JobId, Option<String>, Option<JobId>)>> {
     Ok(match tx.conn() {
         Conn::Sqlite(conn) => {
             sqlx::query_as(
@@ -95,10 +86,7 @@ pub async fn places(tx: &mut Tx<'_>, ids: &[JobId]) -> Result<Vec<(JobId, Option
 }
 
 /// Records jobs that are alike but for what `each` says; `like` has the rest.
-///
-/// # Errors
-/// As every statement.
-pub async fn insert_all(tx: &mut Tx<'_>, like: &NewJob<'_>, each: &[Each]) -> Result<()> {
+pub async fn insert_all(tx: &mut Tx<'_>, like: &NewJob<'_>, each: &[BatchedJob]) -> Result<()> {
     let now = tx.now();
     let rows: Vec<_> = each
         .iter()
@@ -148,9 +136,6 @@ pub async fn insert_all(tx: &mut Tx<'_>, like: &NewJob<'_>, each: &[Each]) -> Re
 }
 
 /// Marks running jobs as asked to stop.
-///
-/// # Errors
-/// As every statement.
 pub async fn mark_cancel_all(tx: &mut Tx<'_>, ids: &[JobId]) -> Result<()> {
     let now = tx.now();
     match tx.conn() {
@@ -174,11 +159,11 @@ pub async fn mark_cancel_all(tx: &mut Tx<'_>, ids: &[JobId]) -> Result<()> {
     Ok(())
 }
 
-/// Makes jobs `cancelled` that are on no worker. The caller has locked them.
+/// Makes jobs without a worker `cancelled`. The caller has locked them.
 ///
 /// # Errors
-/// [`Error::Stale`] when one of them is not at the fence the caller locked it with.
-pub async fn cancel_all(tx: &mut Tx<'_>, held: &[Fenced]) -> Result<()> {
+/// [`Error::Stale`] if one of them is not at the fence with which the caller locked it.
+pub async fn cancel_all(tx: &mut Tx<'_>, held: &[JobFence]) -> Result<()> {
     let now = tx.now();
     let done = match tx.conn() {
         Conn::Sqlite(conn) => sqlx::query(
@@ -213,10 +198,7 @@ pub async fn cancel_all(tx: &mut Tx<'_>, held: &[Fenced]) -> Result<()> {
     }
 }
 
-/// Counts the open children of a parent anew and writes the count into its row. Returns it.
-///
-/// # Errors
-/// As every statement.
+/// Counts the open children of a parent again and writes the count into its row. Returns it.
 pub async fn count_children(tx: &mut Tx<'_>, parent: JobId) -> Result<i64> {
     Ok(on!(tx, |conn| {
         sqlx::query_scalar(
@@ -229,12 +211,9 @@ pub async fn count_children(tx: &mut Tx<'_>, parent: JobId) -> Result<i64> {
     })?)
 }
 
-/// Tells a locked parent that so many children are over, and how many of them ended otherwise than well. Also one that is over
-/// itself: whether it can be performed again depends on who is still at work for it.
-///
-/// # Errors
-/// As every statement.
-pub async fn children_over(tx: &mut Tx<'_>, parent: JobId, over: i64, badly: i64) -> Result<()> {
+/// Tells a locked parent how many children ended and how many of them not successfully. A finished parent counts too:
+/// whether it can be retried depends on its open children.
+pub async fn count_ended_children(tx: &mut Tx<'_>, parent: JobId, over: i64, badly: i64) -> Result<()> {
     on!(tx, |conn| {
         sqlx::query("UPDATE job SET open_children = open_children - $2, bad_children = bad_children + $3 WHERE id = $1")
             .bind(parent)
@@ -247,46 +226,35 @@ pub async fn children_over(tx: &mut Tx<'_>, parent: JobId, over: i64, badly: i64
     Ok(())
 }
 
-/// Begins what [`let_go`] undoes and [`keep`] ends. Only PostgreSQL needs it: on SQLite nobody can come in between.
-///
-/// # Errors
-/// As every statement.
-pub async fn mark(tx: &mut Tx<'_>) -> Result<()> {
+/// Opens a savepoint that [`rollback_to_savepoint`] or [`release_savepoint`] ends. Only PostgreSQL needs it: SQLite has
+/// no concurrent writers.
+pub async fn savepoint(tx: &mut Tx<'_>) -> Result<()> {
     if let Conn::Postgres(conn) = tx.conn() {
         sqlx::query("SAVEPOINT family").execute(conn).await?;
     }
     Ok(())
 }
 
-/// Lets go of the locks taken since [`mark`].
-///
-/// # Errors
-/// As every statement.
-pub async fn let_go(tx: &mut Tx<'_>) -> Result<()> {
+/// Releases the locks taken since [`savepoint`].
+pub async fn rollback_to_savepoint(tx: &mut Tx<'_>) -> Result<()> {
     if let Conn::Postgres(conn) = tx.conn() {
         sqlx::query("ROLLBACK TO SAVEPOINT family").execute(conn).await?;
     }
     Ok(())
 }
 
-/// Keeps the locks taken since [`mark`]. Without it the marks of one transaction would lie in each other, and each of them costs
-/// every later write of it.
-///
-/// # Errors
-/// As every statement.
-pub async fn keep(tx: &mut Tx<'_>) -> Result<()> {
+/// Keeps the locks taken since [`savepoint`]. Otherwise savepoints would nest, and each slows every later write of the
+/// transaction.
+pub async fn release_savepoint(tx: &mut Tx<'_>) -> Result<()> {
     if let Conn::Postgres(conn) = tx.conn() {
         sqlx::query("RELEASE SAVEPOINT family").execute(conn).await?;
     }
     Ok(())
 }
 
-/// Whether an open job that is not among `known` has one of `known` as its parent. Only asked of locked jobs, whose
-/// families cannot grow any more, and always `false` on SQLite, where they could not in between either.
-///
-/// # Errors
-/// As every statement.
-pub async fn grew(tx: &mut Tx<'_>, known: &[JobId]) -> Result<bool> {
+/// Whether an open job outside `known` has one of `known` as its parent. Call it with locked jobs, whose families
+/// cannot grow. Always `false` on SQLite, which has no concurrent writers.
+pub async fn has_new_children(tx: &mut Tx<'_>, known: &[JobId]) -> Result<bool> {
     match tx.conn() {
         Conn::Sqlite(_) => Ok(false),
         Conn::Postgres(conn) => {

@@ -1,8 +1,8 @@
-//! Jobs that are over, once they have left the table that everybody works on.
+//! Finished jobs, in a table apart from the busy one.
 //!
-//! `job` holds what is open, what ended a short while ago, dead letters, and the children of jobs that are open or dead
-//! letters. Everything else that is over lies in `job_history`, where nobody claims, locks or counts. Whoever reads a job by
-//! its id, lists jobs, or asks for the children of one finds it in either. A job that is tried again comes back first.
+//! `job` holds open jobs, recently finished ones, dead letters, and the children of open jobs and dead letters. All
+//! other finished jobs are in `job_history`, where nothing claims, locks or counts. Reads by id, lists, and lookups of
+//! children search both tables. A retried job moves back first.
 
 use sqlx::FromRow;
 use towpath_domain::job::JobState;
@@ -13,7 +13,7 @@ use super::family::id_list;
 use crate::error::Result;
 use crate::tx::{Conn, Tx};
 
-/// What is kept of a job. A job that is over has neither worker nor lease nor place in a lane, and no dead letter is here.
+/// The stored columns of a finished job. It has no worker, lease or lane slot, and it is never a dead letter.
 macro_rules! past_columns {
     () => {
         "id, tenant_id, kind, pool, priority, state, run_at, deadline_at, input, cursor, lane, lane_seq, keep_place, \
@@ -22,9 +22,8 @@ macro_rules! past_columns {
     };
 }
 
-/// A row of the history.
 #[derive(FromRow)]
-struct Past {
+struct HistoryRow {
     id: JobId,
     tenant_id: TenantId,
     kind: String,
@@ -53,8 +52,8 @@ struct Past {
     finished_at: Timestamp,
 }
 
-impl From<Past> for Job {
-    fn from(past: Past) -> Self {
+impl From<HistoryRow> for Job {
+    fn from(past: HistoryRow) -> Self {
         Self {
             id: past.id,
             tenant_id: past.tenant_id,
@@ -91,7 +90,7 @@ impl From<Past> for Job {
 
 /// Reads a job that has left for the history.
 pub(super) async fn get(tx: &mut Tx<'_>, id: JobId) -> Result<Option<Job>> {
-    let found: Option<Past> = on!(tx, |conn| sqlx::query_as(concat!(
+    let found: Option<HistoryRow> = on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
         past_columns!(),
         " FROM job_history WHERE id = $1"
@@ -104,7 +103,7 @@ pub(super) async fn get(tx: &mut Tx<'_>, id: JobId) -> Result<Option<Job>> {
 
 /// Children of a job that have left for the history, in the order they were recorded.
 pub(super) async fn children(tx: &mut Tx<'_>, parent: JobId, limit: i64) -> Result<Vec<Job>> {
-    let found: Vec<Past> = on!(tx, |conn| sqlx::query_as(concat!(
+    let found: Vec<HistoryRow> = on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
         past_columns!(),
         " FROM job_history WHERE parent_id = $1 ORDER BY id LIMIT $2 + 0"
@@ -116,10 +115,10 @@ pub(super) async fn children(tx: &mut Tx<'_>, parent: JobId, limit: i64) -> Resu
     Ok(found.into_iter().map(Job::from).collect())
 }
 
-/// Where a walk through the jobs that are over has come to.
+/// The position of a scan of the jobs that are over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
-    /// When the last job looked at ended.
+    /// When the last scanned job ended.
     pub finished_at: Timestamp,
     /// That job.
     pub id: JobId,
@@ -135,10 +134,10 @@ impl Position {
 
 /// What one step of the walk did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Archived {
+pub struct ArchiveStep {
     /// Jobs that left.
     pub moved: u64,
-    /// Behind the last job looked at.
+    /// Behind the last scanned job.
     pub position: Position,
     /// Nothing is left behind it.
     pub at_end: bool,
@@ -146,14 +145,14 @@ pub struct Archived {
 
 /// A job that is over.
 #[derive(FromRow)]
-struct Over {
+struct EndedJob {
     id: JobId,
     finished_at: Timestamp,
-    /// Whether nobody needs it among the open ones.
+    /// Whether no one needs it among the open ones.
     leaves: bool,
 }
 
-/// Whether the walk has the index it needs. Without it each step would read all open jobs and sort those that are over.
+/// Whether the index for archiving exists. Without it each step would read all open jobs and sort the finished ones.
 async fn can_walk(tx: &mut Tx<'_>) -> Result<bool> {
     match tx.conn() {
         Conn::Sqlite(_) => Ok(true),
@@ -166,22 +165,19 @@ async fn can_walk(tx: &mut Tx<'_>) -> Result<bool> {
     }
 }
 
-/// Looks at the next `limit` jobs that ended before `before`, and moves to the history those that may go. The others stay
-/// behind the walk until it begins anew: children of a job that is open or a dead letter, and jobs with children that are
-/// still ending. While the index of the walk is still to be made, nothing is moved.
-///
-/// # Errors
-/// As every statement.
-pub async fn archive(tx: &mut Tx<'_>, before: Timestamp, from: Position, limit: i64) -> Result<Archived> {
+/// Scans the next `limit` jobs that ended before `before` and moves eligible ones to the history. The others are
+/// skipped until the scan restarts: children of an open job or a dead letter, and jobs with unfinished children.
+/// Nothing is moved until the index exists.
+pub async fn archive(tx: &mut Tx<'_>, before: Timestamp, from: Position, limit: i64) -> Result<ArchiveStep> {
     if !can_walk(tx).await? {
-        return Ok(Archived {
+        return Ok(ArchiveStep {
             moved: 0,
             position: from,
             at_end: true,
         });
     }
     // Subqueries of one row each. Of EXISTS, PostgreSQL may make a join that reads the table.
-    let found: Vec<Over> = on!(tx, |conn| {
+    let found: Vec<EndedJob> = on!(tx, |conn| {
         sqlx::query_as(
         "SELECT j.id, j.finished_at,
                 (SELECT p.id FROM job p WHERE p.id = j.parent_id AND (p.finished_at IS NULL OR p.dead)) IS NULL
@@ -202,11 +198,11 @@ pub async fn archive(tx: &mut Tx<'_>, before: Timestamp, from: Position, limit: 
         finished_at: last.finished_at,
         id: last.id,
     });
-    Ok(Archived {
+    Ok(ArchiveStep {
         moved: if leaving.is_empty() {
             0
         } else {
-            leave(tx, &leaving).await?
+            move_to_history(tx, &leaving).await?
         },
         position,
         at_end: i64::try_from(found.len()).is_ok_and(|found| found < limit),
@@ -214,8 +210,9 @@ pub async fn archive(tx: &mut Tx<'_>, before: Timestamp, from: Position, limit: 
 }
 
 /// Moves those of these jobs that are over and no dead letters.
-async fn leave(tx: &mut Tx<'_>, ids: &[JobId]) -> Result<u64> {
-    // A job counts as over when its parent is, too: so a family is forgotten at the same time. The parent may have left before.
+async fn move_to_history(tx: &mut Tx<'_>, ids: &[JobId]) -> Result<u64> {
+    // A job counts as finished when its parent is, so that a family is deleted together. The parent may already be in
+    // the history.
     match tx.conn() {
         Conn::Sqlite(conn) => {
             let ids = id_list(ids);
@@ -238,8 +235,8 @@ async fn leave(tx: &mut Tx<'_>, ids: &[JobId]) -> Result<u64> {
                 .await?;
             Ok(moved)
         }
-        // Told by the state, not by `finished_at`: with that the index of the walk could serve, and PostgreSQL would read all of
-        // it. Whoever holds a row is about to open it again, or moves it.
+        // By state, not by `finished_at`: otherwise PostgreSQL could use the archiving index and read all of it. A
+        // locked row is about to be reopened or moved.
         Conn::Postgres(conn) => Ok(sqlx::query(concat!(
             "WITH picked AS MATERIALIZED (
                  SELECT id FROM job
@@ -266,12 +263,9 @@ async fn leave(tx: &mut Tx<'_>, ids: &[JobId]) -> Result<u64> {
     }
 }
 
-/// Brings a job back from the history, to be tried again, and its children with it: they stay among the open jobs for as long
-/// as their parent does. Answers whether the job itself was there.
-///
-/// # Errors
-/// As every statement.
-pub async fn recall(tx: &mut Tx<'_>, id: JobId) -> Result<bool> {
+/// Moves a job and its children back from the history for a retry; children stay with their parent. Returns whether the
+/// job was there.
+pub async fn restore(tx: &mut Tx<'_>, id: JobId) -> Result<bool> {
     let came: Vec<JobId> = match tx.conn() {
         Conn::Sqlite(conn) => {
             let came = sqlx::query_scalar(concat!(
@@ -290,7 +284,8 @@ pub async fn recall(tx: &mut Tx<'_>, id: JobId) -> Result<bool> {
                 .await?;
             came
         }
-        // Of two at once, the second waits for the first and finds nothing. An array, not OR, for which PostgreSQL reads the table.
+        // Of two concurrent calls, the second waits and then finds nothing. An array, not OR, for which PostgreSQL
+        // would scan the table.
         Conn::Postgres(conn) => {
             sqlx::query_scalar(concat!(
                 "WITH gone AS (
@@ -314,22 +309,19 @@ pub async fn recall(tx: &mut Tx<'_>, id: JobId) -> Result<bool> {
 
 /// What one step of forgetting did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Forgotten {
+pub struct DeletionStep {
     /// Jobs that went.
     pub jobs: u64,
     /// When the last of them was over.
-    pub reached: Timestamp,
+    pub last_finished_at: Timestamp,
     /// Nothing that old is left at or behind it.
     pub at_end: bool,
 }
 
-/// Deletes at most `limit` jobs of the history that were over at `from` or later and before `before`, the first to be over
-/// first, with their steps and attempts. What was deleted stays in the index until the table is vacuumed; who goes on from
-/// where the last step came to does not walk past it.
-///
-/// # Errors
-/// As every statement.
-pub async fn forget(tx: &mut Tx<'_>, before: Timestamp, from: Timestamp, limit: i64) -> Result<Forgotten> {
+/// Deletes at most `limit` jobs of the history that ended at `from` or later and before `before`, oldest first, with
+/// their steps and attempts. Deleted entries stay in the index until a vacuum; continuing from the last position avoids
+/// passing them again.
+pub async fn delete_old(tx: &mut Tx<'_>, before: Timestamp, from: Timestamp, limit: i64) -> Result<DeletionStep> {
     let over: Vec<Timestamp> = match tx.conn() {
         Conn::Sqlite(conn) => {
             let old: Vec<(JobId, Timestamp)> = sqlx::query_as(
@@ -369,18 +361,15 @@ pub async fn forget(tx: &mut Tx<'_>, before: Timestamp, from: Timestamp, limit: 
             .await?
         }
     };
-    Ok(Forgotten {
+    Ok(DeletionStep {
         jobs: over.len() as u64,
-        reached: over.iter().copied().max().unwrap_or(from),
+        last_finished_at: over.iter().copied().max().unwrap_or(from),
         at_end: i64::try_from(over.len()).is_ok_and(|gone| gone < limit),
     })
 }
 
-/// How many jobs that ended before `before` a walk has still to look at; `most` means so many or more.
-///
-/// # Errors
-/// As every statement.
-pub async fn unarchived(tx: &mut Tx<'_>, before: Timestamp, from: Position, most: i64) -> Result<i64> {
+/// How many jobs that ended before `before` archiving has still to scan; `most` means at least that many.
+pub async fn count_unarchived(tx: &mut Tx<'_>, before: Timestamp, from: Position, most: i64) -> Result<i64> {
     Ok(on!(tx, |conn| sqlx::query_scalar(
         "SELECT count(*) FROM (SELECT 1 FROM job WHERE finished_at IS NOT NULL AND NOT dead AND finished_at < $1
                                AND (finished_at, id) > ($2, $3) LIMIT $4 + 0) found",
@@ -393,19 +382,13 @@ pub async fn unarchived(tx: &mut Tx<'_>, before: Timestamp, from: Position, most
     .await)?)
 }
 
-/// How many jobs of the history were over before `before`; `most` means so many or more.
-///
-/// # Errors
-/// As every statement.
-pub async fn unforgotten(tx: &mut Tx<'_>, before: Timestamp, most: i64) -> Result<i64> {
-    unforgotten_from(tx, before, Timestamp::from_micros(0), most).await
+/// How many jobs of the history were over before `before`; `most` means at least that many.
+pub async fn count_deletable(tx: &mut Tx<'_>, before: Timestamp, most: i64) -> Result<i64> {
+    count_deletable_from(tx, before, Timestamp::from_micros(0), most).await
 }
 
-/// As [`unforgotten`], of those that were over at `from` or later.
-///
-/// # Errors
-/// As every statement.
-pub async fn unforgotten_from(tx: &mut Tx<'_>, before: Timestamp, from: Timestamp, most: i64) -> Result<i64> {
+/// As [`count_deletable`], of those that were over at `from` or later.
+pub async fn count_deletable_from(tx: &mut Tx<'_>, before: Timestamp, from: Timestamp, most: i64) -> Result<i64> {
     Ok(on!(tx, |conn| sqlx::query_scalar(
         "SELECT count(*) FROM (SELECT 1 FROM job_history WHERE over_at < $1 AND over_at >= $2 LIMIT $3 + 0) found",
     )

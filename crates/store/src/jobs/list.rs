@@ -1,7 +1,7 @@
-//! Jobs for people: listed, and one with all that belongs to it.
+//! Jobs for operators: lists and details.
 //!
-//! Lists go by the id, latest first. An id never changes and ids made later are greater, so a list that goes on behind
-//! the last id shows each job once and misses none, however the jobs move from state to state meanwhile.
+//! Lists are ordered by id, newest first. Ids never change and increase, so pagination shows each job once and misses
+//! none, even while jobs change state.
 
 use std::fmt::Write as _;
 
@@ -15,8 +15,7 @@ use crate::tx::{Dialect, Tx};
 
 /// A job in a list: all but its input, its cursor and what the engine counts for itself.
 #[derive(Clone, Debug, FromRow)]
-#[expect(missing_docs, reason = "the columns are explained once, in the migration")]
-pub struct Listed {
+pub struct JobSummary {
     pub id: JobId,
     pub tenant_id: TenantId,
     pub kind: String,
@@ -44,7 +43,7 @@ const COLUMNS: &str = "id, tenant_id, kind, pool, priority, state, run_at, deadl
                        attempt, failures, lost_leases, worker_id, cancel_at, error, dead, created_at, started_at, \
                        finished_at";
 
-impl From<super::Job> for Listed {
+impl From<super::Job> for JobSummary {
     fn from(job: super::Job) -> Self {
         Self {
             id: job.id,
@@ -75,15 +74,11 @@ impl From<super::Job> for Listed {
 /// Which jobs. What is absent does not matter.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter {
-    /// In this pool.
     pub pool: Option<String>,
-    /// Of this kind.
     pub kind: Option<String>,
-    /// In this state.
     pub state: Option<JobState>,
     /// Of this workspace.
     pub tenant: Option<TenantId>,
-    /// In this lane.
     pub lane: Option<String>,
     /// Children of this job.
     pub parent: Option<JobId>,
@@ -100,9 +95,9 @@ const PAST: &str = "id, tenant_id, kind, pool, priority, state, run_at, deadline
 /// Rows of an index that are counted to learn which has the fewest.
 const PROBED: i64 = 10_000;
 
-/// The column by which jobs are found: an index begins with it, and its jobs come in the order of their ids. Without one they are
-/// found in that order by the ids themselves, or in a state by the index of that state.
-type Lead = Option<&'static str>;
+/// The leading column of the index by which jobs are found; the index is ordered by id. `None` scans by id, or uses the
+/// index of a state.
+type IndexColumn = Option<&'static str>;
 
 /// Binds what a filter says, in the order of [`Filter::columns`].
 macro_rules! bind_filter {
@@ -150,8 +145,8 @@ impl Filter {
         given.map(|(column, _)| column).collect()
     }
 
-    /// What holds for a job that fits. Parameters are those that `bind_filter` binds, and then `before`.
-    fn conditions(&self, dialect: Dialect, lead: Lead, before: Option<JobId>) -> String {
+    /// The conditions of the filter. Parameters are those bound by `bind_filter`, followed by `before`.
+    fn conditions(&self, dialect: Dialect, lead: IndexColumn, before: Option<JobId>) -> String {
         let mut text = String::from("TRUE");
         if let Some(state) = self.state {
             // Literal, so that the index of that state can serve, unless another is to; the names are ours.
@@ -162,8 +157,8 @@ impl Filter {
         let last = columns.len() + 1;
         for (column, n) in columns.into_iter().zip(1..) {
             let _ = match (lead == Some(column), before, dialect) {
-                // From one value to the same: of `=`, PostgreSQL takes the average number of rows, and where that is large it
-                // would rather walk through the ids.
+                // A range of one value: for `=`, PostgreSQL estimates the average number of rows, and if that is large
+                // it would rather scan by id.
                 (true, None, _) => write!(text, " AND {column} >= ${n} AND {column} <= ${n}"),
                 (true, Some(_), _) => write!(text, " AND {column} >= ${n} AND ({column}, id) < (${n}, ${last})"),
                 // SQLite would rather have the index of this one, and sort what it finds.
@@ -177,8 +172,8 @@ impl Filter {
         text
     }
 
-    /// How jobs are found that have not left: by what, and what else has to be said so that its index can serve.
-    fn present(&self) -> Vec<(Lead, &'static str)> {
+    /// How jobs in `job` are found: the leading column, and the condition that its index needs.
+    fn present(&self) -> Vec<(IndexColumn, &'static str)> {
         if self.worker.is_some() {
             return vec![(Some("worker_id"), " AND state = 'running'")];
         }
@@ -194,9 +189,9 @@ impl Filter {
         vec![(self.parent.is_some().then_some("parent_id"), "")]
     }
 
-    /// How jobs of the history are found: by what has the fewest there. A filter of two things that are common each, and seldom
-    /// meet, still reads all that has the one.
-    async fn past(&self, tx: &mut Tx<'_>) -> Result<Lead> {
+    /// How jobs in the history are found: by the most selective column. A filter on two common values that seldom
+    /// coincide still reads all rows of one of them.
+    async fn past(&self, tx: &mut Tx<'_>) -> Result<IndexColumn> {
         let columns = self.columns();
         let state = self.state.filter(|state| *state != JobState::Succeeded);
         if columns.len() + usize::from(state.is_some()) < 2 {
@@ -230,34 +225,31 @@ impl Filter {
 }
 
 /// In the order of the ids, so that an index of the leading column can serve.
-fn order(lead: Lead, limit: i64) -> String {
+fn order(lead: IndexColumn, limit: i64) -> String {
     match lead {
         Some(column) => format!("ORDER BY {column} DESC, id DESC LIMIT {limit}"),
         None => format!("ORDER BY id DESC LIMIT {limit}"),
     }
 }
 
-/// Jobs that fit, also those that have left for the history, the latest first, at most `limit` of those recorded before the
-/// job `before`.
-///
-/// # Errors
-/// As every statement.
-pub async fn list(tx: &mut Tx<'_>, filter: &Filter, before: Option<JobId>, limit: i64) -> Result<Vec<Listed>> {
+/// Matching jobs, including those in the history, newest first, at most `limit` of those recorded before the job
+/// `before`.
+pub async fn list(tx: &mut Tx<'_>, filter: &Filter, before: Option<JobId>, limit: i64) -> Result<Vec<JobSummary>> {
     let past = if filter.reaches_back() {
         Some(filter.past(tx).await?)
     } else {
         None
     };
     let dialect = tx.dialect();
-    let part = |columns: &str, table: &str, lead: Lead, and: &str| {
+    let part = |columns: &str, table: &str, lead: IndexColumn, and: &str| {
         let (conditions, order) = (filter.conditions(dialect, lead, before), order(lead, limit));
         format!("SELECT {columns} FROM {table} WHERE {conditions}{and} {order}")
     };
     let present = filter.present().into_iter();
     let mut parts: Vec<String> = present.map(|(lead, and)| part(COLUMNS, "job", lead, and)).collect();
     parts.extend(past.map(|lead| part(PAST, "job_history", lead, "")));
-    // One statement, so that a job that moves between the two tables meanwhile is in one of them. Each part is read in the order
-    // of its ids, and no further than the limit.
+    // One statement, so that a job that moves between the tables meanwhile is found. Each part is read in id order up
+    // to the limit.
     let text = if parts.len() == 1 {
         parts.remove(0)
     } else {
@@ -278,12 +270,9 @@ pub async fn list(tx: &mut Tx<'_>, filter: &Filter, before: Option<JobId>, limit
     })?)
 }
 
-/// Dead letters, the latest to end first, at most `limit` of those that ended before the moment and job given. Both
-/// stay as they are for as long as a job is a dead letter.
-///
-/// # Errors
-/// As every statement.
-pub async fn dead(tx: &mut Tx<'_>, before: Option<(Timestamp, JobId)>, limit: i64) -> Result<Vec<Listed>> {
+/// Dead letters, last ended first, at most `limit` of those that ended before the given time and job. Neither changes
+/// while a job is a dead letter.
+pub async fn dead(tx: &mut Tx<'_>, before: Option<(Timestamp, JobId)>, limit: i64) -> Result<Vec<JobSummary>> {
     let behind = if before.is_some() {
         "AND (finished_at, id) < ($2, $3)"
     } else {
@@ -302,10 +291,7 @@ pub async fn dead(tx: &mut Tx<'_>, before: Option<(Timestamp, JobId)>, limit: i6
     })?)
 }
 
-/// How many dead letters there are; [`COUNTED`] means so many or more.
-///
-/// # Errors
-/// As every statement.
+/// How many dead letters there are; [`COUNTED`] means at least that many.
 pub async fn count_dead(tx: &mut Tx<'_>) -> Result<i64> {
     Ok(on!(tx, |conn| {
         sqlx::query_scalar("SELECT count(*) FROM (SELECT 1 FROM job WHERE dead LIMIT $1 + 0) found")
@@ -317,20 +303,14 @@ pub async fn count_dead(tx: &mut Tx<'_>) -> Result<i64> {
 
 /// Jobs a worker has in hand, by pool.
 #[derive(Clone, Debug, FromRow)]
-pub struct InHand {
-    /// The worker.
+pub struct RunningCount {
     pub worker_id: WorkerId,
-    /// The pool.
     pub pool: String,
-    /// Jobs.
     pub jobs: i64,
 }
 
 /// Running jobs by the worker that holds them.
-///
-/// # Errors
-/// As every statement.
-pub async fn in_hand(tx: &mut Tx<'_>) -> Result<Vec<InHand>> {
+pub async fn running_counts(tx: &mut Tx<'_>) -> Result<Vec<RunningCount>> {
     Ok(on!(tx, |conn| {
         sqlx::query_as(
             "SELECT worker_id, pool, count(*) AS jobs FROM job WHERE state = 'running' AND worker_id IS NOT NULL

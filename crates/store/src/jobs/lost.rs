@@ -1,10 +1,10 @@
 //! Jobs of workers that lost their lease.
 //!
-//! Most go back to where they were in one statement for all jobs of a worker: `scheduled`, due after a rest, a place in a lane
-//! kept. Rows that somebody has locked are passed by and found by the next look. What has to end instead, because it was asked
-//! to stop or has lost too many leases, takes its lane, its family and its business rows along, and is left to the caller.
+//! Most return to `scheduled` in one statement per worker, due after a delay, and keep their lane slot. Rows locked by
+//! another transaction are skipped and found by the next scan. Jobs that must end instead, because they were asked to
+//! stop or lost too many leases, affect lanes, families and business rows, and are left to the caller.
 //!
-//! A worker without a lease never gets one again (see `leases.rs`), so that the jobs need no second look at it.
+//! A worker without a lease never gets one again (see `leases.rs`), so its jobs need no second check.
 
 use std::fmt::Write as _;
 
@@ -12,7 +12,7 @@ use towpath_domain::job::{MAX_LOST_LEASES, SUSPECT};
 use towpath_domain::{JobId, WorkerId};
 
 use super::bulk;
-use super::bulk::Fenced;
+use super::bulk::JobFence;
 use crate::error::Result;
 use crate::tx::{Conn, Tx};
 
@@ -22,31 +22,28 @@ const _: () = assert!(
     "the statements of lost.rs, sweep.rs, claim.rs, lanes.rs and leaving.rs"
 );
 
-/// Whether jobs that lost their worker rest before they are tried again.
+/// Whether jobs that lost their worker rest before they are retried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rest {
-    /// As [`rest_after_lost_lease`](towpath_domain::job::rest_after_lost_lease) says: what brought one worker down does not meet all
-    /// its neighbours again at the same moment.
-    Some,
+pub enum RescueDelay {
+    /// As in [`backoff_after_lost_lease`](towpath_domain::job::backoff_after_lost_lease): random delays, so that what
+    /// killed a worker does not meet all its neighbours again at the same moment.
+    Backoff,
     /// None: the process has just been started.
-    None,
+    Immediate,
 }
 
 /// Why their attempt ended, for the operator.
 const LOST: &str = "its worker stopped renewing the lease";
 
-/// Takes at most `limit` jobs back from a worker without a lease, each with a higher fence, and notes the attempt. Returns how
-/// many. Those that lost one lease only and rest for nothing are ready at once; others wait for the scheduler, or to be claimed
-/// alone.
-///
-/// # Errors
-/// As every statement.
-pub async fn take_back(tx: &mut Tx<'_>, worker: WorkerId, rest: Rest, limit: i64) -> Result<usize> {
+/// Takes at most `limit` jobs back from a worker without a lease, raises their fences and records the attempts. Returns
+/// how many. After a first lost lease without a delay a job is ready immediately; others wait for the scheduler, or to
+/// be claimed alone.
+pub async fn take_back(tx: &mut Tx<'_>, worker: WorkerId, rest: RescueDelay, limit: i64) -> Result<usize> {
     let (now, known) = (tx.now(), tx.now_param());
-    let rests = i64::from(rest == Rest::Some);
+    let rests = i64::from(rest == RescueDelay::Backoff);
     let pools: Vec<String> = match tx.conn() {
         Conn::Sqlite(conn) => {
-            let held: Vec<Fenced> = sqlx::query_as(
+            let held: Vec<JobFence> = sqlx::query_as(
                 "SELECT id, fence FROM job
                  WHERE state = 'running' AND worker_id = $1 AND cancel_at IS NULL AND lost_leases < 5 LIMIT $2 + 0",
             )
@@ -112,18 +109,15 @@ pub async fn take_back(tx: &mut Tx<'_>, worker: WorkerId, rest: Rest, limit: i64
             .await?
         }
     };
-    if rest == Rest::None {
+    if rest == RescueDelay::Immediate {
         pools.iter().for_each(|pool| tx.wake(pool));
     }
     Ok(pools.len())
 }
 
-/// What [`take_back`] leaves of these workers' jobs: those that have to end. In the order of their ids, at most `limit` behind
+/// The jobs of these workers that [`take_back`] leaves because they must end. In id order, at most `limit` after
 /// `after`.
-///
-/// # Errors
-/// As every statement.
-pub async fn beyond_rest(tx: &mut Tx<'_>, workers: &[WorkerId], after: JobId, limit: i64) -> Result<Vec<JobId>> {
+pub async fn exhausted(tx: &mut Tx<'_>, workers: &[WorkerId], after: JobId, limit: i64) -> Result<Vec<JobId>> {
     Ok(match tx.conn() {
         Conn::Sqlite(conn) => {
             let mut ids = String::from("[");
@@ -159,12 +153,9 @@ pub async fn beyond_rest(tx: &mut Tx<'_>, workers: &[WorkerId], after: JobId, li
     })
 }
 
-/// From here on this transaction waits for a lock only as long as its holder may take for a statement or two. For sweeps, which
-/// come by again: one row that somebody sits on is to keep no other.
-///
-/// # Errors
-/// As every statement.
-pub async fn pass_locked(tx: &mut Tx<'_>) -> Result<()> {
+/// Limits lock waits in this transaction to the duration of a few statements. For sweeps, which come back later: one
+/// locked row must not block the others.
+pub async fn limit_lock_wait(tx: &mut Tx<'_>) -> Result<()> {
     if let Conn::Postgres(conn) = tx.conn() {
         sqlx::query("SET LOCAL lock_timeout = '500ms'").execute(conn).await?;
     }
@@ -172,9 +163,6 @@ pub async fn pass_locked(tx: &mut Tx<'_>) -> Result<()> {
 }
 
 /// The pools in which a job waits to be claimed alone.
-///
-/// # Errors
-/// As every statement.
 pub async fn suspects(tx: &mut Tx<'_>) -> Result<Vec<String>> {
     let now = tx.now_param();
     let text = sql!(tx,

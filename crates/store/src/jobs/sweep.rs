@@ -1,4 +1,4 @@
-//! What the scheduler looks for. Each finds candidates without locking; the caller locks and looks again.
+//! Candidates for the scheduler, found without locks; the caller locks and checks again.
 
 use sqlx::FromRow;
 use towpath_domain::{JobId, Timestamp};
@@ -11,7 +11,6 @@ use crate::tx::Tx;
 pub struct Candidate {
     /// The job.
     pub id: JobId,
-    /// Its lane.
     pub lane: Option<String>,
     /// Its due time or its deadline: with the id, its place among the candidates.
     pub at: Timestamp,
@@ -28,10 +27,7 @@ impl Candidate {
 /// Before all candidates.
 pub const FIRST: (Timestamp, JobId) = (Timestamp::from_micros(0), JobId::nil());
 
-/// Scheduled jobs behind `after` whose time has come and who need a place in their lane, the longest due first.
-///
-/// # Errors
-/// As every statement.
+/// Due `scheduled` jobs after `after` that need a lane slot, longest due first.
 pub async fn due(tx: &mut Tx<'_>, after: (Timestamp, JobId), limit: i64) -> Result<Vec<Candidate>> {
     let text = sql!(tx,
         sqlite: "SELECT id, lane, run_at AS at FROM job
@@ -43,11 +39,8 @@ pub async fn due(tx: &mut Tx<'_>, after: (Timestamp, JobId), limit: i64) -> Resu
     find(tx, text, after, limit).await
 }
 
-/// Readies due jobs that have no lane, or hold their place in it, in one statement, and wakes their pools. Returns how many.
-/// Not those that lost two leases: they are claimed as they are, see [`claim_alone`](super::claim_alone).
-///
-/// # Errors
-/// As every statement.
+/// Makes due jobs ready that have no lane or hold their slot, in one statement, and wakes their pools. Returns how
+/// many. Excludes suspects, which are claimed while scheduled, see [`claim_suspects`](super::claim_suspects).
 pub async fn ready_plain(tx: &mut Tx<'_>, limit: i64) -> Result<usize> {
     let text = sql!(tx,
         sqlite: "UPDATE job SET state = 'ready' WHERE id IN (
@@ -71,10 +64,8 @@ pub async fn ready_plain(tx: &mut Tx<'_>, limit: i64) -> Result<usize> {
     Ok(pools.len())
 }
 
-/// Jobs behind `after` that are past their deadline. A running one has its worker's own timer, so the caller gives it some grace.
-///
-/// # Errors
-/// As every statement.
+/// Jobs after `after` that are past their deadline. A running job's worker has its own timer, so the caller allows some
+/// grace.
 pub async fn overdue(tx: &mut Tx<'_>, after: (Timestamp, JobId), limit: i64) -> Result<Vec<Candidate>> {
     let text = sql!(tx,
         sqlite: "SELECT id, lane, deadline_at AS at FROM job

@@ -1,4 +1,4 @@
-//! How much waits in pools, and for how long. Asked every few seconds, so nothing is counted further than a bound.
+//! Queue depth and age of pools. Runs every few seconds, so all counts are bounded.
 
 use sqlx::FromRow;
 use towpath_domain::Timestamp;
@@ -6,8 +6,8 @@ use towpath_domain::Timestamp;
 use crate::error::Result;
 use crate::tx::Tx;
 
-/// No number of a queue counts more jobs than these: there are so many, or more. Counting a backlog of a million every few
-/// seconds would cost as much as working it off.
+/// Counts stop here and then mean "at least". Counting a backlog of a million every few seconds would cost as much as
+/// processing it.
 pub const COUNTED: i64 = 10_000;
 
 /// Tenants of a pool that are asked for their oldest job.
@@ -16,16 +16,14 @@ const TENANTS: i64 = 1_000;
 /// How many open jobs of a pool are in a state.
 #[derive(Clone, Debug, PartialEq, Eq, FromRow)]
 pub struct Depth {
-    /// Pool.
     pub pool: String,
-    /// State.
     pub state: String,
     /// Jobs, see [`depths`].
     pub jobs: i64,
 }
 
-/// What holds for a job that lost two leases and could be claimed now: `scheduled` in its row, and ready for whoever asks how
-/// much there is to do. `$2` is the time. By a sum and by its pool: `run_at` alone could be looked up among all that is due.
+/// The condition for a suspect that could be claimed now: `scheduled` in its row, but ready for readers of the queue
+/// depth. `$2` is the time. The sum and the pool prevent the use of the index of all due jobs by `run_at` alone.
 macro_rules! claimed_alone {
     (sqlite) => {
         "state = 'scheduled' AND lost_leases >= 2 AND pool >= '' AND +run_at <= $2 AND (lane IS NULL OR lane_held)"
@@ -71,13 +69,9 @@ macro_rules! depths_text {
     };
 }
 
-/// Counts the open jobs by pool and state, up to a bound: ready ones up to [`COUNTED`] in each pool; scheduled and waiting
-/// ones, and those in lanes for the blocked ones among them, up to [`COUNTED`] in all pools together. Running jobs are all
-/// counted: there are no more than slots. A job that lost two leases stays scheduled until it is claimed; once it is due it
-/// counts as ready.
-///
-/// # Errors
-/// As every statement.
+/// Counts the open jobs by pool and state up to a bound: ready ones up to [`COUNTED`] per pool; scheduled, waiting and
+/// blocked ones up to [`COUNTED`] over all pools. Running jobs are all counted, since slots bound them. A suspect stays
+/// scheduled until it is claimed; once due it counts as ready.
 pub async fn depths(tx: &mut Tx<'_>) -> Result<Vec<Depth>> {
     let now = tx.now_param();
     let text = sql!(tx, sqlite: depths_text!(sqlite), postgres: depths_text!(postgres));
@@ -95,8 +89,8 @@ pub async fn depths(tx: &mut Tx<'_>) -> Result<Vec<Depth>> {
     Ok(depths)
 }
 
-/// As [`depths_text`], of the pool `$3`. What only an index over all pools could count is counted among the first of all pools,
-/// as there.
+/// As [`depths_text`], for the pool `$3`. What only an index over all pools can count is counted among the first of all
+/// pools, as there.
 macro_rules! depths_of_text {
     ($dialect:ident) => {
         concat!(
@@ -122,11 +116,7 @@ macro_rules! depths_of_text {
     };
 }
 
-/// As [`depths`], of one pool, without counting what is ready in the others. States without a job are left out, and the jobs of
-/// a state may come in two parts.
-///
-/// # Errors
-/// As every statement.
+/// As [`depths`], for one pool. States without jobs are left out, and a state may come in two rows.
 pub async fn depths_of(tx: &mut Tx<'_>, pool: &str) -> Result<Vec<Depth>> {
     let now = tx.now_param();
     let text = sql!(tx, sqlite: depths_of_text!(sqlite), postgres: depths_of_text!(postgres));
@@ -151,14 +141,12 @@ pub async fn depths_of(tx: &mut Tx<'_>, pool: &str) -> Result<Vec<Depth>> {
 /// The oldest job of a pool that a worker could claim.
 #[derive(Clone, Debug, FromRow)]
 pub struct Oldest {
-    /// Pool.
     pub pool: String,
     /// When it was due.
     pub run_at: Timestamp,
 }
 
-/// In the index of ready jobs the first of each tenant and priority is the oldest of these. So it goes from one such first job
-/// to the next, past all between them.
+/// Walks the index of ready jobs by tenant and priority: the first entry of each is its oldest.
 macro_rules! oldest_text {
     ($dialect:ident) => {
         concat!(
@@ -190,10 +178,7 @@ macro_rules! oldest_text {
     };
 }
 
-/// The oldest job of each pool that a worker could claim; of a pool with very many tenants, the oldest of the first thousand.
-///
-/// # Errors
-/// As every statement.
+/// The oldest claimable job of each pool; with very many tenants, the oldest of the first thousand.
 pub async fn oldest_ready(tx: &mut Tx<'_>) -> Result<Vec<Oldest>> {
     let now = tx.now_param();
     let text = sql!(tx, sqlite: oldest_text!(sqlite), postgres: oldest_text!(postgres));
@@ -236,9 +221,6 @@ macro_rules! oldest_of_text {
 }
 
 /// When the oldest job of one pool was due that a worker could claim, as [`oldest_ready`] says.
-///
-/// # Errors
-/// As every statement.
 pub async fn oldest_ready_of(tx: &mut Tx<'_>, pool: &str) -> Result<Option<Timestamp>> {
     let now = tx.now_param();
     let text = sql!(tx, sqlite: oldest_of_text!(sqlite), postgres: oldest_of_text!(postgres));

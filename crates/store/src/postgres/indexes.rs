@@ -1,18 +1,17 @@
-//! Indexes and constraints of large tables that came after the first release.
+//! Indexes and constraints of large tables, built concurrently.
 //!
-//! A migration is one transaction, and an index that is made in one lets nobody write to its table until all of the table is
-//! read. These are made beside the work, after the migrations and by one process at a time. Nothing depends on them but speed,
-//! and what would be too slow without them waits for them. Where one cannot be made now, because a backup or another long
-//! transaction is under way, the scheduler tries again, and so does the next start.
+//! A migration is one transaction, and building an index in one blocks writes to its table. These are built after the
+//! migrations, by one process at a time. They only affect speed, and features that would be too slow without them wait.
+//! If one cannot be built now, because of a backup or another long transaction, the scheduler and the next start retry.
 
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection};
 
 use super::{MIGRATING, Postgres};
 use crate::error::Result;
 
-/// Name and text of each. What is made of `job` serves `store/src/leases.rs`, `jobs/lost.rs`, `jobs/list.rs` and
-/// `jobs/history.rs`; the others `schedules.rs`, `run_events.rs` and `revision_logs.rs`.
-const WANTED: [(&str, &str); 7] = [
+/// Name and text of each. Those on `job` serve `store/src/leases.rs`, `jobs/lost.rs`, `jobs/list.rs` and
+/// `jobs/history.rs`; the others `schedules.rs`, `run_events.rs`, `revision_logs.rs` and `datasets.rs`.
+const WANTED: [(&str, &str); 8] = [
     (
         "job_worker",
         "CREATE INDEX CONCURRENTLY job_worker ON job (worker_id, pool) WHERE state = 'running'",
@@ -41,12 +40,17 @@ const WANTED: [(&str, &str); 7] = [
         "revision_log_deploy",
         "CREATE INDEX CONCURRENTLY revision_log_deploy ON revision_log (id) WHERE kind = 'deploy'",
     ),
+    (
+        "project_dataset",
+        "CREATE INDEX CONCURRENTLY project_dataset ON project (tenant_id, reference_dataset_id)
+         WHERE reference_dataset_id IS NOT NULL",
+    ),
 ];
 
 /// Those that the wanted ones have replaced.
 const REPLACED: [&str; 1] = ["job_lease"];
 
-/// Constraints that a migration added as NOT VALID: reading the whole table under its lock would stop everybody.
+/// Constraints that a migration added as NOT VALID: validating the whole table under its lock would block everyone.
 const UNCHECKED: [&str; 1] = ["job_lease_until_check"];
 
 /// Names the lock under which they are made.
@@ -56,11 +60,11 @@ const LOCK: i64 = 0x746f_7770_6978;
 const PATIENCE: &str = "SET lock_timeout = '15s'";
 
 impl Postgres {
-    /// Makes those that are still missing. Answers how many statements are left.
+    /// Makes those that are still missing. Returns how many statements are left.
     pub(crate) async fn make_indexes(&self) -> Result<i64> {
-        let mut line = self.pool.line().await?;
+        let mut line = self.pool.acquire().await?;
         if missing(line.conn()).await?.is_empty() {
-            line.keep();
+            line.release();
             return Ok(0);
         }
         line.conn().execute(MIGRATING).await?;
@@ -77,7 +81,7 @@ pub(super) async fn make(conn: &mut PgConnection) -> Result<(), sqlx::Error> {
     if missing(conn).await?.is_empty() {
         return Ok(());
     }
-    // Not waited for: whoever waits here would hold up whoever makes them.
+    // Not waited for: the caller that waits here would hold up the caller that makes them.
     let ours: bool = sqlx::query_scalar("SELECT pg_try_advisory_lock($1)")
         .bind(LOCK)
         .fetch_one(&mut *conn)
@@ -92,7 +96,7 @@ pub(super) async fn make(conn: &mut PgConnection) -> Result<(), sqlx::Error> {
             if !matches!(code.as_deref(), Some("55P03" | "40P01")) {
                 return Err(error);
             }
-            tracing::warn!(statement, "the database is too busy for this now; it is tried again");
+            tracing::warn!(statement, "the database is too busy; retrying");
             return Ok(());
         }
     }

@@ -1,10 +1,9 @@
-//! Connections to PostgreSQL, kept between calls.
+//! A connection pool for PostgreSQL.
 //!
-//! The library's own pool asks each connection that comes back whether it still lives, and waits for the answer
-//! without a bound. On a line that lost its other end without a word (a host that vanished, a firewall that forgot)
-//! that answer never comes, so one bad minute took a place of the pool for good, and a process that has one
-//! connection for its leases never renewed one again. Here a connection comes back only from a call that went well;
-//! any other is closed. That also saves a round trip per call.
+//! The library's own pool pings each returned connection without a timeout. If the peer vanished silently (a lost host,
+//! a firewall that dropped its state), the answer never comes and the slot is lost for good; a process with a single
+//! connection for its leases could never renew again. Here only connections of successful calls are reused; all others
+//! are closed. That also saves a round trip per call.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,44 +18,44 @@ use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use crate::error::{Error, Result};
 use crate::metric;
 
-/// A connection that nobody needs for so long is closed.
+/// A connection that no one needs for so long is closed.
 const IDLE: Duration = Duration::from_secs(300);
-/// Sessions grow caches; after this they begin anew.
+/// Sessions grow caches; after this they begin again.
 const AGE: Duration = Duration::from_secs(30 * 60);
 /// While a server starts it refuses: it is asked again after a little, then after more.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
 /// Where another connection was answered so lately, the database is there.
-const LATELY: Duration = Duration::from_secs(3);
-/// What saying goodbye may take.
-const FAREWELL: Duration = Duration::from_secs(1);
+const RECENT: Duration = Duration::from_secs(3);
+/// Time limit for closing a connection.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(super) struct Pool {
     connect: PgConnectOptions,
-    /// What every session begins with.
+    /// The initial statement of each session.
     session: String,
     /// How long a call waits for a connection.
-    patience: Duration,
+    acquire_timeout: Duration,
     size: usize,
-    /// One per connection in use. There are never more connections than places: one is opened when none is free.
-    places: Arc<Semaphore>,
-    shelf: Arc<Mutex<Shelf>>,
+    /// One permit per connection in use; a connection is opened when none is idle.
+    permits: Arc<Semaphore>,
+    idle: Arc<Mutex<IdleConnections>>,
 }
 
 #[derive(Default)]
-struct Shelf {
+struct IdleConnections {
     /// Last in, first out: what is not needed stays below and grows old.
-    free: Vec<Kept>,
-    /// Rises when a line broke: what is older is not to be trusted.
+    free: Vec<IdleConnection>,
+    /// Rises when a line broke: what is older must not be trusted.
     generation: u64,
     /// When a line last came back well.
-    answered: Option<Instant>,
+    last_returned: Option<Instant>,
     closed: bool,
 }
 
-struct Kept {
+struct IdleConnection {
     conn: PgConnection,
-    born: Instant,
-    since: Instant,
+    opened_at: Instant,
+    idle_since: Instant,
 }
 
 impl Pool {
@@ -65,22 +64,22 @@ impl Pool {
         Self {
             connect,
             session,
-            patience,
+            acquire_timeout: patience,
             size,
-            places: Arc::new(Semaphore::new(size)),
-            shelf: Arc::default(),
+            permits: Arc::new(Semaphore::new(size)),
+            idle: Arc::default(),
         }
     }
 
     /// A connection: one that is free, or a new one.
-    pub(super) async fn line(&self) -> Result<Line> {
+    pub(super) async fn acquire(&self) -> Result<PooledConnection> {
         let asked = Instant::now();
-        let deadline = asked + self.patience;
-        let place = timeout_at(deadline, self.places.clone().acquire_owned());
+        let deadline = asked + self.acquire_timeout;
+        let place = timeout_at(deadline, self.permits.clone().acquire_owned());
         let place = place.await.map_err(|_| sqlx::Error::PoolTimedOut)?;
         let place = place.map_err(|_| sqlx::Error::PoolClosed)?;
         let (kept, generation) = {
-            let mut shelf = lock(&self.shelf);
+            let mut shelf = lock_idle(&self.idle);
             (shelf.free.pop(), shelf.generation)
         };
         let kept = match kept {
@@ -88,15 +87,15 @@ impl Pool {
             None => self.open(deadline).await?,
         };
         metrics::histogram!(metric::ACQUIRE, "of" => "pool").record(asked.elapsed());
-        Ok(Line {
-            kept,
+        Ok(PooledConnection {
+            connection: kept,
             generation,
-            shelf: Arc::clone(&self.shelf),
-            _place: place,
+            idle: Arc::clone(&self.idle),
+            _permit: place,
         })
     }
 
-    async fn open(&self, deadline: Instant) -> Result<Kept> {
+    async fn open(&self, deadline: Instant) -> Result<IdleConnection> {
         let mut pause = PAUSES.0;
         loop {
             let opened = timeout_at(deadline, async {
@@ -107,15 +106,15 @@ impl Pool {
             match opened.await {
                 Ok(Ok(conn)) => {
                     let born = Instant::now();
-                    return Ok(Kept {
+                    return Ok(IdleConnection {
                         conn,
-                        born,
-                        since: born,
+                        opened_at: born,
+                        idle_since: born,
                     });
                 }
-                Ok(Err(error)) if starting(&error) && Instant::now() + pause < deadline => sleep(pause).await,
+                Ok(Err(error)) if is_starting(&error) && Instant::now() + pause < deadline => sleep(pause).await,
                 Ok(Err(error)) => return Err(error.into()),
-                Err(_) => return Err(silent("no connection to the database in time")),
+                Err(_) => return Err(timeout_error("timed out waiting for a database connection")),
             }
             pause = (pause * 2).min(PAUSES.1);
         }
@@ -123,61 +122,62 @@ impl Pool {
 
     /// Connections that are open, and how many of those are free.
     pub(super) fn connections(&self) -> (u32, usize) {
-        let free = lock(&self.shelf).free.len();
-        let busy = self.size.saturating_sub(self.places.available_permits());
+        let free = lock_idle(&self.idle).free.len();
+        let busy = self.size.saturating_sub(self.permits.available_permits());
         (u32::try_from(busy + free).unwrap_or(u32::MAX), free)
     }
 
     /// Closes what is free; what is in use is closed when it comes back.
     pub(super) async fn close(&self) {
-        self.places.close();
+        self.permits.close();
         let free = {
-            let mut shelf = lock(&self.shelf);
+            let mut shelf = lock_idle(&self.idle);
             shelf.closed = true;
             std::mem::take(&mut shelf.free)
         };
         let farewells = free.into_iter().map(|kept| kept.conn.close());
-        let _ = timeout(FAREWELL, futures::future::join_all(farewells)).await;
+        let _ = timeout(CLOSE_TIMEOUT, futures::future::join_all(farewells)).await;
     }
 }
 
-/// A connection in use. Dropped without a word it is closed: nobody knows what is still under way on it.
-pub(super) struct Line {
-    kept: Kept,
+/// A connection in use. Dropped without being returned, it is closed: its state is unknown.
+pub(super) struct PooledConnection {
+    connection: IdleConnection,
     generation: u64,
-    shelf: Arc<Mutex<Shelf>>,
-    _place: OwnedSemaphorePermit,
+    idle: Arc<Mutex<IdleConnections>>,
+    _permit: OwnedSemaphorePermit,
 }
 
-impl Line {
+impl PooledConnection {
     pub(super) fn conn(&mut self) -> &mut PgConnection {
-        &mut self.kept.conn
+        &mut self.connection.conn
     }
 
-    /// Gives it back: nothing is under way on it.
-    pub(super) fn keep(mut self) {
+    /// Releases it: nothing is under way on it.
+    pub(super) fn release(mut self) {
         let now = Instant::now();
-        let mut shelf = lock(&self.shelf);
-        shelf.answered = Some(now);
-        shelf.free.retain(|kept| now < kept.since + IDLE);
-        if !shelf.closed && self.generation == shelf.generation && now < self.kept.born + AGE {
-            self.kept.since = now;
-            shelf.free.push(self.kept);
+        let mut shelf = lock_idle(&self.idle);
+        shelf.last_returned = Some(now);
+        shelf.free.retain(|kept| now < kept.idle_since + IDLE);
+        if !shelf.closed && self.generation == shelf.generation && now < self.connection.opened_at + AGE {
+            self.connection.idle_since = now;
+            shelf.free.push(self.connection);
         }
     }
 
     /// Closes it, and says so to the server: what it holds is free at once.
     pub(super) async fn close(self) {
-        let _ = timeout(FAREWELL, self.kept.conn.close()).await;
+        let _ = timeout(CLOSE_TIMEOUT, self.connection.conn.close()).await;
     }
 
-    /// It broke. Whatever broke it will have broken the others as well, and finding that out one by one would cost as
-    /// many callers. Only where it was not answered in time, and another was a moment ago, this statement alone is slow.
-    pub(super) fn broke(self, error: &Error) {
-        let mut shelf = lock(&self.shelf);
+    /// Discards all idle connections: whatever broke this one has probably broken the others, and finding out one by
+    /// one would cost as many calls. Only for a timeout shortly after another connection answered, this statement alone
+    /// is slow.
+    pub(super) fn invalidate_pool(self, error: &Error) {
+        let mut shelf = lock_idle(&self.idle);
         // A transaction that was silent for too long says nothing of other lines.
         let is_alone =
-            is_own_silence(error) || (is_silence(error) && shelf.answered.is_some_and(|at| at.elapsed() < LATELY));
+            is_own_silence(error) || (is_silence(error) && shelf.last_returned.is_some_and(|at| at.elapsed() < RECENT));
         if !is_alone && self.generation == shelf.generation {
             shelf.generation += 1;
             shelf.free.clear();
@@ -185,33 +185,33 @@ impl Line {
     }
 }
 
-fn lock(shelf: &Mutex<Shelf>) -> MutexGuard<'_, Shelf> {
+fn lock_idle(shelf: &Mutex<IdleConnections>) -> MutexGuard<'_, IdleConnections> {
     // Nothing in here panics half way through a change.
     shelf.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// When something was last said to the database.
-pub(crate) struct Beat {
-    begun: Instant,
+pub(crate) struct StatementClock {
+    started: Instant,
     /// In microseconds since then.
     last: AtomicU64,
 }
 
-impl Beat {
+impl StatementClock {
     pub(super) fn new() -> Self {
         Self {
-            begun: Instant::now(),
+            started: Instant::now(),
             last: AtomicU64::new(0),
         }
     }
 
-    pub(crate) fn beat(&self) {
-        let micros = u64::try_from(self.begun.elapsed().as_micros()).unwrap_or(u64::MAX);
+    pub(crate) fn touch(&self) {
+        let micros = u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.last.store(micros, Ordering::Relaxed);
     }
 
     fn last(&self) -> Instant {
-        self.begun + Duration::from_micros(self.last.load(Ordering::Relaxed))
+        self.started + Duration::from_micros(self.last.load(Ordering::Relaxed))
     }
 
     /// Waits for `work`, as long as no single statement of it takes longer than `silence`.
@@ -224,7 +224,7 @@ impl Beat {
                 done = &mut work => return done,
                 () = sleep_until(until) => {
                     if self.last() + silence <= Instant::now() {
-                        return Err(silent("the database did not answer in time"));
+                        return Err(timeout_error("the database did not answer in time"));
                     }
                 }
             }
@@ -232,9 +232,9 @@ impl Beat {
     }
 }
 
-/// Whether an error means that the connection is of no use any more: it is gone, it leads to a server that may not write any
-/// more, which a new connection may not, or it has cached statements from before a migration.
-pub(super) fn broken(error: &Error) -> bool {
+/// Whether the connection is unusable after this error: it is gone, it leads to a server that has become read-only, or
+/// it has cached statements from before a migration.
+pub(super) fn is_broken(error: &Error) -> bool {
     let Error::Unavailable(source) = error else {
         return false;
     };
@@ -263,7 +263,7 @@ fn is_silence(error: &Error) -> bool {
 }
 
 /// Whether a server may be on its way up, or has no place for one more at this moment.
-fn starting(error: &sqlx::Error) -> bool {
+fn is_starting(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Io(error) => error.kind() == io::ErrorKind::ConnectionRefused,
         sqlx::Error::Database(refusal) => matches!(refusal.code().as_deref(), Some("57P03" | "53300")),
@@ -271,7 +271,7 @@ fn starting(error: &sqlx::Error) -> bool {
     }
 }
 
-fn silent(why: &str) -> Error {
+fn timeout_error(why: &str) -> Error {
     let error = io::Error::new(io::ErrorKind::TimedOut, why);
     Error::Unavailable(Arc::new(sqlx::Error::Io(error)))
 }

@@ -1,4 +1,4 @@
-//! Tracing projects of all workspaces, for operators: how much lies in each and since when.
+//! Tracing projects of all workspaces, for operators: how much is in each and since when.
 
 use sqlx::FromRow;
 use towpath_domain::{ProjectId, TenantId, Timestamp};
@@ -8,32 +8,26 @@ use crate::error::Result;
 use crate::query::Query;
 use crate::tx::Tx;
 
-/// A project as operators see it.
+/// A project in the view of operators.
 #[derive(Clone, Debug, FromRow)]
 pub struct Overview {
-    /// Id.
     pub id: ProjectId,
-    /// Owner.
     pub tenant_id: TenantId,
-    /// Name.
     pub name: String,
     /// When it began.
     pub start_time: Timestamp,
-    /// Rows in segments. A trace run of which more was said later may be counted more than once until its day is
-    /// compacted; what was not folded yet is not counted.
+    /// Rows in segments. A trace run with later changes may be counted more than once until its day is compacted;
+    /// unflushed rows are not counted.
     pub rows: i64,
     /// UTC days on which any started.
     pub days: i64,
-    /// Start of the first that lies in a segment.
+    /// Start of the first that is in a segment.
     pub first_run: Option<Timestamp>,
     /// Start of the last one.
     pub last_run: Option<Timestamp>,
 }
 
-/// Projects whose name contains `part` in upper or lower case, those with the latest trace runs first.
-///
-/// # Errors
-/// As every statement.
+/// Projects whose name contains `part`, case-insensitive, those with the latest trace runs first.
 pub async fn list(tx: &mut Tx<'_>, part: &str, limit: i64, offset: i64) -> Result<Vec<Overview>> {
     if part.contains('\0') || super::longer_than_a_name(part) {
         return Ok(Vec::new());
@@ -55,11 +49,7 @@ pub async fn list(tx: &mut Tx<'_>, part: &str, limit: i64, offset: i64) -> Resul
     query.fetch_all(tx).await
 }
 
-/// Projects of that id, whoever owns them; of one workspace where it is named. At most two, which tells that the id alone
-/// names none.
-///
-/// # Errors
-/// As every statement.
+/// Projects of that id, optionally in one workspace. At most two, which is enough to see that the id is ambiguous.
 pub async fn any(tx: &mut Tx<'_>, id: ProjectId, workspace: Option<TenantId>) -> Result<Vec<Project>> {
     Ok(on!(tx, |conn| {
         sqlx::query_as(concat!(

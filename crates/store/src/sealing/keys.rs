@@ -23,7 +23,7 @@ pub enum KeyError {
     #[error("an encryption key is 32 bytes as 64 hex digits or as base64; several are separated by commas")]
     Malformed,
     /// The file can be read by others.
-    #[error("the key file {} can be read by others; take their permissions away (chmod 600)", .0.display())]
+    #[error("the key file {} can be read by other users; remove their permissions (chmod 600)", .0.display())]
     Exposed(PathBuf),
     /// The file could not be read or made.
     #[error("the key file {}", path.display())]
@@ -52,19 +52,13 @@ impl fmt::Debug for Keys {
 }
 
 impl Keys {
-    /// Reads keys as they stand in a setting: hex or base64, several separated by commas, the newest first.
-    ///
-    /// # Errors
-    /// A part is not a key.
+    /// Parses keys from a setting: hex or base64, separated by commas, newest first.
     pub fn parse(text: &str) -> Result<Self, KeyError> {
         let keys: Result<Vec<_>, _> = text.split(',').map(|part| parse_one(part.trim())).collect();
         Ok(Self(Arc::new(keys?)))
     }
 
-    /// Reads the key file, where there is one.
-    ///
-    /// # Errors
-    /// The file holds no key, others can read it, or it cannot be read.
+    /// Reads the key file, if there is one.
     pub fn open(path: &Path) -> Result<Option<Self>, KeyError> {
         match File::open(path) {
             Ok(file) => read(file, path).map(Some),
@@ -76,11 +70,7 @@ impl Keys {
         }
     }
 
-    /// Reads the key file, or makes one that only this user can read. Several processes may do so at the same time:
-    /// all end with the same key.
-    ///
-    /// # Errors
-    /// The file holds no key, others can read it, or it cannot be read or written.
+    /// Reads the key file, or creates one that only this user can read. Concurrent processes end with the same key.
     pub fn open_or_create(path: &Path) -> Result<Self, KeyError> {
         if let Some(keys) = Self::open(path)? {
             return Ok(keys);
@@ -143,8 +133,8 @@ fn read(mut file: File, path: &Path) -> Result<Keys, KeyError> {
     Keys::parse(text.trim())
 }
 
-/// The key is written beside its place and linked there, which fails where another process was first: a reader never
-/// sees half a key, and nobody's key is written over.
+/// The key is written to a temporary file and linked, which fails if another process was first: a reader never sees
+/// half a key, and no key is overwritten.
 fn create(path: &Path) -> io::Result<()> {
     let folder = path
         .parent()

@@ -8,11 +8,7 @@ use super::id_list;
 use crate::tx::Conn;
 use crate::{Result, Tx};
 
-/// Pins for each holder what is live of a project on the holder's day, as [`super::pin`] does for one. `holders` are sorted
-/// by day, and none of them has pinned anything yet.
-///
-/// # Errors
-/// Only what the database says.
+/// As [`super::pin`], for several holders, each on its own day. `holders` are sorted by day and have no pins yet.
 pub async fn pin_all(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -66,10 +62,7 @@ pub async fn pin_all(
     Ok(())
 }
 
-/// Lets go of everything these holders have pinned.
-///
-/// # Errors
-/// Only what the database says.
+/// Releases all pins of these holders.
 pub async fn unpin_all(tx: &mut Tx<'_>, holders: &[Uuid]) -> Result<()> {
     match tx.conn() {
         Conn::Sqlite(conn) => sqlx::query(
@@ -88,8 +81,8 @@ pub async fn unpin_all(tx: &mut Tx<'_>, holders: &[Uuid]) -> Result<()> {
     Ok(())
 }
 
-/// Keeps what is live of a project from `first` to `last` day from being replaced by others until the transaction ends, and
-/// says what that is.
+/// Locks the live parts of a project from `first` to `last` day against replacement until the transaction ends, and
+/// returns them.
 pub(super) async fn lock_live(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -97,10 +90,10 @@ pub(super) async fn lock_live(
     first: NaiveDate,
     last: NaiveDate,
 ) -> Result<Vec<SegmentId>> {
-    // FOR SHARE waits for a compaction that is just replacing a segment and then leaves it out, but the statement's
-    // snapshot does not show the replacement. So look again until what is locked is what is live.
+    // FOR SHARE waits for a compaction that is replacing a segment and then skips it, but the statement's snapshot does
+    // not show the replacement. So repeat until the locked set is the live set.
     let lock = sql!(tx,
-        // SQLite has one writer, so nobody else can hold or change these rows.
+        // SQLite has one writer, so no other caller can hold or change these rows.
         sqlite: "SELECT id FROM segment s WHERE s.tenant_id = $1 AND s.state = 'live' AND EXISTS (
                      SELECT 1 FROM segment_part p WHERE p.segment_id = s.id AND p.tenant_id = $1
                        AND p.project_id = $2 AND p.day BETWEEN $3 AND $4)

@@ -1,24 +1,23 @@
-//! Row groups that others take the place of, or that are deleted.
+//! Row groups that others replace, or that are deleted.
 
 use chrono::NaiveDate;
 use serde::{Deserialize, Serialize};
 use towpath_domain::{ProjectId, SegmentId, TenantId};
 
-use super::{Part, PlacedPart, publish, waste};
+use super::{LocatedPart, Part, publish, waste};
 use crate::segments::id_list;
 use crate::{Error, Result, Tx, run_index};
 
-/// Puts `new` in the place of the row groups `old`, all of one project and one day: from now on readers see the one
-/// and not the others. Whoever has pinned those goes on reading them. `compacted` says that `old` is all there is of
-/// that day. What comes of indexed segments alone is indexed: its rows lie where they lay.
+/// Replaces the row groups `old`, all of one project, by `new` for readers. Holders of pins continue reading `old`.
+/// `compacted` means that `old` is everything of each of its days. The result of indexed segments alone is indexed: its
+/// rows are where they were.
 ///
 /// # Errors
-/// [`Error::Stale`] when one of `old` is not to be seen any more, or an intent of `new` was swept: this work counts for
-/// nothing.
+/// [`Error::Stale`] if one of `old` is no longer visible, or an intent of `new` was swept: discard this work.
 pub async fn replace(
     tx: &mut Tx<'_>,
     tenant: TenantId,
-    old: &[PlacedPart],
+    old: &[LocatedPart],
     new: &[Replacement],
     compacted: bool,
 ) -> Result<()> {
@@ -27,10 +26,9 @@ pub async fn replace(
     segments.dedup();
     lock(tx, &segments).await?;
     let indexed = are_indexed(tx, &segments).await?;
-    for placed in old {
-        if !retire(tx, &placed.part).await? {
-            return Err(Error::Stale);
-        }
+    let given = part_list(old.iter().map(|placed| &placed.part));
+    if retire(tx, &given).await? != old.len() as u64 {
+        return Err(Error::Stale);
     }
     for segment in new {
         publish(tx, tenant, segment.id, segment.rows, segment.bytes, &segment.parts).await?;
@@ -48,12 +46,11 @@ pub async fn replace(
     waste::supersede(tx, &segments).await
 }
 
-/// A segment that was written to take the place of others.
+/// A segment that was written to replace others.
 #[derive(Clone, Debug)]
 pub struct Replacement {
     /// The segment.
     pub id: SegmentId,
-    /// Its rows.
     pub rows: i64,
     /// Its size.
     pub bytes: i64,
@@ -92,48 +89,87 @@ async fn are_indexed(tx: &mut Tx<'_>, segments: &[SegmentId]) -> Result<bool> {
         .await)?)
 }
 
-/// Moves a row group to the past. False when it is there already.
-async fn retire(tx: &mut Tx<'_>, part: &Part) -> Result<bool> {
-    let moved = on!(tx, |conn| sqlx::query(concat!(
-        "INSERT INTO segment_part_past (",
-        columns!(segment_part),
-        ") SELECT ",
-        columns!(segment_part),
-        " FROM segment_part WHERE segment_id = $1 AND row_group = $2"
-    ))
-    .bind(part.segment_id)
-    .bind(part.row_group)
-    .execute(conn)
-    .await
-    .map(|done| done.rows_affected()))?;
-    let gone = on!(tx, |conn| sqlx::query(
-        "DELETE FROM segment_part WHERE segment_id = $1 AND row_group = $2"
-    )
-    .bind(part.segment_id)
-    .bind(part.row_group)
-    .execute(conn)
-    .await
-    .map(|done| done.rows_affected()))?;
-    Ok(moved == 1 && gone == 1)
+/// Moves the row groups of a [`part_list`] to the past, of segments that the caller has locked, and returns how many
+/// were not there already.
+async fn retire(tx: &mut Tx<'_>, given: &str) -> Result<u64> {
+    macro_rules! copy_to_past {
+        () => {
+            concat!(
+                "INSERT INTO segment_part_past (",
+                columns!(segment_part),
+                ") SELECT ",
+                columns!(segment_part),
+                " FROM segment_part WHERE (segment_id, row_group) IN "
+            )
+        };
+    }
+    macro_rules! delete_live {
+        () => {
+            "DELETE FROM segment_part WHERE (segment_id, row_group) IN "
+        };
+    }
+    macro_rules! sqlite {
+        () => {
+            "(SELECT unhex(replace(value ->> 0, '-', '')), value ->> 1 FROM json_each($1))"
+        };
+    }
+    macro_rules! postgres {
+        () => {
+            "(SELECT (value ->> 0)::uuid, (value ->> 1)::bigint FROM json_array_elements($1::json) AS given(value))"
+        };
+    }
+    let copy = sql!(tx, sqlite: concat!(copy_to_past!(), sqlite!()), postgres: concat!(copy_to_past!(), postgres!()));
+    let moved = on!(tx, |conn| sqlx::query(copy)
+        .bind(given)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected()))?;
+    let remove = sql!(tx, sqlite: concat!(delete_live!(), sqlite!()), postgres: concat!(delete_live!(), postgres!()));
+    let gone = on!(tx, |conn| sqlx::query(remove)
+        .bind(given)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected()))?;
+    if moved == gone { Ok(moved) } else { Err(Error::Stale) }
+}
+
+/// Those of the segments of which row groups were replaced or deleted.
+pub async fn partly_replaced(tx: &mut Tx<'_>, segments: &[SegmentId]) -> Result<Vec<SegmentId>> {
+    let text = sql!(tx,
+        sqlite: "SELECT DISTINCT segment_id FROM segment_part_past
+                 WHERE segment_id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($1))",
+        postgres: "SELECT DISTINCT segment_id FROM segment_part_past
+                   WHERE segment_id = ANY (ARRAY (SELECT value::uuid FROM json_array_elements_text($1::json)))");
+    Ok(on!(tx, |conn| sqlx::query_scalar(text)
+        .bind(id_list(segments.iter().map(|id| id.0)))
+        .fetch_all(conn)
+        .await)?)
+}
+
+/// Row groups as text that both databases take apart.
+fn part_list<'a>(parts: impl Iterator<Item = &'a Part>) -> String {
+    let parts: Vec<(String, i64)> = parts
+        .map(|part| (part.segment_id.0.to_string(), part.row_group))
+        .collect();
+    serde_json::to_string(&parts).expect("texts and numbers are always JSON")
 }
 
 /// A project and a day of which something is to be compacted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Candidate {
+pub struct CompactionCandidate {
     /// Its workspace.
     pub tenant_id: TenantId,
-    /// The project.
     pub project_id: ProjectId,
     /// The UTC day.
     pub day: NaiveDate,
 }
 
-/// What makes a day worth compacting.
+/// Thresholds for compacting a day.
 #[derive(Clone, Copy, Debug)]
-pub struct Worth {
+pub struct CompactionThresholds {
     /// Days before this one are closed: nothing but late rows is still to come.
     pub open_from: NaiveDate,
-    /// So many rows of a closed day that lie in no compacted segment are enough.
+    /// So many rows of a closed day that are in no compacted segment are enough.
     pub closed_rows: i64,
     /// So many segments of a closed day are enough.
     pub closed_segments: i64,
@@ -141,61 +177,77 @@ pub struct Worth {
     pub open_segments: i64,
 }
 
-/// What one step of a walk through the days saw.
+/// A day worth compacting, with its statistics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScatteredDay {
+    /// The project and the day.
+    pub candidate: CompactionCandidate,
+    pub segments: i64,
+    /// Its rows, each as often as a segment has a part of it.
+    pub rows: i64,
+}
+
+/// The result of one step of a scan of the days.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seen {
-    /// Days worth compacting, each with the number of its segments.
-    pub worth_it: Vec<(i64, Candidate)>,
-    /// The last day looked at; absent when there is none behind it.
-    pub last: Option<Candidate>,
+pub struct CompactionScan {
+    /// Days worth compacting.
+    pub candidates: Vec<ScatteredDay>,
+    /// The last scanned day; absent when there is none behind it.
+    pub last: Option<CompactionCandidate>,
 }
 
 /// Row groups of a project and a day.
 #[derive(sqlx::FromRow)]
-struct Row {
+struct DayStatistics {
     tenant_id: TenantId,
     project_id: ProjectId,
     day: NaiveDate,
     parts: i64,
     segments: i64,
-    /// Row groups that lie in no compacted segment, and their rows.
+    rows: i64,
+    /// Row groups that are in no compacted segment, and their rows.
     scattered: i64,
     scattered_rows: i64,
     /// Row groups that keep a segment alive of which others were replaced or deleted.
     torn: i64,
 }
 
-impl Row {
-    const fn candidate(&self) -> Candidate {
-        Candidate {
+impl DayStatistics {
+    const fn candidate(&self) -> CompactionCandidate {
+        CompactionCandidate {
             tenant_id: self.tenant_id,
             project_id: self.project_id,
             day: self.day,
         }
     }
 
-    fn is_worth_it(&self, worth: Worth) -> bool {
+    fn needs_compaction(&self, worth: CompactionThresholds) -> bool {
         let closed =
             self.segments >= worth.closed_segments || self.scattered_rows >= worth.closed_rows || self.torn > 0;
-        self.scattered > 0 && (self.segments >= worth.open_segments || (self.day < worth.open_from && closed))
+        let is_open_worth = self.scattered > 0 && self.segments >= worth.open_segments;
+        // Of a torn segment also what is compacted: else rows past their time stay in its object.
+        is_open_worth || (self.day < worth.open_from && closed && (self.scattered > 0 || self.torn > 0))
     }
 }
 
-/// Looks at the next days of all projects behind `behind`, of at most `limit` row groups, for days worth compacting: closed
-/// days of which rows lie outside of a compacted segment, days in many segments, and what keeps segments alive of which other
-/// row groups were replaced or deleted. A step costs the same however much there is.
-///
-/// # Errors
-/// Only what the database says.
-pub async fn candidates(tx: &mut Tx<'_>, worth: Worth, behind: Option<Candidate>, limit: i64) -> Result<Seen> {
-    let behind = behind.unwrap_or(Candidate {
+/// Scans the next days of all projects after `behind`, at most `limit` row groups, for days worth compacting: closed
+/// days with rows outside a compacted segment, days in many segments, and segments kept alive by few row groups. The
+/// cost of a step is constant.
+pub async fn candidates(
+    tx: &mut Tx<'_>,
+    worth: CompactionThresholds,
+    behind: Option<CompactionCandidate>,
+    limit: i64,
+) -> Result<CompactionScan> {
+    let behind = behind.unwrap_or(CompactionCandidate {
         tenant_id: TenantId::nil(),
         project_id: ProjectId::nil(),
         day: NaiveDate::default(),
     });
     // Subqueries of one row, not joins, for which PostgreSQL may read the tables.
-    let mut rows: Vec<Row> = on!(tx, |conn| sqlx::query_as(
+    let mut rows: Vec<DayStatistics> = on!(tx, |conn| sqlx::query_as(
         "SELECT tenant_id, project_id, day, COUNT(*) AS parts, COUNT(DISTINCT segment_id) AS segments,
+                CAST(SUM(rows) AS bigint) AS rows,
                 CAST(SUM(CASE WHEN scattered THEN 1 ELSE 0 END) AS bigint) AS scattered,
                 CAST(SUM(CASE WHEN scattered THEN rows ELSE 0 END) AS bigint) AS scattered_rows,
                 CAST(SUM(CASE WHEN torn THEN 1 ELSE 0 END) AS bigint) AS torn
@@ -215,25 +267,26 @@ pub async fn candidates(tx: &mut Tx<'_>, worth: Worth, behind: Option<Candidate>
     .fetch_all(conn)
     .await)?;
     let is_cut = rows.iter().map(|row| row.parts).sum::<i64>() >= limit;
-    // The last day may go on behind the limit. Alone it has more than enough anyway.
+    // The last day may continue behind the limit. Alone it has more than enough anyway.
     if is_cut && rows.len() > 1 {
         rows.pop();
     }
-    Ok(Seen {
-        last: rows.last().filter(|_| is_cut).map(Row::candidate),
-        worth_it: rows
+    Ok(CompactionScan {
+        last: rows.last().filter(|_| is_cut).map(DayStatistics::candidate),
+        candidates: rows
             .iter()
-            .filter(|row| row.is_worth_it(worth))
-            .map(|row| (row.segments, row.candidate()))
+            .filter(|row| row.needs_compaction(worth))
+            .map(|row| ScatteredDay {
+                candidate: row.candidate(),
+                segments: row.segments,
+                rows: row.rows,
+            })
             .collect(),
     })
 }
 
-/// Takes every row group of a deleted project out of sight, and of days before `keep_from`. How many those were.
-/// At most `limit` at once. What stays is not looked at.
-///
-/// # Errors
-/// Only what the database says.
+/// Hides row groups of deleted projects and of days before `keep_from`, at most `limit`, and returns how many. What
+/// stays is not read.
 pub async fn retire_dead(tx: &mut Tx<'_>, keep_from: Option<NaiveDate>, limit: i64) -> Result<u64> {
     let mut dead = of_deleted_projects(tx, limit).await?;
     if let Some(day) = keep_from
@@ -258,7 +311,7 @@ async fn of_deleted_projects(tx: &mut Tx<'_>, limit: i64) -> Result<Vec<Part>> {
     Ok(on!(tx, |conn| sqlx::query_as(text).bind(limit).fetch_all(conn).await)?)
 }
 
-/// Visible row groups of days before this one. From workspace to workspace in the index of days, past all that stays.
+/// Visible row groups of days before this one. Walks the index of days by workspace, skipping all that stays.
 async fn before(tx: &mut Tx<'_>, day: NaiveDate, limit: i64) -> Result<Vec<Part>> {
     macro_rules! workspaces {
         () => {
@@ -289,9 +342,6 @@ async fn before(tx: &mut Tx<'_>, day: NaiveDate, limit: i64) -> Result<Vec<Part>
 }
 
 /// Takes every row group of a project out of sight. How many those were.
-///
-/// # Errors
-/// Only what the database says.
 pub async fn retire_project(tx: &mut Tx<'_>, tenant: TenantId, project: ProjectId) -> Result<u64> {
     let dead: Vec<Part> = on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
@@ -313,15 +363,13 @@ async fn retire_all(tx: &mut Tx<'_>, dead: &[Part]) -> Result<u64> {
         return Ok(0);
     }
     lock(tx, &segments).await?;
-    let mut retired = 0;
-    for part in dead {
-        // A compaction may have been faster; what it wrote is found the next time.
-        retired += u64::from(retire(tx, part).await?);
-    }
+    // A compaction may have been faster; what it wrote is found the next time.
+    let given = part_list(dead.iter());
+    let retired = retire(tx, &given).await?;
     waste::supersede(tx, &segments).await?;
     let mut tenants: Vec<TenantId> = dead.iter().map(|part| part.tenant_id).collect();
     tenants.sort_unstable();
     tenants.dedup();
-    run_index::supersede_needless(tx, &tenants).await?;
+    run_index::supersede_unneeded(tx, &tenants).await?;
     Ok(retired)
 }

@@ -1,4 +1,4 @@
-//! Segments that nobody sees any more, on their way out.
+//! Segments that no one sees any more, on their way out.
 
 use chrono::NaiveDate;
 use towpath_domain::{SegmentId, TenantId, Timestamp};
@@ -6,12 +6,11 @@ use towpath_domain::{SegmentId, TenantId, Timestamp};
 use super::{Part, Segment, id_list};
 use crate::{Result, Tx};
 
-/// Those of `segments` that are live and none of whose row groups is seen become `superseded`. The caller has locked
-/// them.
+/// Supersedes those of `segments` that are live without visible row groups. The caller has locked them.
 pub(super) async fn supersede(tx: &mut Tx<'_>, segments: &[SegmentId]) -> Result<()> {
     let now = tx.now();
     let text = sql!(tx,
-        // Lists travel as JSON text in both; only the way back to ids differs.
+        // Both pass lists as JSON text and differ only in parsing ids.
         sqlite: "UPDATE segment SET state = 'superseded', changed_at = $2
                  WHERE id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($1)) AND state = 'live'
                    AND NOT EXISTS (SELECT 1 FROM segment_part p WHERE p.segment_id = segment.id)",
@@ -27,11 +26,8 @@ pub(super) async fn supersede(tx: &mut Tx<'_>, segments: &[SegmentId]) -> Result
     Ok(())
 }
 
-/// Takes segments that were superseded before `before` and are pinned by nobody: they are `deleting` afterwards, and
-/// their objects may go. `before` must be longer ago than the longest query takes that reads without a pin.
-///
-/// # Errors
-/// Only what the database says.
+/// Moves segments that were superseded before `before` and are not pinned to `deleting`, so that their objects can be
+/// removed. `before` must be longer ago than the longest query without a pin takes.
 pub async fn collect(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<Vec<Segment>> {
     let now = tx.now();
     let lock = sql!(tx,
@@ -39,8 +35,8 @@ pub async fn collect(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<V
         sqlite: "SELECT id FROM segment s WHERE state = 'superseded' AND changed_at < $1
                    AND NOT EXISTS (SELECT 1 FROM segment_pin h WHERE h.segment_id = s.id)
                  ORDER BY changed_at, id LIMIT $2 + 0",
-        // A pin is only taken on what is live, so once the row is locked nobody new comes; those who came before
-        // are looked for below, in a statement of its own.
+        // Pins are only taken on live segments, so none is added once the row is locked; existing ones are checked
+        // below, in a separate statement.
         postgres: "SELECT id FROM segment s WHERE state = 'superseded' AND changed_at < $1
                      AND NOT EXISTS (SELECT 1 FROM segment_pin h WHERE h.segment_id = s.id)
                    ORDER BY changed_at, id LIMIT $2 FOR UPDATE SKIP LOCKED");
@@ -63,11 +59,8 @@ pub async fn collect(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<V
         .await)?)
 }
 
-/// Row groups of a segment on its way out whose trace runs are gone with it: of projects that were deleted, and of days
-/// before `keep_from`. What else it held was put elsewhere.
-///
-/// # Errors
-/// Only what the database says.
+/// Row groups of a segment about to be removed whose trace runs are gone with it: of deleted projects, and of days
+/// before `keep_from`. Its other rows were moved elsewhere.
 pub async fn dead_parts(
     tx: &mut Tx<'_>,
     tenant: TenantId,

@@ -1,7 +1,7 @@
-//! Connections that only read.
+//! Read-only connections.
 //!
-//! The library's own pool asks a connection whether it still lives before it lends it and after it comes back. A file does
-//! not go away, and each question costs as much as the statement it is asked for.
+//! The library's own pool pings a connection before and after each use. A file does not go away, and each ping costs as
+//! much as a statement.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,35 +14,35 @@ use tokio::time::timeout;
 use crate::error::Result;
 use crate::metric;
 
-pub(super) struct Readers {
+pub(super) struct ReaderPool {
     connect: SqliteConnectOptions,
     /// How long a call waits for a connection.
-    patience: Duration,
+    acquire_timeout: Duration,
     size: usize,
-    places: Arc<Semaphore>,
-    free: Arc<Mutex<Vec<SqliteConnection>>>,
+    permits: Arc<Semaphore>,
+    idle: Arc<Mutex<Vec<SqliteConnection>>>,
 }
 
-impl Readers {
+impl ReaderPool {
     /// At most `size` connections, opened when they are needed.
     pub(super) fn new(connect: SqliteConnectOptions, size: u32, patience: Duration) -> Self {
         let size = usize::try_from(size.max(1)).unwrap_or(1);
         Self {
             connect,
-            patience,
+            acquire_timeout: patience,
             size,
-            places: Arc::new(Semaphore::new(size)),
-            free: Arc::default(),
+            permits: Arc::new(Semaphore::new(size)),
+            idle: Arc::default(),
         }
     }
 
     /// One that is free, or a new one.
     pub(super) async fn reader(&self) -> Result<Reader> {
         let asked = Instant::now();
-        let place = timeout(self.patience, self.places.clone().acquire_owned()).await;
+        let place = timeout(self.acquire_timeout, self.permits.clone().acquire_owned()).await;
         let place = place.map_err(|_| sqlx::Error::PoolTimedOut)?;
         let place = place.map_err(|_| sqlx::Error::PoolClosed)?;
-        let kept = lock(&self.free).pop();
+        let kept = lock(&self.idle).pop();
         let conn = match kept {
             Some(conn) => conn,
             None => SqliteConnection::connect_with(&self.connect).await?,
@@ -50,22 +50,22 @@ impl Readers {
         metrics::histogram!(metric::ACQUIRE, "of" => "pool").record(asked.elapsed());
         Ok(Reader {
             conn,
-            free: Arc::clone(&self.free),
-            place,
+            idle: Arc::clone(&self.idle),
+            permit: place,
         })
     }
 
     /// Connections that are open, and how many of those are free.
     pub(super) fn connections(&self) -> (u32, usize) {
-        let free = lock(&self.free).len();
-        let busy = self.size.saturating_sub(self.places.available_permits());
+        let free = lock(&self.idle).len();
+        let busy = self.size.saturating_sub(self.permits.available_permits());
         (u32::try_from(busy + free).unwrap_or(u32::MAX), free)
     }
 
-    /// Closes what is free, and refuses whoever comes.
+    /// Closes what is free, and refuses the caller that comes.
     pub(super) async fn close(&self) {
-        self.places.close();
-        let free = std::mem::take(&mut *lock(&self.free));
+        self.permits.close();
+        let free = std::mem::take(&mut *lock(&self.idle));
         for conn in free {
             let _ = conn.close().await;
         }
@@ -75,8 +75,8 @@ impl Readers {
 /// A connection in use. Dropped in the middle of a statement it is closed.
 pub(super) struct Reader {
     conn: SqliteConnection,
-    free: Arc<Mutex<Vec<SqliteConnection>>>,
-    place: OwnedSemaphorePermit,
+    idle: Arc<Mutex<Vec<SqliteConnection>>>,
+    permit: OwnedSemaphorePermit,
 }
 
 impl Reader {
@@ -84,11 +84,11 @@ impl Reader {
         &mut self.conn
     }
 
-    /// Gives it back: no statement is under way on it.
-    pub(super) fn keep(self) {
-        // Before the place, so that whoever gets that finds it.
-        lock(&self.free).push(self.conn);
-        drop(self.place);
+    /// Releases it: no statement is under way on it.
+    pub(super) fn release(self) {
+        // Before the place, so that the caller that gets that finds it.
+        lock(&self.idle).push(self.conn);
+        drop(self.permit);
     }
 }
 

@@ -37,21 +37,21 @@ const BACK: &str = "ROLLBACK TO caller";
 
 /// What was executed for a first caller, that is done or was dropped, and for a second one, that was dropped; where it
 /// was, and how many of their notes are kept.
-const STORIES: [(&[&str], At, i64); 13] = [
-    (&[], At::Begins, 0),
-    (&[BEGIN], At::Begins, 0),
-    (&[BEGIN, SAVE], At::Begins, 0),
-    (&[BEGIN, SAVE], At::Inside, 0),
-    (&[BEGIN, SAVE, NOTE], At::Inside, 0),
-    (&[BEGIN, SAVE, NOTE, BACK], At::Inside, 0),
-    (&[BEGIN, SAVE, NOTE, BACK, RELEASE], At::Inside, 0),
-    (&[BEGIN, SAVE, NOTE], At::Enters, 1),
-    (&[BEGIN, SAVE, NOTE, RELEASE], At::Enters, 1),
-    (&[BEGIN, SAVE, NOTE, RELEASE, SAVE], At::Enters, 1),
-    (&[BEGIN, SAVE, NOTE, RELEASE, SAVE, NOTE], At::Inside, 1),
+const STORIES: [(&[&str], WriterState, i64); 13] = [
+    (&[], WriterState::Beginning, 0),
+    (&[BEGIN], WriterState::Beginning, 0),
+    (&[BEGIN, SAVE], WriterState::Beginning, 0),
+    (&[BEGIN, SAVE], WriterState::InClosure, 0),
+    (&[BEGIN, SAVE, NOTE], WriterState::InClosure, 0),
+    (&[BEGIN, SAVE, NOTE, BACK], WriterState::InClosure, 0),
+    (&[BEGIN, SAVE, NOTE, BACK, RELEASE], WriterState::InClosure, 0),
+    (&[BEGIN, SAVE, NOTE], WriterState::OpeningSavepoint, 1),
+    (&[BEGIN, SAVE, NOTE, RELEASE], WriterState::OpeningSavepoint, 1),
+    (&[BEGIN, SAVE, NOTE, RELEASE, SAVE], WriterState::OpeningSavepoint, 1),
+    (&[BEGIN, SAVE, NOTE, RELEASE, SAVE, NOTE], WriterState::InClosure, 1),
     // A call that is a transaction by itself.
-    (&[BEGIN, NOTE], At::Begins, 0),
-    (&[BEGIN, NOTE, "COMMIT"], At::Begins, 1),
+    (&[BEGIN, NOTE], WriterState::Beginning, 0),
+    (&[BEGIN, NOTE, "COMMIT"], WriterState::Beginning, 1),
 ];
 
 #[tokio::test]
@@ -63,16 +63,16 @@ async fn whoever_comes_next_puts_it_right() {
             for statement in statements {
                 writer.conn.execute(*statement).await.unwrap();
             }
-            writer.open = at != At::Begins;
-            writer.saved = writer.open;
-            writer.at = at;
+            writer.open = at != WriterState::Beginning;
+            writer.savepoint_open = writer.open;
+            writer.state = at;
         }
         store
             .write(async |tx| run(tx, "INSERT INTO note VALUES ('next')").await)
             .await
             .unwrap();
         assert_eq!(count(&store).await, kept + 1, "after {statements:?}");
-        assert!(store.writer.lock().await.at == At::Rest);
+        assert!(store.writer.lock().await.state == WriterState::Idle);
     }
 }
 
@@ -86,13 +86,13 @@ async fn a_caller_that_fails_fails_alone() {
         writer.enter().await.unwrap();
         writer.conn.execute(NOTE).await.unwrap();
         if fails {
-            writer.put_right(None).await;
+            writer.roll_back_unfinished(None).await;
         } else {
             answers.push(writer.leave(Hints::default()));
         }
     }
     drop(writer);
-    store.work.notify_one();
+    store.commit_signal.notify_one();
     for answer in answers {
         assert!(answer.await.unwrap().is_ok());
     }
@@ -103,10 +103,10 @@ async fn a_caller_that_fails_fails_alone() {
 #[tokio::test]
 async fn a_group_that_vanished_is_not_answered_as_committed() {
     for (at, begun_anew) in [
-        (At::Rest, false),
-        (At::Enters, false),
-        (At::Inside, false),
-        (At::Asks, true),
+        (WriterState::Idle, false),
+        (WriterState::OpeningSavepoint, false),
+        (WriterState::InClosure, false),
+        (WriterState::CheckingTransaction, true),
     ] {
         let (_folder, store) = open().await;
         let committed = {
@@ -118,26 +118,26 @@ async fn a_group_that_vanished_is_not_answered_as_committed() {
             if begun_anew {
                 writer.conn.execute("BEGIN").await.unwrap();
             }
-            writer.at = at;
+            writer.state = at;
             committed
         };
         store
             .write(async |tx| run(tx, "INSERT INTO note VALUES ('next')").await)
             .await
             .unwrap();
-        assert!(matches!(committed.await.unwrap(), Err(Refused::Unavailable(_))));
+        assert!(matches!(committed.await.unwrap(), Err(CommitFailure::Unavailable(_))));
         assert_eq!(count(&store).await, 1);
     }
 }
 
-/// A call that is a transaction by itself is so only while nobody else writes; with others it shares their commit.
+/// A call that is a transaction by itself is so only while no other caller writes; with others it shares their commit.
 #[tokio::test]
 async fn a_single_call_joins_whoever_writes() {
     let (_folder, store) = open().await;
     let alone = async || {
         store
             .write_one(async |tx| {
-                let alone = tx.is_alone();
+                let alone = tx.is_single_statement();
                 run(tx, NOTE).await?;
                 Ok(alone)
             })
@@ -155,7 +155,7 @@ async fn a_single_call_joins_whoever_writes() {
     tokio::pin!(joins);
     assert!(futures::poll!(joins.as_mut()).is_pending());
     drop(writer);
-    store.work.notify_one();
+    store.commit_signal.notify_one();
     assert!(!joins.await);
     assert!(committed.await.unwrap().is_ok());
     assert_eq!(count(&store).await, 3);
@@ -168,10 +168,10 @@ async fn a_single_call_joins_whoever_writes() {
     drop(writer);
     assert_eq!(both.await, (false, false), "the first saw the second wait");
     assert_eq!(count(&store).await, 5);
-    assert_eq!(store.asking.load(Ordering::Relaxed), 0);
+    assert_eq!(store.waiting_callers.load(Ordering::Relaxed), 0);
 
-    // Who wrote in company expects it for a while, and is alone again when nobody came.
-    for _ in 0..COMPANY {
+    // Who wrote in company expects it for a while, and is alone again when no one came.
+    for _ in 0..GROUP_EXPECTATION {
         assert!(!alone().await);
     }
     assert!(alone().await);

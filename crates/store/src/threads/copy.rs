@@ -22,13 +22,9 @@ macro_rules! copy_text {
     };
 }
 
-/// Makes `to` a copy of `from`: metadata, config, state and all checkpoints; no runs. It lives as long as `from` would
-/// from now on.
+/// Copies metadata, config, state and all checkpoints of `from` to `to`, without runs. It gets the same time to live.
 ///
-/// The copy takes several statements. Nothing of `from` may change in between: its lane and its row are locked.
-///
-/// # Errors
-/// [`Error::NotFound`](crate::Error::NotFound) when there is no `from`.
+/// The copy takes several statements, so the lane and the row of `from` must be locked.
 pub async fn copy(tx: &mut Tx<'_>, tenant: TenantId, from: ThreadId, to: ThreadId) -> Result<Thread> {
     let now = tx.now();
     let text = sql!(tx,

@@ -18,35 +18,31 @@ pub struct Filter {
     pub metadata: Option<Value>,
     /// Their values contain this object.
     pub values: Option<Value>,
-    /// They stand there.
     pub status: Option<ThreadStatus>,
 }
 
 /// A page of threads.
 #[derive(Clone, Debug)]
 pub struct Search {
-    /// Which.
     pub filter: Filter,
     /// In which order.
     pub sort_by: SortBy,
     /// Which way.
     pub ascending: bool,
-    /// At most so many.
     pub limit: i64,
-    /// After so many.
     pub offset: i64,
     /// Whether values and interrupts are read; they can be large.
     pub with_values: bool,
 }
 
-/// What threads are sorted by.
+/// The sort key of threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SortBy {
     /// Their ids.
     ThreadId,
-    /// Where they stand.
+    /// Status.
     Status,
-    /// When they were made.
+    /// Creation time.
     CreatedAt,
     /// When they changed last.
     #[default]
@@ -69,8 +65,7 @@ impl SortBy {
 
 /// A thread that was found.
 #[derive(Clone, Debug, FromRow)]
-#[expect(missing_docs, reason = "the columns are explained once, in the migration")]
-pub struct Found {
+pub struct ThreadRow {
     pub id: ThreadId,
     pub status: ThreadStatus,
     pub metadata: String,
@@ -83,11 +78,8 @@ pub struct Found {
     pub state_updated_at: Timestamp,
 }
 
-/// A page of threads. Temporary ones are nobody's to find.
-///
-/// # Errors
-/// As every statement.
-pub async fn search(tx: &mut Tx<'_>, tenant: TenantId, wanted: &Search) -> Result<Vec<Found>> {
+/// A page of threads. Temporary ones are no one's to find.
+pub async fn search(tx: &mut Tx<'_>, tenant: TenantId, wanted: &Search) -> Result<Vec<ThreadRow>> {
     let values = if wanted.with_values {
         "current_values, interrupts"
     } else {
@@ -106,9 +98,6 @@ pub async fn search(tx: &mut Tx<'_>, tenant: TenantId, wanted: &Search) -> Resul
 }
 
 /// How many threads there are.
-///
-/// # Errors
-/// As every statement.
 pub async fn count(tx: &mut Tx<'_>, tenant: TenantId, filter: &Filter) -> Result<i64> {
     let mut query = Query::new(tx, "SELECT count(*) FROM thread");
     narrow(&mut query, tenant, filter)?;

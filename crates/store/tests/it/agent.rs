@@ -5,9 +5,9 @@ use towpath_domain::agent::{MultitaskStrategy, RunStatus, ThreadStatus, TtlStrat
 use towpath_domain::job::JobState;
 use towpath_domain::{AssistantId, JobId, RunId, TenantId, ThreadId};
 use towpath_store::jobs::{self, NewJob};
-use towpath_store::runs::temporary::{self, Temporary};
+use towpath_store::runs::stateless::{self, NewStatelessRun};
 use towpath_store::runs::{self, NewRun};
-use towpath_store::threads::{self, Filter, Left, NewThread, Search, SortBy, Ttl};
+use towpath_store::threads::{self, Filter, NewThread, Search, SortBy, ThreadOutcome, Ttl};
 use towpath_store::{Error, Store};
 
 use crate::database::Database;
@@ -34,9 +34,9 @@ macro_rules! on_both {
 mod events;
 mod filters;
 mod histories;
-mod lives;
 mod removal;
 mod repeats;
+mod ttl;
 
 on_both!(
     filters_mean_the_same,
@@ -72,7 +72,7 @@ async fn thread(store: &Store, tenant: TenantId, metadata: &Value) -> ThreadId {
     id
 }
 
-/// What `@>` of PostgreSQL says, written down anew.
+/// What `@>` of PostgreSQL says, written down again.
 fn contains(value: &Value, filter: &Value) -> bool {
     match (value, filter) {
         (Value::Object(value), Value::Object(filter)) => filter
@@ -161,7 +161,7 @@ async fn threads_are_found(database: Database) {
                 ..new(hidden, "{}")
             };
             threads::insert(tx, tenant, &hidden).await?;
-            let left = Left {
+            let left = ThreadOutcome {
                 state: Some((r#"{"n":1}"#, r#"{"task":[{"id":"i","value":1}]}"#)),
                 error: None,
             };
@@ -261,7 +261,7 @@ async fn a_thread_follows_its_runs(database: Database) {
         store
             .write(async |tx| {
                 let hit = runs::finish(tx, tenant, run, status).await?;
-                let left = Left {
+                let left = ThreadOutcome {
                     state: Some((r#"{"n":1}"#, "{}")),
                     error: None,
                 };
@@ -341,8 +341,8 @@ async fn a_thread_goes_back_to_where_it_stood(database: Database) {
         store
             .write(async |tx| {
                 runs::finish(tx, tenant, ended, RunStatus::Success).await?;
-                // Nobody is asked anything: it was to stop before a node.
-                let left = Left {
+                // No one is asked anything: it was to stop before a node.
+                let left = ThreadOutcome {
                     state: Some((r#"{"n":1}"#, "{}")),
                     error,
                 };
@@ -402,10 +402,10 @@ async fn runs_with_threads_of_their_own_come_and_go_together(database: Database)
         strategy: TtlStrategy::Delete,
         minutes: 5.0,
     };
-    let rows: Vec<Temporary<'_>> = ids
+    let rows: Vec<NewStatelessRun<'_>> = ids
         .iter()
         .zip(&jobs)
-        .map(|((run, thread, text), job)| Temporary {
+        .map(|((run, thread, text), job)| NewStatelessRun {
             job,
             thread: NewThread {
                 temporary: true,
@@ -425,7 +425,7 @@ async fn runs_with_threads_of_their_own_come_and_go_together(database: Database)
             },
         })
         .collect();
-    let insert = async || store.write(async |tx| temporary::insert(tx, tenant, &rows).await).await;
+    let insert = async || store.write(async |tx| stateless::insert(tx, tenant, &rows).await).await;
     insert().await.unwrap();
     assert!(matches!(insert().await, Err(Error::Conflict { .. })));
     let asked: Vec<RunId> = ids.iter().map(|one| one.0).chain([RunId::new()]).collect();
@@ -453,7 +453,7 @@ async fn runs_with_threads_of_their_own_come_and_go_together(database: Database)
     }
     let (gone, left): (Vec<ThreadId>, Vec<ThreadId>) = ids.iter().map(|one| one.1).partition(|id| *id != ids[5].1);
     store
-        .write(async |tx| temporary::delete(tx, tenant, &gone).await)
+        .write(async |tx| stateless::delete(tx, tenant, &gone).await)
         .await
         .unwrap();
     let found: Vec<ThreadId> = get().await.into_iter().map(|(_, run)| run.thread_id).collect();

@@ -66,14 +66,14 @@ fn patch(tenant: TenantId, owner: u128, seq: i64, operation: &str) -> PendingPat
 }
 
 /// Two workspaces: into the one rows go one by one, into the other by lists.
-struct Twins {
+struct TenantPair {
     store: Store,
     single: TenantId,
     listed: TenantId,
     _database: Database,
 }
 
-impl Twins {
+impl TenantPair {
     async fn new(database: Database) -> Self {
         let store = database.store.clone();
         store.migrate().await.unwrap();
@@ -143,9 +143,9 @@ impl Twins {
     }
 
     async fn sources(&self, tenant: TenantId) -> usize {
-        let wanted = feedback::Wanted {
+        let wanted = feedback::Filter {
             sources: vec!["app".to_owned()],
-            ..feedback::Wanted::default()
+            ..feedback::Filter::default()
         };
         let found = self
             .store
@@ -164,7 +164,7 @@ fn numbers(count: u64) -> impl Iterator<Item = u64> {
     })
 }
 
-async fn feedback_of_lists(twins: Twins) {
+async fn feedback_of_lists(twins: TenantPair) {
     for round in 0..3 {
         // Ids come again within a list and in the next one, later and earlier.
         let rows: Vec<(u128, i64, &str)> = numbers(2_500)
@@ -224,7 +224,7 @@ async fn feedback_of_lists(twins: Twins) {
     assert_eq!(found.body, "{\"later\": 1}");
 }
 
-async fn attachments_of_lists(twins: Twins) {
+async fn attachments_of_lists(twins: TenantPair) {
     let rows: Vec<(u128, i64, &str)> = numbers(3_000)
         .map(|number| {
             let seq = i64::try_from(number % 1_000_000).unwrap();
@@ -250,7 +250,7 @@ async fn attachments_of_lists(twins: Twins) {
     }
 }
 
-async fn patches_of_lists(twins: Twins) {
+async fn patches_of_lists(twins: TenantPair) {
     // One that is bound by itself, among those that are not.
     let large = format!("\"{}\"", "large ".repeat(300_000));
     let mut rows: Vec<(u128, i64, &str)> = numbers(2_500)
@@ -308,7 +308,7 @@ async fn patches_of_lists(twins: Twins) {
 }
 
 /// However much waits for some runs, it is read a page at a time.
-async fn what_waits_is_read_in_pages(twins: Twins) {
+async fn what_waits_is_read_in_pages(twins: TenantPair) {
     let tenant = twins.listed;
     let sizes = [10, 20, 30, 500, 40];
     let mut put: Vec<PendingPatch> = sizes
@@ -349,8 +349,8 @@ async fn what_waits_is_read_in_pages(twins: Twins) {
     assert_eq!(pending_patches::pages(&[], 60).count(), 0);
 }
 
-/// What waits is counted whoever adds and removes it, and of too much the oldest goes.
-async fn usage_is_counted_and_bounded(twins: Twins) {
+/// What waits is counted the caller that adds and removes it, and of too much the oldest goes.
+async fn usage_is_counted_and_bounded(twins: TenantPair) {
     let usage = async |tenant: TenantId| {
         let usage = twins.store.read(async |tx| pending_patches::usage(tx, tenant).await);
         usage.await.unwrap()
@@ -387,7 +387,9 @@ async fn usage_is_counted_and_bounded(twins: Twins) {
 
     let bounds = |patches, bytes| Bounds { patches, bytes };
     let over = async |bounds| {
-        let over = twins.store.read(async |tx| pending_patches::over(tx, bounds, 10).await);
+        let over = twins
+            .store
+            .read(async |tx| pending_patches::tenants_over_bounds(tx, bounds, 10).await);
         over.await.unwrap()
     };
     let trim = async |bounds| {
@@ -429,7 +431,7 @@ async fn usage_is_counted_and_bounded(twins: Twins) {
 }
 
 /// Whatever order files of one name are stored in, exactly the objects that no row names are waste.
-async fn replaced_files_are_waste(twins: Twins) {
+async fn replaced_files_are_waste(twins: TenantPair) {
     let tenant = twins.listed;
     let files: Vec<Attachment> = numbers(400)
         .enumerate()
@@ -495,7 +497,7 @@ async fn replaced_files_are_waste(twins: Twins) {
 }
 
 /// A walk meets each attachment once, also where many were stored at the same moment.
-async fn a_walk_meets_every_file(twins: Twins) {
+async fn a_walk_meets_every_file(twins: TenantPair) {
     let files: Vec<Attachment> = (0..250)
         .map(|number| {
             let tenant = [twins.single, twins.listed][number as usize % 2];
@@ -527,7 +529,7 @@ async fn a_walk_meets_every_file(twins: Twins) {
 }
 
 /// A list that PostgreSQL refused would stop every fold.
-async fn lists_hold_any_text(twins: Twins) {
+async fn lists_hold_any_text(twins: TenantPair) {
     let mut row = given(twins.listed, 1, 1, "a\0b");
     row.key = "k\0".to_owned();
     let mut file = file(twins.listed, 1, 1, "a\0b");
@@ -555,14 +557,14 @@ macro_rules! on_both {
         mod sqlite {
             $(#[tokio::test]
             async fn $name() {
-                super::$name(super::Twins::new(super::Database::sqlite().await).await).await;
+                super::$name(super::TenantPair::new(super::Database::sqlite().await).await).await;
             })+
         }
         mod postgres {
             $(#[tokio::test]
             async fn $name() {
                 if let Some(database) = super::Database::postgres().await {
-                    super::$name(super::Twins::new(database).await).await;
+                    super::$name(super::TenantPair::new(database).await).await;
                 }
             })+
         }

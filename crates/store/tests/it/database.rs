@@ -77,8 +77,8 @@ pub async fn rows_read(tx: &mut Tx<'_>, table: &str) -> Result<i64> {
     .await?)
 }
 
-/// Waits until so many sessions of this database wait for a lock, or `over` says that there is nothing to wait for. Only on
-/// PostgreSQL.
+/// Waits until so many sessions of this database wait for a lock, or `over` says that there is nothing to wait for.
+/// Only on PostgreSQL.
 pub async fn waiting(store: &Store, sessions: i64, over: impl Fn() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -103,7 +103,7 @@ pub async fn waiting(store: &Store, sessions: i64, over: impl Fn() -> bool) {
     }
 }
 
-/// Polls a future so many times and no more: where it stands then is where its caller was dropped.
+/// Polls a future so many times and no more: where it is then is where its caller was dropped.
 pub struct Polls<F> {
     pub future: Pin<Box<F>>,
     pub left: usize,

@@ -28,7 +28,7 @@ async fn a_write_dropped_anywhere_harms_nobody(database: Database) {
                     .await
             }
         };
-        // Tasks of their own: each is polled only when it can go on.
+        // Tasks of their own: each is polled only when it can continue.
         let before = tokio::spawn(writing(vec![format!("before {nth}")]));
         let dropped_one = tokio::spawn(Polls::new(writing(vec![one.clone(), two.clone()]), polls));
         let after = tokio::spawn(writing(vec![format!("after {nth}")]));
@@ -70,7 +70,7 @@ async fn a_write_dropped_anywhere_harms_nobody_on_postgres() {
     }
 }
 
-/// The same with nobody beside it, so that what it left open is met by the committer or by the next writer.
+/// The same with no one beside it, so that what it left open is met by the committer or by the next writer.
 #[tokio::test]
 async fn a_dropped_write_leaves_nothing_open() {
     for pause in [false, true] {

@@ -1,4 +1,4 @@
-//! A database without room says so, loses nothing it has acknowledged, and goes on once there is room again.
+//! A database without room says so, loses nothing it has acknowledged, and continues once there is room again.
 
 use towpath_domain::{TenantId, WorkerId};
 use towpath_store::{Error, baseline, jobs};
@@ -102,7 +102,7 @@ async fn an_empty_claim_does_not_show_that_there_is_room() {
     record.await.unwrap();
     let claim = async || {
         store
-            .write_one(async |tx| jobs::claim(tx, &jobs::Claimer::new("a", WorkerId::new(), 8)).await)
+            .write_one(async |tx| jobs::claim(tx, &jobs::ClaimRequest::new("a", WorkerId::new(), 8)).await)
             .await
             .unwrap()
             .len()

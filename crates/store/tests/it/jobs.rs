@@ -5,7 +5,7 @@ use std::time::Duration;
 use towpath_domain::job::JobState;
 use towpath_domain::{JobId, TenantId, Timestamp};
 use towpath_store::attempts::{self, Attempt};
-use towpath_store::jobs::{self, Fenced, Filter, Forgotten, Job, Move, NewJob, Position};
+use towpath_store::jobs::{self, DeletionStep, Filter, Job, JobFence, JobTransition, NewJob, Position};
 use towpath_store::steps::{self, NewStep};
 use towpath_store::{Store, on};
 
@@ -70,7 +70,7 @@ async fn record(store: &Store, parent: Option<JobId>) -> JobId {
     id
 }
 
-async fn end(store: &Store, id: JobId, to: impl FnOnce(&Job) -> Move) {
+async fn end(store: &Store, id: JobId, to: impl FnOnce(&Job) -> JobTransition) {
     let ended = store.write(async |tx| {
         let job = jobs::lock(tx, &[id]).await?.remove(0);
         jobs::apply(tx, &job, &to(&job)).await
@@ -79,13 +79,13 @@ async fn end(store: &Store, id: JobId, to: impl FnOnce(&Job) -> Move) {
 }
 
 async fn succeed(store: &Store, id: JobId) {
-    end(store, id, |job| Move::of(job, JobState::Succeeded)).await;
+    end(store, id, |job| JobTransition::of(job, JobState::Succeeded)).await;
 }
 
 async fn die(store: &Store, id: JobId) {
-    let dead = |job: &Job| Move {
+    let dead = |job: &Job| JobTransition {
         dead: true,
-        ..Move::of(job, JobState::Failed)
+        ..JobTransition::of(job, JobState::Failed)
     };
     end(store, id, dead).await;
 }
@@ -99,14 +99,14 @@ async fn forget(store: &Store, before: Timestamp) -> u64 {
     forget_from(store, before, Timestamp::from_micros(0), 100).await.jobs
 }
 
-async fn forget_from(store: &Store, before: Timestamp, from: Timestamp, limit: i64) -> Forgotten {
+async fn forget_from(store: &Store, before: Timestamp, from: Timestamp, limit: i64) -> DeletionStep {
     store
-        .write(async |tx| jobs::forget(tx, before, from, limit).await)
+        .write(async |tx| jobs::delete_old(tx, before, from, limit).await)
         .await
         .unwrap()
 }
 
-/// Walks once through all jobs that are over, a few at a time, and says how many left.
+/// Walks once through all jobs that are over, a few at a time, and returns how many left.
 async fn archive(store: &Store, before: Timestamp) -> u64 {
     let (mut from, mut moved) = (Position::START, 0);
     loop {
@@ -130,13 +130,13 @@ async fn is_there(store: &Store, id: JobId) -> bool {
     get(store, id).await.is_some()
 }
 
-/// Whether everybody still has to do with it.
+/// Whether everyone still has to do with it.
 async fn has_left(store: &Store, id: JobId) -> bool {
     let locked = store.write(async |tx| jobs::lock(tx, &[id]).await).await;
     locked.unwrap().is_empty()
 }
 
-/// A parent asks how its children ended when it goes on, which may be long after.
+/// A parent asks how its children ended when it continues, which may be long after.
 async fn a_finished_child_stays_while_its_parent_is_open(database: Database) {
     let store = database.store;
     store.migrate().await.unwrap();
@@ -169,8 +169,8 @@ async fn a_finished_child_stays_while_its_parent_is_open(database: Database) {
     );
 }
 
-/// One that ended before its parent is shown with it as long as the parent is. Those of a dead letter stay with it: it may be
-/// tried again.
+/// One that ended before its parent is shown with it as long as the parent is. Those of a dead letter stay with it: it
+/// may be retried.
 async fn a_finished_child_is_forgotten_with_its_parent(database: Database) {
     let store = database.store;
     store.migrate().await.unwrap();
@@ -219,7 +219,7 @@ async fn a_dead_letter_and_what_is_recent_stay(database: Database) {
     assert!(is_there(&store, open).await && !has_left(&store, dead).await);
 }
 
-/// The walk goes on behind what stays, so that each step is as long as any other.
+/// The walk continues behind what stays, so that each step is as long as any other.
 async fn what_cannot_leave_holds_up_nothing(database: Database) {
     let store = database.store;
     store.migrate().await.unwrap();
@@ -233,7 +233,7 @@ async fn what_cannot_leave_holds_up_nothing(database: Database) {
     let before = later(&store);
     let left = async |from| {
         let left = store
-            .read(async |tx| jobs::unarchived(tx, before, from, 100).await)
+            .read(async |tx| jobs::count_unarchived(tx, before, from, 100).await)
             .await;
         left.unwrap()
     };
@@ -266,7 +266,7 @@ async fn a_parent_stays_until_its_children_have_ended(database: Database) {
 
 /// Ends badly without being a dead letter.
 async fn die_gently(store: &Store, id: JobId) {
-    end(store, id, |job| Move::of(job, JobState::Failed)).await;
+    end(store, id, |job| JobTransition::of(job, JobState::Failed)).await;
 }
 
 async fn readers_find_what_has_left(database: Database) {
@@ -318,7 +318,7 @@ async fn a_job_comes_back_as_it_was(database: Database) {
     let job = record(&store, None).await;
     die_gently(&store, job).await;
     let was = get(&store, job).await.unwrap();
-    let recall = async || store.write(async |tx| jobs::recall(tx, job).await).await.unwrap();
+    let recall = async || store.write(async |tx| jobs::restore(tx, job).await).await.unwrap();
     assert!(!recall().await, "it has not left");
     assert_eq!(archive(&store, later(&store)).await, 1);
     assert!(recall().await);
@@ -335,10 +335,10 @@ async fn steps_and_attempts_go_with_their_job(database: Database) {
     let (over, open) = (record(&store, None).await, record(&store, None).await);
     let written = store.write(async |tx| {
         let worker = towpath_domain::WorkerId::new();
-        let claimer = jobs::Claimer::new("scripts", worker, 2);
+        let claimer = jobs::ClaimRequest::new("scripts", worker, 2);
         for job in jobs::claim(tx, &claimer).await? {
             let step = NewStep {
-                job: Fenced {
+                job: JobFence {
                     id: job.id,
                     fence: job.fence,
                 },
@@ -386,7 +386,7 @@ async fn children_come_back_with_their_parent(database: Database) {
     die_gently(&store, parent).await;
     succeed(&store, stranger).await;
     assert_eq!(archive(&store, later(&store)).await, 4);
-    let recalled = store.write(async |tx| jobs::recall(tx, parent).await).await;
+    let recalled = store.write(async |tx| jobs::restore(tx, parent).await).await;
     assert!(recalled.unwrap());
     for job in children.into_iter().chain([parent]) {
         assert!(!has_left(&store, job).await, "{job} is still in the history");
@@ -399,11 +399,12 @@ async fn children_come_back_with_their_parent(database: Database) {
     for job in children {
         assert!(is_there(&store, job).await);
     }
-    let recalled = store.write(async |tx| jobs::recall(tx, parent).await).await;
+    let recalled = store.write(async |tx| jobs::restore(tx, parent).await).await;
     assert!(!recalled.unwrap(), "it is not in the history");
 }
 
-/// What was deleted stays in the index until the table is vacuumed. From the start each step would read all of it again.
+/// What was deleted stays in the index until the table is vacuumed. From the start each step would read all of it
+/// again.
 async fn forgetting_goes_on_where_it_came_to(database: Database) {
     let store = database.store;
     store.migrate().await.unwrap();
@@ -427,12 +428,16 @@ async fn forgetting_goes_on_where_it_came_to(database: Database) {
         })
         .await
         .unwrap();
-    let step = |jobs, reached, at_end| Forgotten { jobs, reached, at_end };
+    let step = |jobs, reached, at_end| DeletionStep {
+        jobs,
+        last_finished_at: reached,
+        at_end,
+    };
     let start = Timestamp::from_micros(0);
     assert_eq!(forget_from(&store, before, start, 2).await, step(2, ended[1], false));
     let left = async |from| {
         let left = store
-            .read(async |tx| jobs::unforgotten_from(tx, before, from, 100).await)
+            .read(async |tx| jobs::count_deletable_from(tx, before, from, 100).await)
             .await;
         left.unwrap()
     };

@@ -1,8 +1,8 @@
-//! Who keeps deployments, as each database says it.
+//! Who runs deployments, as each database says it.
 
 use std::time::Duration;
 
-use towpath_store::keepers::{self, Claim, Keeper};
+use towpath_store::deployment_keepers::{self, Claim, Keeper};
 use towpath_store::{Dialect, Store};
 use uuid::Uuid;
 
@@ -23,17 +23,20 @@ fn claim(host_id: Uuid, pid: i64) -> Claim {
 }
 
 async fn take(store: &Store, claim: &Claim, lease: Duration) -> bool {
-    let taken = store.write(async |tx| keepers::take(tx, claim, lease).await);
+    let taken = store.write(async |tx| deployment_keepers::take(tx, claim, lease).await);
     taken.await.unwrap()
 }
 
 async fn renew(store: &Store, claim: &Claim) -> bool {
-    let renewed = store.write(async |tx| keepers::renew(tx, claim.life, LEASE).await);
+    let renewed = store.write(async |tx| deployment_keepers::renew(tx, claim.life, LEASE).await);
     renewed.await.unwrap()
 }
 
 async fn current(store: &Store) -> Option<Keeper> {
-    store.read(async |tx| keepers::current(tx).await).await.unwrap()
+    store
+        .read(async |tx| deployment_keepers::current(tx).await)
+        .await
+        .unwrap()
 }
 
 async fn one_process_keeps_deployments(database: Database) {
@@ -80,19 +83,19 @@ async fn what_is_over_or_was_given_back_is_free(database: Database) {
         claim(Uuid::now_v7(), 2),
         claim(Uuid::now_v7(), 3),
     );
-    // Over before anybody asks.
+    // Over before anyone asks.
     assert!(take(&store, &first, Duration::ZERO).await);
     if store.dialect() == Dialect::Postgres {
         assert!(!current(&store).await.unwrap().is_alive);
     }
     assert!(take(&store, &second, LEASE).await);
     store
-        .write(async |tx| keepers::end(tx, first.life).await)
+        .write(async |tx| deployment_keepers::end(tx, first.life).await)
         .await
         .unwrap();
     assert!(renew(&store, &second).await, "the end of another is not its own");
     store
-        .write(async |tx| keepers::end(tx, second.life).await)
+        .write(async |tx| deployment_keepers::end(tx, second.life).await)
         .await
         .unwrap();
     assert_eq!(current(&store).await, None);

@@ -2,7 +2,7 @@
 
 use towpath_domain::job::JobState;
 use towpath_domain::{JobId, TenantId};
-use towpath_store::jobs::{self, Filter, Job, Listed, Move, NewJob, Position};
+use towpath_store::jobs::{self, Filter, Job, JobSummary, JobTransition, NewJob, Position};
 use towpath_store::{Store, on};
 use uuid::Uuid;
 
@@ -43,7 +43,7 @@ async fn record(store: &Store, nth: usize, first: Option<JobId>) -> JobId {
 async fn end(store: &Store, id: JobId, state: JobState) {
     let ended = store.write(async |tx| {
         let job: Job = jobs::lock(tx, &[id]).await?.remove(0);
-        jobs::apply(tx, &job, &Move::of(&job, state)).await
+        jobs::apply(tx, &job, &JobTransition::of(&job, state)).await
     });
     ended.await.unwrap();
 }
@@ -52,7 +52,7 @@ async fn end(store: &Store, id: JobId, state: JobState) {
 async fn read(store: &Store, filter: &Filter, page: i64) -> Vec<JobId> {
     let (mut found, mut before) = (Vec::new(), None);
     loop {
-        let listed: Vec<Listed> = store
+        let listed: Vec<JobSummary> = store
             .read(async |tx| jobs::list(tx, filter, before, page).await)
             .await
             .unwrap();
@@ -65,7 +65,7 @@ async fn read(store: &Store, filter: &Filter, page: i64) -> Vec<JobId> {
     }
 }
 
-fn fits(filter: &Filter, job: &Listed) -> bool {
+fn fits(filter: &Filter, job: &JobSummary) -> bool {
     filter.pool.as_ref().is_none_or(|pool| *pool == job.pool)
         && filter.kind.as_ref().is_none_or(|kind| *kind == job.kind)
         && filter.state.is_none_or(|state| state == job.state)
@@ -99,12 +99,12 @@ async fn a_list_has_what_fits_whatever_it_is_found_by(database: Database) {
     assert!(archived.await.unwrap().moved > 10);
     end_some(30, 50).await;
     let worker = towpath_domain::WorkerId::new();
-    let claimed = store.write(async |tx| jobs::claim(tx, &jobs::Claimer::new("large", worker, 4)).await);
+    let claimed = store.write(async |tx| jobs::claim(tx, &jobs::ClaimRequest::new("large", worker, 4)).await);
     assert_eq!(claimed.await.unwrap().len(), 4);
 
     let whole = Filter::default();
     let all = store.read(async |tx| jobs::list(tx, &whole, None, 100).await).await;
-    let all: Vec<Listed> = all.unwrap();
+    let all: Vec<JobSummary> = all.unwrap();
     assert_eq!(all.len(), 60);
     let text = |text: &str| Some(text.to_owned());
     let (mut filters, mut found) = (Vec::new(), 0);

@@ -28,4 +28,4 @@ mod sessions;
 mod slow;
 mod sources;
 mod sweeps;
-mod units;
+mod wal_segments;

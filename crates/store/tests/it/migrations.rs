@@ -7,14 +7,14 @@ use sqlx::SqlSafeStr as _;
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 use towpath_store::{Error, migrations};
 
-pub use self::raw::Fresh;
-use self::raw::Raw;
+pub use self::raw::EmptyDatabase;
+use self::raw::RawConnection;
 
 static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 pub static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.
-const FROZEN: [(&str, &str, &str); 19] = [
+const FROZEN: [(&str, &str, &str); 21] = [
     (
         "0001_schema",
         "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
@@ -110,6 +110,16 @@ const FROZEN: [(&str, &str, &str); 19] = [
         "a99082a6360ab13e80bb11727ad7e7c7f891837dc8ef02b0097a6198f87b9f04d0ac9dd0d279f4f37dae93009370754c",
         "51bf268a9de366137967c3fd00bf3638a25d2c5d742864b6dbe23de0a52e9e41c0aa34a9842b60522e538e5111fc5e98",
     ),
+    (
+        "0020_datasets",
+        "9d25ceb1819edeb71a3172523d4fd916fad79434d976726da74c778bf15d11d833646ee26b4f61977e7bd3e482fc2fba",
+        "77bc8ef8f19662eb39e303492a92a607ec1c56b72bdb4ec0118021b9e992dd71e8492682ab8f0c88b34d694066d81c25",
+    ),
+    (
+        "0021_sandboxes",
+        "088e38d3ef58623087739249119c088b98aa52c28a2f804f3063ab5a3c986904f8a683cc0a9cb55dc70e36dc4f6c15dd",
+        "4abd0459f5e0d396ef993554917c288b12a171c52361b09d276ab85a04d16ac99211fc406286ad38f23f34b5b691bfef",
+    ),
 ];
 
 #[test]
@@ -145,7 +155,7 @@ fn migrations_come_in_pairs_and_are_frozen() {
 }
 
 /// What a table, its indexes and its foreign keys are, in words that are the same for both databases.
-async fn catalog(raw: &mut Raw) -> Vec<String> {
+async fn catalog(raw: &mut RawConnection) -> Vec<String> {
     let columns = raw.ask(
         "SELECT t.name || '.' || c.name || ' ' || c.type
                 || CASE WHEN c.\"notnull\" OR c.pk THEN ' NOT NULL' ELSE '' END
@@ -186,11 +196,11 @@ async fn catalog(raw: &mut Raw) -> Vec<String> {
 
 #[tokio::test]
 async fn both_databases_have_the_same_tables_and_columns() {
-    let Some(postgres) = Fresh::postgres().await else {
+    let Some(postgres) = EmptyDatabase::postgres().await else {
         return;
     };
     let mut catalogs = Vec::new();
-    for fresh in [Fresh::sqlite(), postgres] {
+    for fresh in [EmptyDatabase::sqlite(), postgres] {
         let store = fresh.store().await;
         store.migrate().await.unwrap();
         catalogs.push(catalog(&mut fresh.raw().await).await);
@@ -204,7 +214,7 @@ async fn both_databases_have_the_same_tables_and_columns() {
 }
 
 /// Leaves what a build from before the first release does: other migrations under the same numbers, and more of them.
-async fn older_build(fresh: &Fresh, migrations: i64) {
+async fn older_build(fresh: &EmptyDatabase, migrations: i64) {
     let older = (1..=migrations).map(|version| {
         let text = format!("CREATE TABLE older_{version} (id INTEGER)");
         Migration::new(
@@ -220,12 +230,12 @@ async fn older_build(fresh: &Fresh, migrations: i64) {
 }
 
 /// Expects that `migrate` refuses, each time, and leaves the database as it is.
-async fn refusal(fresh: &Fresh) -> Error {
+async fn refusal(fresh: &EmptyDatabase) -> Error {
     let before = fresh.raw().await.tables().await;
     let store = fresh.store().await;
     let first = store.migrate().await.unwrap_err().to_string();
     // Another process is not kept waiting by the first.
-    let second = store.apart(1).unwrap().migrate().await.unwrap_err();
+    let second = store.with_own_pool(1).unwrap().migrate().await.unwrap_err();
     assert_eq!(first, second.to_string());
     let seen = migrations::schema(&store).await.unwrap().check();
     assert_eq!(first, seen.unwrap_err().to_string());
@@ -237,7 +247,7 @@ async fn refusal(fresh: &Fresh) -> Error {
     second
 }
 
-async fn an_older_build_is_refused(fresh: Fresh, migrations: i64) {
+async fn an_older_build_is_refused(fresh: EmptyDatabase, migrations: i64) {
     older_build(&fresh, migrations).await;
     let refused = refusal(&fresh).await;
     assert!(matches!(refused, Error::OlderBuild { .. }), "{refused:?}");
@@ -251,7 +261,7 @@ async fn an_older_build_is_refused(fresh: Fresh, migrations: i64) {
     }
 }
 
-async fn a_newer_build_is_refused(fresh: Fresh) {
+async fn a_newer_build_is_refused(fresh: EmptyDatabase) {
     let store = fresh.store().await;
     store.migrate().await.unwrap();
     store.close().await;
@@ -269,19 +279,19 @@ async fn a_newer_build_is_refused(fresh: Fresh) {
 
 #[tokio::test]
 async fn databases_of_other_builds_are_refused_on_sqlite() {
-    an_older_build_is_refused(Fresh::sqlite(), 40).await;
-    an_older_build_is_refused(Fresh::sqlite(), 1).await;
-    a_newer_build_is_refused(Fresh::sqlite()).await;
+    an_older_build_is_refused(EmptyDatabase::sqlite(), 40).await;
+    an_older_build_is_refused(EmptyDatabase::sqlite(), 1).await;
+    a_newer_build_is_refused(EmptyDatabase::sqlite()).await;
 }
 
 #[tokio::test]
 async fn databases_of_other_builds_are_refused_on_postgres() {
     for migrations in [40, 1] {
-        if let Some(fresh) = Fresh::postgres().await {
+        if let Some(fresh) = EmptyDatabase::postgres().await {
             an_older_build_is_refused(fresh, migrations).await;
         }
     }
-    if let Some(fresh) = Fresh::postgres().await {
+    if let Some(fresh) = EmptyDatabase::postgres().await {
         a_newer_build_is_refused(fresh).await;
     }
 }

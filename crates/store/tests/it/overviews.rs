@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use towpath_domain::export::{Compression, Content, FormatVersion, Partition};
+use towpath_domain::export::{Compression, ExportSpec, FormatVersion, Partition};
 use towpath_domain::{
-    DestinationId, ExportId, ExportRunId, JobId, ProjectId, ScheduleId, SegmentId, TenantId, Timestamp, UnitId,
+    DestinationId, ExportId, ExportRunId, JobId, ProjectId, ScheduleId, SegmentId, TenantId, Timestamp, WalSegmentId,
     WorkerId,
 };
 use towpath_store::exports::{self, NewExport, overview, runs};
 use towpath_store::schedules::Schedule;
 use towpath_store::segments::{self, Part};
-use towpath_store::units::{self, NewUnit};
+use towpath_store::wal_segments::{self, NewWalSegment};
 use towpath_store::workers::Worker;
 use towpath_store::{gauges, lanes, pools, projects, schedules, workers};
 
@@ -45,39 +45,39 @@ async fn numbers_are_those_of_the_rows(database: Database) {
             lane.held = held;
             lanes::save(tx, &lane).await?;
         }
-        let unit = NewUnit {
-            id: UnitId::new(),
+        let unit = NewWalSegment {
+            id: WalSegmentId::new(),
             tenant,
             byte_offset: 8,
             bytes: 10,
             decoded_bytes: 10,
             operations: 3,
         };
-        units::register(tx, "wal/a.unit", &[unit], &[]).await?;
-        pools::pause(tx, "folds", true).await?;
+        wal_segments::register(tx, "wal/a.unit", &[unit], &[]).await?;
+        pools::pause(tx, "flushes", true).await?;
         pools::pause(tx, "exports", false).await?;
         let worker = Worker {
             id: WorkerId::new(),
             host: "host".to_owned(),
             pid: 1,
-            pools: r#"{"folds":4}"#.to_owned(),
+            pools: r#"{"flushes":4}"#.to_owned(),
             version: "0".to_owned(),
             draining: false,
             started_at: now,
             seen_at: now,
-            finished: r#"{"folds":1}"#.to_owned(),
+            finished: r#"{"flushes":1}"#.to_owned(),
             drain_at: None,
         };
-        workers::seen(tx, &worker).await?;
+        workers::heartbeat(tx, &worker).await?;
         let again = Worker {
-            finished: r#"{"folds":7}"#.to_owned(),
+            finished: r#"{"flushes":7}"#.to_owned(),
             ..worker
         };
-        workers::seen(tx, &again).await?;
+        workers::heartbeat(tx, &again).await?;
         Ok((
             gauges::schedules(tx).await?,
             gauges::lanes(tx).await?,
-            gauges::open_units(tx).await?,
+            gauges::open_wal_segments(tx).await?,
             gauges::pools(tx).await?,
             workers::alive(tx, Duration::from_secs(60)).await?,
         ))
@@ -89,9 +89,9 @@ async fn numbers_are_those_of_the_rows(database: Database) {
     assert_eq!(open.units, 1);
     assert!(open.oldest_at.is_some_and(|at| at >= now));
     let paused: Vec<_> = paused.into_iter().map(|pool| (pool.name, pool.paused)).collect();
-    assert_eq!(paused, [("exports".to_owned(), false), ("folds".to_owned(), true)]);
+    assert_eq!(paused, [("exports".to_owned(), false), ("flushes".to_owned(), true)]);
     assert_eq!(alive.len(), 1);
-    assert_eq!(alive[0].finished, r#"{"folds":7}"#, "the row tells the latest count");
+    assert_eq!(alive[0].finished, r#"{"flushes":7}"#, "the row tells the latest count");
     let silent_for = async |window| store.write(async |tx| workers::prune(tx, window).await).await.unwrap();
     assert_eq!(silent_for(Duration::from_secs(60)).await, 0);
     assert_eq!(silent_for(Duration::ZERO).await, 1);
@@ -109,7 +109,7 @@ async fn exports_of_all_workspaces_are_listed(database: Database) {
         let (tenant, id) = (TenantId::new(), ExportId::new());
         let recorded = store.write(async |tx| {
             let project = projects::ensure(tx, tenant, name).await?;
-            let content = Content {
+            let content = ExportSpec {
                 destination: DestinationId::new(),
                 project: if name == "first" { project } else { ProjectId::new() },
                 format_version: FormatVersion::V1,

@@ -57,11 +57,11 @@ async fn suspect(store: &Store, id: JobId) {
 }
 
 async fn overview(store: &Store, pool: &str) -> Option<pools::Overview> {
-    let found = store.read(async |tx| pools::overview(tx, pool, workers::SEEN).await);
+    let found = store.read(async |tx| pools::overview(tx, pool, workers::HEARTBEAT_WINDOW).await);
     found.await.unwrap()
 }
 
-/// An autoscaler goes by it: with nothing but such a job, and no worker, one has to be started.
+/// An autoscaler goes by it: with nothing but such a job, and no worker, one must be started.
 async fn one_that_is_claimed_alone_counts_as_ready(database: Database) {
     let store = database.store;
     store.migrate().await.unwrap();
@@ -88,7 +88,9 @@ async fn one_that_is_claimed_alone_counts_as_ready(database: Database) {
     let pool = overview(&store, "scripts").await.unwrap();
     assert_eq!((pool.ready, pool.scheduled), (1, 2));
     assert_eq!(pool.oldest_ready, Some(due));
-    let all = store.read(async |tx| pools::list(tx, workers::SEEN).await).await;
+    let all = store
+        .read(async |tx| pools::list(tx, workers::HEARTBEAT_WINDOW).await)
+        .await;
     assert_eq!(all.unwrap(), [pool]);
     let depths = store.read(async |tx| pools::depths(tx).await).await.unwrap();
     let of = |state: &str| depths.iter().filter(|depth| depth.state == state).count();
@@ -123,7 +125,7 @@ async fn one_pool_is_counted_as_among_all(database: Database) {
     let drained = store.write(async |tx| pools::drain(tx, "b").await);
     drained.await.unwrap();
     let all = store
-        .read(async |tx| pools::list(tx, workers::SEEN).await)
+        .read(async |tx| pools::list(tx, workers::HEARTBEAT_WINDOW).await)
         .await
         .unwrap();
     assert_eq!(all.len(), 2);
@@ -160,7 +162,7 @@ async fn one_pool_is_counted_without_the_others(database: Database) {
     record(&store, "quiet", JobState::Ready, store.clock().now(), None).await;
     let read = store.write(async |tx| {
         let before = rows_read(tx, "job").await?;
-        let pool = pools::overview(tx, "quiet", workers::SEEN).await?;
+        let pool = pools::overview(tx, "quiet", workers::HEARTBEAT_WINDOW).await?;
         assert_eq!(pool.map(|pool| pool.ready), Some(1));
         Ok(rows_read(tx, "job").await? - before)
     });

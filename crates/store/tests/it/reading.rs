@@ -1,4 +1,4 @@
-//! Reading goes on while somebody writes, and sees only what is committed.
+//! Reading continues while a caller writes, and sees only what is committed.
 
 use tokio::sync::Notify;
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use towpath_domain::{TenantId, TraceRunId};
-use towpath_store::sealed::{self, Count, Standing};
+use towpath_store::sealed::{self, Count, KeyStatus};
 use towpath_store::sealing::{Keys, Sealer};
 use towpath_store::{Store, feedback_tokens};
 
@@ -26,7 +26,7 @@ fn id(fill: u8) -> String {
     sealer(&[fill]).key_ids().concat()
 }
 
-async fn ensure(store: &Store, fills: &[u8]) -> Standing {
+async fn ensure(store: &Store, fills: &[u8]) -> KeyStatus {
     let sealer = sealer(fills);
     store.write(async |tx| sealed::ensure(tx, &sealer).await).await.unwrap()
 }
@@ -52,14 +52,17 @@ async fn the_first_key_is_the_installations(database: Database) {
     let store = database.store;
     store.migrate().await.unwrap();
     assert_eq!(needed(&store).await, None, "any key will do");
-    assert_eq!(ensure(&store, &[1]).await, Standing::Known);
+    assert_eq!(ensure(&store, &[1]).await, KeyStatus::Known);
     assert_eq!(needed(&store).await, Some(id(1)));
-    assert_eq!(ensure(&store, &[2]).await, Standing::Unknown { key: id(1) });
-    assert_eq!(ensure(&store, &[2, 1]).await, Standing::Known, "while it is replaced");
-    assert_eq!(ensure(&store, &[1]).await, Standing::Known);
+    assert_eq!(ensure(&store, &[2]).await, KeyStatus::Unknown { key: id(1) });
+    assert_eq!(ensure(&store, &[2, 1]).await, KeyStatus::Known, "while it is replaced");
+    assert_eq!(ensure(&store, &[1]).await, KeyStatus::Known);
     let canary = store.read(async |tx| sealed::canary(tx).await).await.unwrap().unwrap();
-    assert_eq!(sealed::opens(&sealer(&[1]), &canary), Standing::Known);
-    assert_eq!(sealed::opens(&sealer(&[2]), &canary), Standing::Unknown { key: id(1) });
+    assert_eq!(sealed::key_status(&sealer(&[1]), &canary), KeyStatus::Known);
+    assert_eq!(
+        sealed::key_status(&sealer(&[2]), &canary),
+        KeyStatus::Unknown { key: id(1) }
+    );
 }
 
 async fn what_is_sealed_already_names_the_key(database: Database) {
@@ -67,8 +70,8 @@ async fn what_is_sealed_already_names_the_key(database: Database) {
     store.migrate().await.unwrap();
     seal(&store, 1).await;
     assert_eq!(needed(&store).await, Some(id(1)));
-    assert_eq!(ensure(&store, &[2]).await, Standing::Unknown { key: id(1) });
-    assert_eq!(ensure(&store, &[2, 1]).await, Standing::Known);
+    assert_eq!(ensure(&store, &[2]).await, KeyStatus::Unknown { key: id(1) });
+    assert_eq!(ensure(&store, &[2, 1]).await, KeyStatus::Known);
     assert_eq!(needed(&store).await, Some(id(2)), "it is the one that seals");
 }
 

@@ -1,18 +1,18 @@
-//! A pin and a compaction of the same segments at the same time, on PostgreSQL only: SQLite has one writer. And the walk through
-//! days that are worth compacting.
+//! A pin and a compaction of the same segments at the same time, on PostgreSQL only: SQLite has one writer. And the
+//! walk through days that are worth compacting.
 
 use std::time::Duration;
 
 use chrono::NaiveDate;
 use towpath_domain::{ProjectId, SegmentId, TenantId};
-use towpath_store::segments::replace::{self, Candidate, Replacement, Worth};
-use towpath_store::segments::{self, Part, PlacedPart, waste};
+use towpath_store::segments::replace::{self, CompactionCandidate, CompactionThresholds, Replacement};
+use towpath_store::segments::{self, LocatedPart, Part, waste};
 use towpath_store::{Result, Store, Tx};
 use uuid::Uuid;
 
 use crate::database::{Database, run, waiting};
 
-/// A project with one day, which lies in two live segments.
+/// A project with one day, which is in two live segments.
 #[derive(Clone)]
 struct Catalog {
     store: Store,
@@ -45,7 +45,7 @@ impl Catalog {
         published.await.unwrap();
     }
 
-    /// A segment of one row group, whose object is written and which nobody sees yet.
+    /// A segment of one row group, whose object is written and which no one sees yet.
     async fn intend(&self) -> Replacement {
         let (id, now) = (SegmentId::new(), self.store.clock().now());
         self.store
@@ -72,25 +72,25 @@ impl Catalog {
         }
     }
 
-    async fn live(&self) -> Vec<PlacedPart> {
+    async fn live(&self) -> Vec<LocatedPart> {
         self.store
             .read(async |tx| segments::live_parts(tx, self.tenant, self.project, self.day, self.day).await)
             .await
             .unwrap()
     }
 
-    async fn pin(self, holder: Uuid) -> Vec<PlacedPart> {
+    async fn pin(self, holder: Uuid) -> Vec<LocatedPart> {
         self.store
             .write(async |tx| segments::pin(tx, self.tenant, self.project, self.day, self.day, holder).await)
             .await
             .unwrap()
     }
 
-    async fn replace(&self, tx: &mut Tx<'_>, old: &[PlacedPart], new: &Replacement) -> Result<()> {
+    async fn replace(&self, tx: &mut Tx<'_>, old: &[LocatedPart], new: &Replacement) -> Result<()> {
         replace::replace(tx, self.tenant, old, std::slice::from_ref(new), true).await
     }
 
-    /// Takes everything that was replaced until now and that nobody has pinned. How many segments those were.
+    /// Takes everything that was replaced until now and that no one has pinned. How many segments those were.
     async fn collect(&self) -> usize {
         let later = self.store.clock().now().plus(Duration::from_secs(1));
         let collected = self.store.write(async |tx| waste::collect(tx, later, 10).await);
@@ -98,12 +98,12 @@ impl Catalog {
     }
 }
 
-fn ids(parts: &[PlacedPart]) -> Vec<SegmentId> {
+fn ids(parts: &[LocatedPart]) -> Vec<SegmentId> {
     parts.iter().map(|placed| placed.part.segment_id).collect()
 }
 
-/// The pin has read what is live and has not written a row. A compaction and a sweep that come now must wait: they would
-/// remove what the pin is about to promise.
+/// The pin has read what is live and has not written a row. A compaction and a sweep that come now must wait: they
+/// would remove what the pin is about to promise.
 #[tokio::test]
 async fn a_compaction_waits_for_a_pin_that_is_being_written() {
     let Some(database) = Database::postgres().await else {
@@ -174,7 +174,7 @@ async fn the_walk_through_days_meets_each_of_them(database: Database) {
             catalog.add().await;
         }
     }
-    let worth = Worth {
+    let worth = CompactionThresholds {
         open_from: today,
         closed_rows: 100,
         closed_segments: 4,
@@ -187,18 +187,23 @@ async fn the_walk_through_days_meets_each_of_them(database: Database) {
             .await;
         seen.unwrap()
     };
-    let of = |day| Candidate {
+    let of = |day| CompactionCandidate {
         tenant_id: catalog.tenant,
         project_id: catalog.project,
         day,
     };
     let whole = step(None, 100).await;
-    assert_eq!(whole.worth_it, [(5, of(yesterday)), (2, of(today))]);
+    let found: Vec<_> = whole
+        .candidates
+        .iter()
+        .map(|day| (day.segments, day.candidate))
+        .collect();
+    assert_eq!(found, [(5, of(yesterday)), (2, of(today))]);
     assert_eq!(whole.last, None);
     let (mut behind, mut met) = (None, Vec::new());
     loop {
         let seen = step(behind, 3).await;
-        met.extend(seen.worth_it.into_iter().map(|(_, day)| day));
+        met.extend(seen.candidates.into_iter().map(|day| day.candidate));
         behind = seen.last;
         if behind.is_none() {
             break;

@@ -10,7 +10,7 @@ use towpath_store::deployments::{self, NewDeployment};
 use towpath_store::{Options, Store, access, on, projects};
 
 use crate::database::{Database, run, waiting};
-use crate::migrations::{Fresh, POSTGRES};
+use crate::migrations::{EmptyDatabase, POSTGRES};
 
 /// A migration of a newer build changes what a statement returns that an older one has cached.
 #[tokio::test]
@@ -18,7 +18,7 @@ async fn a_statement_from_before_a_migration_is_prepared_anew() {
     let Some(database) = Database::postgres().await else {
         return;
     };
-    let store = database.store.apart(1).unwrap();
+    let store = database.store.with_own_pool(1).unwrap();
     let ask = async || {
         store
             .read(async |tx| {
@@ -50,7 +50,7 @@ async fn whoever_waits_for_a_row_too_long_is_told_that_it_is_locked() {
         .write(async |tx| {
             run(tx, lock).await?;
             let second = store.write(async |tx| {
-                towpath_store::jobs::pass_locked(tx).await?;
+                towpath_store::jobs::limit_lock_wait(tx).await?;
                 run(tx, lock).await
             });
             let refused = second.await.unwrap_err();
@@ -65,7 +65,9 @@ async fn whoever_waits_for_a_row_too_long_is_told_that_it_is_locked() {
 /// A migration comes while an older process reads the table that it changes, and indexes are made beside the work.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_migration_waits_for_those_who_work() {
-    let Some(fresh) = Fresh::postgres().await else { return };
+    let Some(fresh) = EmptyDatabase::postgres().await else {
+        return;
+    };
     fresh.raw().await.migrate(&POSTGRES, 8).await.unwrap();
     let old = fresh.store().await;
     let (reads, release) = (Arc::new(Notify::new()), Arc::new(Notify::new()));

@@ -60,8 +60,8 @@ fn is_of_a_table(before: &str, after: &str, tables: &BTreeSet<&str>) -> bool {
     !source.starts_with('(') && (name.is_empty() || tables.contains(name))
 }
 
-/// A newer build may add a column while older ones are at work: a statement of theirs that returns all columns is refused from
-/// then on, and one that copies all fails or puts values into other columns.
+/// A newer build may add a column while older ones are at work: a statement of theirs that returns all columns is
+/// refused from then on, and one that copies all fails or puts values into other columns.
 #[test]
 fn statements_name_their_columns() {
     let migrations = files(&of_this_crate("migrations/sqlite"));
@@ -91,7 +91,7 @@ fn statements_name_their_columns() {
     assert!(found.is_empty(), "these say no columns:\n{}", found.join("\n"));
 }
 
-/// An index that is made inside of a migration lets nobody write to its table until all of it is read.
+/// An index that is made inside a migration lets no one write to its table until all of it is read.
 #[test]
 fn migrations_of_postgresql_make_indexes_of_new_tables_only() {
     // The pairs before this one have been released.

@@ -15,7 +15,7 @@ async fn a_turn_is_taken_once(database: Database) {
     store.migrate().await.unwrap();
     let take = async |name: &str, span| {
         let taken = store
-            .write(async |tx| sweep_cursors::take_turn(tx, name, span).await)
+            .write(async |tx| sweep_cursors::claim_interval(tx, name, span).await)
             .await;
         taken.unwrap()
     };
@@ -73,7 +73,7 @@ async fn schedules_that_ended_are_forgotten(database: Database) {
     assert_eq!(gone.unwrap(), 0, "one goes on, and one ended a moment ago");
 }
 
-/// A host whose clock is a day ahead, and which then stops, keeps the turn from nobody for a day.
+/// A host whose clock is a day ahead, and which then stops, keeps the turn from no one for a day.
 #[tokio::test]
 async fn a_turn_goes_by_the_clock_of_the_database() {
     let Some(database) = Database::postgres().await else {
@@ -89,7 +89,7 @@ async fn a_turn_goes_by_the_clock_of_the_database() {
     let ahead = Store::open(&database.uri, options).await.unwrap();
     let take = async |store: &Store| {
         let taken = store
-            .write(async |tx| sweep_cursors::take_turn(tx, "a", Duration::ZERO).await)
+            .write(async |tx| sweep_cursors::claim_interval(tx, "a", Duration::ZERO).await)
             .await;
         taken.unwrap()
     };
@@ -133,7 +133,7 @@ async fn lanes_that_stay_hold_up_no_others(database: Database) {
     let prune = async |behind: &str| {
         let pruned = store.write(async |tx| lanes::prune_behind(tx, behind, 2).await).await;
         let pruned = pruned.unwrap();
-        (pruned.gone, pruned.last)
+        (pruned.deleted, pruned.last)
     };
     assert_eq!(prune("").await, (0, Some("b".to_owned())), "both are held");
     let left = store.read(async |tx| lanes::count_behind(tx, "b", 10).await).await;

@@ -1,4 +1,4 @@
-//! From a decoded body to drafts: which bytes of it belong to which operation.
+//! Splits a decoded body into raw operations.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 use towpath_domain::TraceRunId;
 use uuid::Uuid;
 
-use super::run::{Draft, Head, uuid};
+use super::run::{Head, RawOperation, uuid};
 use super::{Feedback, Refusal, Route};
 use crate::body::Limits;
 use crate::json;
@@ -19,8 +19,8 @@ const MAX_ATTACHMENT_NAME: usize = 255;
 
 /// A body, cut up.
 #[derive(Default)]
-pub struct Drafts<'a> {
-    pub runs: Vec<Draft<'a>>,
+pub struct RawBody<'a> {
+    pub runs: Vec<RawOperation<'a>>,
     pub feedback: Vec<Feedback>,
     pub attachments: Vec<AttachmentPart<'a>>,
 }
@@ -34,23 +34,23 @@ pub struct AttachmentPart<'a> {
 }
 
 impl AttachmentPart<'_> {
-    /// Checks that the content type can be given back in a header. Only what comes in is held to that: bodies that
-    /// were acknowledged without it have to be read.
+    /// Checks that the content type can be returned in a header. Only for new requests: bodies acknowledged without the
+    /// check must stay readable.
     pub fn check(&self) -> Result<(), Refusal> {
         if self.content_type.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
             return Ok(());
         }
         let place = shown(&format!("attachment.{}.{}", self.run, self.name));
-        let what = "its content type may hold visible ASCII characters only, such as `image/png`";
+        let what = "its content type must consist of visible ASCII characters, such as `image/png`";
         Err(Refusal::invalid(place, what))
     }
 }
 
-/// How bytes are read as JSON: [`json::check`], or [`json::known`] where that was done before.
-pub type ReadJson = for<'a> fn(&'a [u8]) -> Result<&'a str, json::Invalid>;
+/// How bytes are read as JSON: [`json::check`], or [`json::checked_text`] if they were checked before.
+pub type ReadJson = for<'a> fn(&'a [u8]) -> Result<&'a str, json::InvalidJson>;
 
-impl<'a> Drafts<'a> {
-    /// Cuts up a decoded body and checks its syntax, not yet what its fields say.
+impl<'a> RawBody<'a> {
+    /// Splits a decoded body and checks its syntax, but not yet its fields.
     pub fn of(
         route: Route,
         content_type: &str,
@@ -82,7 +82,7 @@ impl<'a> Drafts<'a> {
     fn single(verb: Verb, id: Option<TraceRunId>, text: &'a str) -> Result<Self, Refusal> {
         let head = Head::parse("body", text)?;
         Ok(Self {
-            runs: vec![Draft::with_head(verb, id, head, "body")?],
+            runs: vec![RawOperation::with_head(verb, id, head, "body")?],
             ..Self::default()
         })
     }
@@ -95,7 +95,7 @@ impl<'a> Drafts<'a> {
             #[serde(borrow, default)]
             patch: Option<Vec<&'a RawValue>>,
         }
-        // A struct may also be read from a list of its values, which nobody means.
+        // Serde would also accept a list of values for a struct.
         if !text.trim_start().starts_with('{') {
             return Err(Refusal::invalid("body", "expected a JSON object"));
         }
@@ -104,7 +104,12 @@ impl<'a> Drafts<'a> {
         for (verb, list) in [(Verb::Post, batch.post), (Verb::Patch, batch.patch)] {
             for (index, raw) in list.into_iter().flatten().enumerate() {
                 let place = format!("{}[{index}]", verb.as_str());
-                runs.push(Draft::with_head(verb, None, Head::parse(&place, raw.get())?, &place)?);
+                runs.push(RawOperation::with_head(
+                    verb,
+                    None,
+                    Head::parse(&place, raw.get())?,
+                    &place,
+                )?);
             }
         }
         Ok(Self {
@@ -115,7 +120,7 @@ impl<'a> Drafts<'a> {
 
     fn multipart(content_type: &str, plain: &'a [u8], limits: &Limits, read: ReadJson) -> Result<Self, Refusal> {
         let mut drafts = Self::default();
-        // A body may change one trace run several times; a part belongs to the latest of its verb and id.
+        // A body may change a trace run several times; a part belongs to the latest operation with its verb and id.
         let mut latest: HashMap<(Verb, TraceRunId), usize> = HashMap::new();
         for part in multipart::parts(plain, multipart::boundary(content_type)?) {
             let part = part?;
@@ -125,7 +130,7 @@ impl<'a> Drafts<'a> {
                 .map_or((rest, None), |(id, field)| (id, Some(field)));
             let id: Uuid = id
                 .parse()
-                .map_err(|_| Refusal::invalid(shown(part.name), "its name holds no id"))?;
+                .map_err(|_| Refusal::invalid(shown(part.name), "its name has no id"))?;
             let verb = match kind {
                 "post" => Verb::Post,
                 "patch" => Verb::Patch,
@@ -140,7 +145,7 @@ impl<'a> Drafts<'a> {
                     drafts.within(limits)?;
                     continue;
                 }
-                _ => return Err(Refusal::invalid(shown(part.name), "parts of this name are not known")),
+                _ => return Err(Refusal::invalid(shown(part.name), "unknown part name")),
             };
             let text = read(part.data).map_err(|error| Refusal::invalid(shown(part.name), error))?;
             drafts.run_part(&mut latest, part.name, (verb, id.into()), field, text)?;
@@ -148,7 +153,7 @@ impl<'a> Drafts<'a> {
         }
         if let Some(draft) = drafts.runs.iter().find(|draft| draft.head.is_none()) {
             let place = format!("{}.{}", draft.verb.as_str(), draft.id);
-            return Err(Refusal::invalid(place, "the part with the trace run itself is missing"));
+            return Err(Refusal::invalid(place, "the part with the trace run is missing"));
         }
         Ok(drafts)
     }
@@ -171,7 +176,7 @@ impl<'a> Drafts<'a> {
             // A second head begins a second operation on the same trace run.
             Some(at) if field.is_some() || self.runs[at].head.is_none() => at,
             _ => {
-                self.runs.push(Draft::empty(verb, id));
+                self.runs.push(RawOperation::empty(verb, id));
                 latest.insert(key, self.runs.len() - 1);
                 self.runs.len() - 1
             }
@@ -187,10 +192,10 @@ impl<'a> Drafts<'a> {
 
     fn attach(&mut self, part: &multipart::Part<'a>, run: TraceRunId, name: &str) -> Result<(), Refusal> {
         if name.is_empty() || name.len() > MAX_ATTACHMENT_NAME {
-            let what = format!("the name of an attachment has 1 to {MAX_ATTACHMENT_NAME} bytes");
+            let what = format!("the name of an attachment must have 1 to {MAX_ATTACHMENT_NAME} bytes");
             return Err(Refusal::invalid(shown(part.name), what));
         }
-        // The name as it stands in the body, so that it lives as long as that.
+        // A slice of the body, so that it lives as long.
         let name = &part.name[part.name.len() - name.len()..];
         self.attachments.push(AttachmentPart {
             run,
@@ -229,7 +234,7 @@ fn feedback(place: &str, id: Option<Uuid>, text: &str) -> Result<Feedback, Refus
     })
 }
 
-/// A name from the body as it may stand in an answer and a log.
+/// A name from the body as it may be in an answer and a log.
 pub fn shown(name: &str) -> String {
     name.chars().take(200).collect()
 }

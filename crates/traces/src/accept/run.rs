@@ -1,11 +1,11 @@
-//! One trace run of a body: the JSON object that names it, the parts beside it, and the rules on its fields.
+//! A trace run in a body: its JSON object, its separate parts, and the rules for its fields.
 
 use std::borrow::Cow;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
-use towpath_domain::json::{decode, mend};
+use towpath_domain::json::{decode, replace_lone_surrogates};
 use towpath_domain::trace::{self, ProjectRef, check_project_name};
 use towpath_domain::{Timestamp, TraceRunId};
 use uuid::Uuid;
@@ -15,13 +15,13 @@ use super::parts::shown;
 use crate::body::Limits;
 use crate::operation::{Fields, Operation, Verb, stated_start};
 
-/// Earliest and latest point in time that fits the nanosecond columns of a segment.
+/// The range of times that nanosecond columns can hold.
 const TIMES: (Timestamp, Timestamp) = (
     Timestamp::from_micros(-9_200_000_000_000_000),
     Timestamp::from_micros(9_200_000_000_000_000),
 );
 
-/// The JSON object of a trace run, nothing of it interpreted. Unknown keys (`child_runs`, …) are left out.
+/// The JSON object of a trace run, uninterpreted. Unknown keys (`child_runs`, …) are dropped.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub struct Head<'a> {
@@ -68,7 +68,7 @@ pub struct Head<'a> {
 }
 
 impl<'a> Head<'a> {
-    /// Reads a text that [`json::check`](crate::json::check) has passed.
+    /// Parses text that [`json::check`](crate::json::check) has accepted.
     pub fn parse(place: &str, text: &'a str) -> Result<Self, Refusal> {
         if !text.trim_start().starts_with('{') {
             return Err(Refusal::invalid(shown(place), "expected a JSON object"));
@@ -79,7 +79,7 @@ impl<'a> Head<'a> {
 
 /// The fields that may come as parts of their own.
 #[derive(Default)]
-struct Big<'a> {
+struct LargeFields<'a> {
     inputs: Option<&'a str>,
     outputs: Option<&'a str>,
     events: Option<&'a str>,
@@ -88,24 +88,24 @@ struct Big<'a> {
     serialized: Option<&'a str>,
 }
 
-/// One operation as it lies in the body.
-pub struct Draft<'a> {
+/// One operation as it is in the body.
+pub struct RawOperation<'a> {
     pub verb: Verb,
     pub id: TraceRunId,
     pub head: Option<Head<'a>>,
-    /// Parts beside the head. They go before fields of the same name in it.
-    big: Big<'a>,
+    /// Separate parts. They take precedence over fields of the same name in the head.
+    large_fields: LargeFields<'a>,
     seen: u8,
 }
 
-/// A project as a draft names it; sorts and compares without owning the name.
+/// A project reference that sorts and compares without owning the name.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-pub enum NamedProject<'a> {
+pub enum ProjectKey<'a> {
     Id(towpath_domain::ProjectId),
     Name(Cow<'a, str>),
 }
 
-impl NamedProject<'_> {
+impl ProjectKey<'_> {
     pub fn into_ref(self) -> ProjectRef {
         match self {
             Self::Id(id) => ProjectRef::Id(id),
@@ -114,18 +114,18 @@ impl NamedProject<'_> {
     }
 }
 
-impl<'a> Draft<'a> {
+impl<'a> RawOperation<'a> {
     pub fn empty(verb: Verb, id: TraceRunId) -> Self {
         Self {
             verb,
             id,
             head: None,
-            big: Big::default(),
+            large_fields: LargeFields::default(),
             seen: 0,
         }
     }
 
-    /// A draft whose id stands in its head, or in the address of the request (`id`), or in both.
+    /// A draft whose id is in its head, in the address of the request (`id`), or both.
     pub fn with_head(verb: Verb, id: Option<TraceRunId>, head: Head<'a>, place: &str) -> Result<Self, Refusal> {
         let own = uuid(place, "id", raw(head.id))?.map(TraceRunId);
         let id = id
@@ -138,25 +138,25 @@ impl<'a> Draft<'a> {
 
     pub fn set_head(&mut self, head: Head<'a>, place: &str) -> Result<(), Refusal> {
         if uuid(place, "id", raw(head.id))?.is_some_and(|id| id != self.id.0) {
-            return Err(Refusal::rule(shown(place), "`id` is not the id it was sent under"));
+            return Err(Refusal::rule(shown(place), "`id` differs from the id in the part name"));
         }
         self.head = Some(head);
         Ok(())
     }
 
-    /// Adds a part. Its text has passed [`json::check`](crate::json::check).
+    /// Adds a part. Its text was accepted by [`json::check`](crate::json::check).
     pub fn set_part(&mut self, field: &str, text: &'a str) -> Result<(), &'static str> {
         let (slot, bit) = match field {
-            "inputs" => (&mut self.big.inputs, 1),
-            "outputs" => (&mut self.big.outputs, 2),
-            "events" => (&mut self.big.events, 4),
-            "extra" => (&mut self.big.extra, 8),
-            "error" => (&mut self.big.error, 16),
-            "serialized" => (&mut self.big.serialized, 32),
-            _ => return Err("trace runs have no part of this name"),
+            "inputs" => (&mut self.large_fields.inputs, 1),
+            "outputs" => (&mut self.large_fields.outputs, 2),
+            "events" => (&mut self.large_fields.events, 4),
+            "extra" => (&mut self.large_fields.extra, 8),
+            "error" => (&mut self.large_fields.error, 16),
+            "serialized" => (&mut self.large_fields.serialized, 32),
+            _ => return Err("unknown part of a trace run"),
         };
         if self.seen & bit != 0 {
-            return Err("the same part twice");
+            return Err("duplicate part");
         }
         self.seen |= bit;
         *slot = Some(text);
@@ -164,53 +164,56 @@ impl<'a> Draft<'a> {
     }
 
     /// The project it names.
-    pub fn project(&self) -> Result<Option<NamedProject<'a>>, Refusal> {
+    pub fn project(&self) -> Result<Option<ProjectKey<'a>>, Refusal> {
         let Some(head) = &self.head else { return Ok(None) };
         let session_name = self.project_name("session_name", head.session_name)?;
         // Where both are sent the id is the exact one.
-        if let Some(id) = uuid(self.place(), "session_id", raw(head.session_id))? {
-            return Ok(Some(NamedProject::Id(id.into())));
+        if let Some(id) = uuid(self.operation_ref(), "session_id", raw(head.session_id))? {
+            return Ok(Some(ProjectKey::Id(id.into())));
         }
         let name = match session_name {
             Some(name) => Some(name),
             None => self.project_name("address", head.address)?,
         };
-        Ok(name.map(NamedProject::Name))
+        Ok(name.map(ProjectKey::Name))
     }
 
     fn project_name(&self, field: &'static str, sent: Option<&'a RawValue>) -> Result<Option<Cow<'a, str>>, Refusal> {
-        let name = text(self.place(), field, raw(sent))?.filter(|name| !name.is_empty());
+        let name = text(self.operation_ref(), field, raw(sent))?.filter(|name| !name.is_empty());
         if let Some(name) = &name {
-            check_project_name(name).map_err(|error| self.bad(field, error))?;
+            check_project_name(name).map_err(|error| self.invalid_field(field, error))?;
         }
         Ok(name)
     }
 
-    /// Checks all that [`Draft::to_operation`] relies on, and builds nothing. Answers the start that it states, if it
-    /// does.
+    /// Checks everything that [`RawOperation::to_operation`] relies on, without building anything. Returns the start,
+    /// if it states one.
     pub fn check(&self, limits: &Limits) -> Result<Option<Timestamp>, Refusal> {
         self.check_sizes(limits.field_bytes)?;
         let small = self.small()?;
         if let Some(tags) = self.head.as_ref().and_then(|head| head.tags) {
-            serde_json::from_str::<Strings>(tags.get()).map_err(|_| self.bad("tags", "expected a list of strings"))?;
+            serde_json::from_str::<Strings>(tags.get())
+                .map_err(|_| self.invalid_field("tags", "expected a list of strings"))?;
         }
         match self.extra() {
-            Some(extra) if !extra.trim_start().starts_with('{') => Err(self.bad("extra", "expected a JSON object")),
+            Some(extra) if !extra.trim_start().starts_with('{') => {
+                Err(self.invalid_field("extra", "expected a JSON object"))
+            }
             _ => Ok(stated_start(self.verb, small.dotted_order.as_deref(), small.start_time)),
         }
     }
 
-    /// What stands in one column has to be read and written in one piece, so each field has a limit.
+    /// A value is read and written as a whole, so each field has a size limit.
     fn check_sizes(&self, limit: usize) -> Result<(), Refusal> {
         let none = Head::default();
         let head = self.head.as_ref().unwrap_or(&none);
         let fields = [
-            ("inputs", self.big.inputs, head.inputs),
-            ("outputs", self.big.outputs, head.outputs),
-            ("events", self.big.events, head.events),
-            ("extra", self.big.extra, head.extra),
-            ("error", self.big.error, head.error),
-            ("serialized", self.big.serialized, head.serialized),
+            ("inputs", self.large_fields.inputs, head.inputs),
+            ("outputs", self.large_fields.outputs, head.outputs),
+            ("events", self.large_fields.events, head.events),
+            ("extra", self.large_fields.extra, head.extra),
+            ("error", self.large_fields.error, head.error),
+            ("serialized", self.large_fields.serialized, head.serialized),
             ("name", None, head.name),
             ("run_type", None, head.run_type),
             ("status", None, head.status),
@@ -220,7 +223,7 @@ impl<'a> Draft<'a> {
         for (field, part, in_head) in fields {
             let text = part.or(in_head.map(RawValue::get)).unwrap_or_default();
             if text.len() > limit {
-                let place = format!("{} `{field}`", self.place());
+                let place = format!("{} `{field}`", self.operation_ref());
                 return Err(Refusal::FieldTooLarge { place, limit });
             }
         }
@@ -228,11 +231,11 @@ impl<'a> Draft<'a> {
     }
 
     /// The fields that are cheap to read, read.
-    fn small(&self) -> Result<Small<'a>, Refusal> {
+    fn small(&self) -> Result<SmallFields<'a>, Refusal> {
         let none = Head::default();
         let head = self.head.as_ref().unwrap_or(&none);
-        let place = self.place();
-        let small = Small {
+        let place = self.operation_ref();
+        let small = SmallFields {
             trace_id: uuid(&place, "trace_id", raw(head.trace_id))?,
             parent_run_id: uuid(&place, "parent_run_id", raw(head.parent_run_id))?,
             reference_example_id: uuid(&place, "reference_example_id", raw(head.reference_example_id))?,
@@ -251,35 +254,36 @@ impl<'a> Draft<'a> {
 
     fn check_order(&self, order: &str) -> Result<(), Refusal> {
         let mut own = None;
-        for link in trace::links(order) {
-            let link = link.ok_or_else(|| self.against("dotted_order", "expected <time>Z<id> links joined by dots"))?;
+        for link in trace::dotted_order_parts(order) {
+            let link =
+                link.ok_or_else(|| self.rule_violation("dotted_order", "expected <time>Z<id> parts joined by dots"))?;
             if link.start < TIMES.0 || link.start > TIMES.1 {
-                return Err(self.against("dotted_order", "a time out of range"));
+                return Err(self.rule_violation("dotted_order", "time out of range"));
             }
             own = Some(link.id);
         }
         if own == Some(self.id.0) {
             Ok(())
         } else {
-            Err(self.against("dotted_order", "it does not end with the run's own id"))
+            Err(self.rule_violation("dotted_order", "it does not end with the run's own id"))
         }
     }
 
     /// The operation, owned.
     pub fn to_operation(&self) -> Result<Operation, Refusal> {
-        let project = self.project()?.map(NamedProject::into_ref);
+        let project = self.project()?.map(ProjectKey::into_ref);
         let small = self.small()?;
         let none = Head::default();
         let head = self.head.as_ref().unwrap_or(&none);
         let tags: Option<Vec<String>> = match head.tags {
-            Some(raw) => {
-                serde_json::from_str(&mend(raw.get())).map_err(|_| self.bad("tags", "expected a list of strings"))?
-            }
+            Some(raw) => serde_json::from_str(&replace_lone_surrogates(raw.get()))
+                .map_err(|_| self.invalid_field("tags", "expected a list of strings"))?,
             None => None,
         };
         let extra = match self.extra() {
             Some(text) => {
-                let Keys(keys) = serde_json::from_str(text).map_err(|_| self.bad("extra", "expected a JSON object"))?;
+                let Keys(keys) =
+                    serde_json::from_str(text).map_err(|_| self.invalid_field("extra", "expected a JSON object"))?;
                 Some(keys)
             }
             None => None,
@@ -305,13 +309,13 @@ impl<'a> Draft<'a> {
                 end_time: small.end_time,
                 status: small.status.and_then(|sent| trace::status(&sent)).map(str::to_owned),
                 // Text, or whatever else was sent, as the text that it is.
-                error: owned(self.big.error, head.error)
+                error: owned(self.large_fields.error, head.error)
                     .map(|error| decode(&error).map_or(error.clone(), Cow::into_owned)),
                 tags,
-                inputs: owned(self.big.inputs, head.inputs),
-                outputs: owned(self.big.outputs, head.outputs),
-                events: owned(self.big.events, head.events),
-                serialized: owned(self.big.serialized, head.serialized),
+                inputs: owned(self.large_fields.inputs, head.inputs),
+                outputs: owned(self.large_fields.outputs, head.outputs),
+                events: owned(self.large_fields.events, head.events),
+                serialized: owned(self.large_fields.serialized, head.serialized),
                 extra,
             },
         })
@@ -320,42 +324,42 @@ impl<'a> Draft<'a> {
     /// `extra`, unless it is null.
     fn extra(&self) -> Option<&'a str> {
         let in_head = self.head.as_ref().and_then(|head| head.extra).map(RawValue::get);
-        self.big
+        self.large_fields
             .extra
             .or(in_head)
             .map(str::trim_ascii)
             .filter(|text| *text != "null")
     }
 
-    fn place(&self) -> Place {
-        Place {
+    fn operation_ref(&self) -> OperationRef {
+        OperationRef {
             verb: self.verb,
             id: self.id,
         }
     }
 
-    fn bad(&self, field: &str, what: impl ToString) -> Refusal {
-        Refusal::invalid(format!("{} `{field}`", self.place()), what)
+    fn invalid_field(&self, field: &str, what: impl ToString) -> Refusal {
+        Refusal::invalid(format!("{} `{field}`", self.operation_ref()), what)
     }
 
-    fn against(&self, field: &str, what: &'static str) -> Refusal {
-        Refusal::rule(format!("{} `{field}`", self.place()), what)
+    fn rule_violation(&self, field: &str, what: &'static str) -> Refusal {
+        Refusal::rule(format!("{} `{field}`", self.operation_ref()), what)
     }
 }
 
-/// Which operation an error is about. A type of its own, so that no text is made where there is none.
-struct Place {
+/// The operation of an error. A separate type, so that the text is only built for an error.
+struct OperationRef {
     verb: Verb,
     id: TraceRunId,
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for OperationRef {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}.{}", self.verb.as_str(), self.id)
     }
 }
 
-struct Small<'a> {
+struct SmallFields<'a> {
     trace_id: Option<Uuid>,
     parent_run_id: Option<Uuid>,
     reference_example_id: Option<Uuid>,
@@ -401,7 +405,7 @@ fn time(place: impl std::fmt::Display, field: &str, raw: Option<&RawValue>) -> R
         Some(time) if time >= TIMES.0 && time <= TIMES.1 => Ok(Some(time)),
         Some(_) => Err(Refusal::rule(
             format!("{} `{field}`", shown(&place.to_string())),
-            "a time out of range",
+            "time out of range",
         )),
         None => Err(wrong(
             &place,
@@ -411,11 +415,11 @@ fn time(place: impl std::fmt::Display, field: &str, raw: Option<&RawValue>) -> R
     }
 }
 
-/// A whole number, which JSON may write as `57.0` or `5.7e1`. One that is larger than any time saturates.
+/// A whole number, which JSON may write as `57.0` or `5.7e1`. Larger values saturate.
 fn whole(raw: &str) -> Option<i64> {
     raw.parse::<i64>().ok().or_else(|| {
         let number: f64 = raw.parse().ok()?;
-        // As `as` does it: what does not fit becomes the nearest that does.
+        // Saturating, like `as`.
         (number.fract() == 0.0 || number.is_infinite()).then_some(number as i64)
     })
 }
@@ -429,8 +433,8 @@ struct Strings;
 
 impl<'de> Deserialize<'de> for Strings {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct Look;
-        impl<'de> Visitor<'de> for Look {
+        struct ListVisitor;
+        impl<'de> Visitor<'de> for ListVisitor {
             type Value = Strings;
 
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -446,17 +450,17 @@ impl<'de> Deserialize<'de> for Strings {
                 Ok(Strings)
             }
         }
-        from.deserialize_seq(Look)
+        from.deserialize_seq(ListVisitor)
     }
 }
 
-/// The keys of an object in order with their raw texts. Of a key that comes twice the last counts.
+/// The keys of an object in order with their raw texts. For duplicate keys, the last one counts.
 struct Keys(Vec<(String, String)>);
 
 impl<'de> Deserialize<'de> for Keys {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct Look;
-        impl<'de> Visitor<'de> for Look {
+        struct KeysVisitor;
+        impl<'de> Visitor<'de> for KeysVisitor {
             type Value = Keys;
 
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -467,7 +471,8 @@ impl<'de> Deserialize<'de> for Keys {
                 let mut keys: Vec<(String, String)> = Vec::new();
                 let mut known: std::collections::HashMap<Cow<'_, str>, usize> = std::collections::HashMap::new();
                 while let Some((raw, value)) = map.next_entry::<&RawValue, &RawValue>()? {
-                    let key = decode(raw.get()).ok_or_else(|| serde::de::Error::custom("a key that is no text"))?;
+                    let key =
+                        decode(raw.get()).ok_or_else(|| serde::de::Error::custom("a key that is not a string"))?;
                     match known.get(&key).copied() {
                         Some(at) => keys[at].1 = value.get().to_owned(),
                         None => {
@@ -479,6 +484,6 @@ impl<'de> Deserialize<'de> for Keys {
                 Ok(Keys(keys))
             }
         }
-        from.deserialize_map(Look)
+        from.deserialize_map(KeysVisitor)
     }
 }

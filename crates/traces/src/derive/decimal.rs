@@ -1,11 +1,11 @@
-//! Amounts of money as decimals: a binary float would show `0.1` as `0.1000000000000000055`.
+//! Decimal amounts of money: a binary float would show `0.1` as `0.1000000000000000055`.
 
 /// Digits of a cost, as `Decimal128` has them.
 pub const COST_PRECISION: u8 = 20;
 /// Digits behind the point.
 pub const COST_SCALE: i8 = 10;
 
-/// Reads a JSON number as a multiple of 10⁻¹⁰, rounding half away from zero. `None` when it is no number, or needs
+/// Parses a JSON number as a multiple of 10⁻¹⁰, rounding half away from zero. `None` if it is not a number or needs
 /// more than 20 digits.
 pub fn parse(text: &str) -> Option<i128> {
     let (negative, text) = text.strip_prefix('-').map_or((false, text), |rest| (true, rest));
@@ -16,7 +16,7 @@ pub fn parse(text: &str) -> Option<i128> {
         return None;
     }
     let exponent: i64 = exponent.strip_prefix('+').unwrap_or(exponent).parse().ok()?;
-    // How many of the digits lie before the place where the decimal ends.
+    // The number of digits before the last decimal place.
     let keep = i64::try_from(whole.len())
         .ok()?
         .checked_add(exponent)?

@@ -1,8 +1,8 @@
-//! Tokens and costs of a model call, wherever the clients put them.
+//! Token counts and costs of model calls.
 //!
-//! The first of these places that holds something counts: `outputs.usage_metadata`; `outputs.message` and every
-//! `outputs.generations[..].message` (plain, or serialised with `kwargs`), summed up; `extra.metadata.usage_metadata`;
-//! `outputs.llm_output.token_usage`, which has other names for the same.
+//! The first non-empty source counts: `outputs.usage_metadata`; the sum over `outputs.message` and every
+//! `outputs.generations[..].message` (plain, or serialised with `kwargs`); `extra.metadata.usage_metadata`;
+//! `outputs.llm_output.token_usage`, which uses other names.
 
 use std::borrow::Cow;
 
@@ -31,7 +31,7 @@ pub struct Usage {
 
 type Raw<'a> = Option<&'a str>;
 
-/// Of what a row says; `metadata` is asked for its value in `extra` where it counts.
+/// Usage of a row; `metadata` is only evaluated if needed.
 pub fn of<'a>(fields: &Fields, metadata: impl FnOnce() -> Option<Cow<'a, str>>) -> Usage {
     let has = |text: &str, key: &str| memmem::find(text.as_bytes(), key.as_bytes()).is_some();
     let text = fields.outputs.as_deref().unwrap_or_default();
@@ -102,7 +102,7 @@ fn counts(raw: Raw<'_>) -> Usage {
         "output_cost",
         "total_cost",
     ];
-    // A JSON object of another shape than expected is no error: nobody promised one.
+    // Objects of an unexpected shape are ignored, not refused.
     let Some(
         [
             input,

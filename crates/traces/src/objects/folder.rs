@@ -19,23 +19,29 @@ use uuid::Uuid;
 
 use super::{Local, UNFINISHED};
 
-/// What is written lies among the unfinished until it is whole: a writer that dies leaves nothing beside its object,
-/// where nobody would look for it.
+/// Unfinished objects are written to a separate folder: a writer that dies leaves nothing next to its object, where it
+/// would not be found.
 #[derive(Debug)]
 pub(super) struct Folder {
     local: Arc<Local>,
-    /// Ranges are read at once, not by a thread of their own. What one thread allocates and another frees is kept for a
-    /// while by most allocators, and row groups are many megabytes.
-    near: bool,
+    /// Whether ranges are read on the calling thread. Most allocators keep memory that one thread allocates and another
+    /// frees, and row groups are many megabytes.
+    is_blocking: bool,
 }
 
 impl Folder {
     pub(super) const fn new(local: Arc<Local>) -> Self {
-        Self { local, near: false }
+        Self {
+            local,
+            is_blocking: false,
+        }
     }
 
-    pub(super) const fn near(local: Arc<Local>) -> Self {
-        Self { local, near: true }
+    pub(super) const fn blocking(local: Arc<Local>) -> Self {
+        Self {
+            local,
+            is_blocking: true,
+        }
     }
 }
 
@@ -45,7 +51,7 @@ impl fmt::Display for Folder {
     }
 }
 
-// What is not passed on is done by copying, which lies beside its target meanwhile.
+// Methods that are not forwarded fall back to a copy, which is next to its target meanwhile.
 #[deny(clippy::missing_trait_methods)]
 #[async_trait]
 impl ObjectStore for Folder {
@@ -56,9 +62,9 @@ impl ObjectStore for Folder {
                 implementer: self.to_string(),
             });
         }
-        let beside = beside();
-        let put = self.local.files.put_opts(&beside, payload, options).await?;
-        bring_in(&self.local, &beside, location).await?;
+        let staging_path = staging_path();
+        let put = self.local.files.put_opts(&staging_path, payload, options).await?;
+        publish(&self.local, &staging_path, location).await?;
         Ok(put)
     }
 
@@ -67,16 +73,16 @@ impl ObjectStore for Folder {
         location: &Path,
         options: PutMultipartOptions,
     ) -> Result<Box<dyn MultipartUpload>> {
-        let beside = beside();
+        let staging_path = staging_path();
         // What cannot be made is found out before the first byte.
         let (local, target) = (Arc::clone(&self.local), self.local.files.path_to_filesystem(location)?);
         let made = tokio::task::spawn_blocking(move || local.ensure(target.parent().unwrap_or(&local.root)));
         made.await?.map_err(|error| failed(location, error))?;
-        let upload = self.local.files.put_multipart_opts(&beside, options).await?;
-        Ok(Box::new(Unfinished {
+        let upload = self.local.files.put_multipart_opts(&staging_path, options).await?;
+        Ok(Box::new(StagedUpload {
             local: Arc::clone(&self.local),
             upload,
-            beside,
+            staging_path,
             location: location.clone(),
         }))
     }
@@ -86,7 +92,7 @@ impl ObjectStore for Folder {
     }
 
     async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
-        if !self.near {
+        if !self.is_blocking {
             return self.local.files.get_ranges(location, ranges).await;
         }
         let path = self.local.files.path_to_filesystem(location)?;
@@ -120,22 +126,22 @@ impl ObjectStore for Folder {
 
 /// An object that is being written in parts.
 #[derive(Debug)]
-struct Unfinished {
+struct StagedUpload {
     local: Arc<Local>,
     upload: Box<dyn MultipartUpload>,
-    beside: Path,
+    staging_path: Path,
     location: Path,
 }
 
 #[async_trait]
-impl MultipartUpload for Unfinished {
+impl MultipartUpload for StagedUpload {
     fn put_part(&mut self, data: PutPayload) -> UploadPart {
         self.upload.put_part(data)
     }
 
     async fn complete(&mut self) -> Result<PutResult> {
         let put = self.upload.complete().await?;
-        bring_in(&self.local, &self.beside, &self.location).await?;
+        publish(&self.local, &self.staging_path, &self.location).await?;
         Ok(put)
     }
 
@@ -144,13 +150,13 @@ impl MultipartUpload for Unfinished {
     }
 }
 
-/// A name that nobody else writes under.
-fn beside() -> Path {
+/// A name that no other caller writes under.
+fn staging_path() -> Path {
     Path::from_iter([UNFINISHED, &Uuid::now_v7().to_string()])
 }
 
 /// Gives a whole object its name.
-async fn bring_in(local: &Arc<Local>, beside: &Path, location: &Path) -> Result<()> {
+async fn publish(local: &Arc<Local>, beside: &Path, location: &Path) -> Result<()> {
     let from = local.files.path_to_filesystem(beside)?;
     let target = local.files.path_to_filesystem(location)?;
     let local = Arc::clone(local);
@@ -159,7 +165,7 @@ async fn bring_in(local: &Arc<Local>, beside: &Path, location: &Path) -> Result<
             .ensure(target.parent().unwrap_or(&local.root))
             .and_then(|()| std::fs::rename(&from, target));
         if moved.is_err() {
-            // It is tried again under another name; what is left is swept later.
+            // The attempt is repeated under another name; leftovers are swept later.
             let _ = std::fs::remove_file(&from);
         }
         moved

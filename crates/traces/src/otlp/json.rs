@@ -1,4 +1,4 @@
-//! Requests in JSON: ids in hexadecimal, 64-bit numbers as text or as numbers, names in lower camel case.
+//! OTLP in JSON: hexadecimal ids, 64-bit numbers as text or numbers, lower camel case names.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -8,37 +8,37 @@ use serde::de::{DeserializeOwned, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
-use towpath_domain::json::{check, mend};
+use towpath_domain::json::{check, replace_lone_surrogates};
 
-use super::{Event, Resource, Span, Unread};
+use super::{Event, Resource, Span, UnreadableSpan};
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
 struct Request {
     #[serde(deserialize_with = "or_nothing")]
-    resource_spans: Vec<Fields<ResourceSpans>>,
+    resource_spans: Vec<ObjectOnly<ResourceSpans>>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
 struct ResourceSpans {
     #[serde(deserialize_with = "or_nothing")]
-    resource: Fields<Attributes>,
+    resource: ObjectOnly<Attributes>,
     #[serde(deserialize_with = "or_nothing")]
-    scope_spans: Vec<Fields<ScopeSpans>>,
+    scope_spans: Vec<ObjectOnly<ScopeSpans>>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct Attributes {
     #[serde(deserialize_with = "or_nothing")]
-    attributes: Vec<Fields<Pair>>,
+    attributes: Vec<ObjectOnly<KeyValue>>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct ScopeSpans {
-    /// Each is read by itself, so that one that cannot be read is the only one.
+    /// Parsed separately, so that an invalid span does not affect the others.
     #[serde(deserialize_with = "or_nothing")]
     spans: Vec<Box<RawValue>>,
 }
@@ -59,7 +59,7 @@ struct JsonSpan {
     #[serde(deserialize_with = "unsigned")]
     end_time_unix_nano: u64,
     #[serde(deserialize_with = "or_nothing")]
-    attributes: Vec<Pair>,
+    attributes: Vec<KeyValue>,
     #[serde(deserialize_with = "or_nothing")]
     events: Vec<JsonEvent>,
     #[serde(deserialize_with = "or_nothing")]
@@ -74,7 +74,7 @@ struct JsonEvent {
     #[serde(deserialize_with = "or_nothing")]
     name: String,
     #[serde(deserialize_with = "or_nothing")]
-    attributes: Vec<Pair>,
+    attributes: Vec<KeyValue>,
 }
 
 #[derive(Deserialize, Default)]
@@ -87,20 +87,27 @@ struct Status {
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-struct Pair {
+struct KeyValue {
     #[serde(deserialize_with = "or_nothing")]
     key: String,
     value: Value,
 }
 
 pub fn read(body: &[u8]) -> Result<Vec<Resource>, serde_json::Error> {
-    let Fields(request): Fields<Request> = parse(body)?;
-    let resources = request.resource_spans.into_iter().map(|Fields(of)| Resource {
-        attributes: attributes(of.resource.0.attributes.into_iter().map(|Fields(pair)| pair).collect()),
+    let ObjectOnly(request): ObjectOnly<Request> = parse(body)?;
+    let resources = request.resource_spans.into_iter().map(|ObjectOnly(of)| Resource {
+        attributes: attributes(
+            of.resource
+                .0
+                .attributes
+                .into_iter()
+                .map(|ObjectOnly(pair)| pair)
+                .collect(),
+        ),
         spans: of
             .scope_spans
             .into_iter()
-            .flat_map(|Fields(scope)| scope.spans)
+            .flat_map(|ObjectOnly(scope)| scope.spans)
             .map(|raw| read_span(raw.get()))
             .collect(),
     });
@@ -109,29 +116,29 @@ pub fn read(body: &[u8]) -> Result<Vec<Resource>, serde_json::Error> {
 
 fn parse<T: DeserializeOwned>(json: &[u8]) -> Result<T, serde_json::Error> {
     serde_json::from_slice(json).or_else(|error| {
-        // Texts that were cut inside an emoji: clients that write JSON send them as halves of surrogate pairs.
+        // JSON clients send texts that were cut inside an emoji as lone halves of surrogate pairs.
         let text = check(json).map_err(|_| error)?;
-        serde_json::from_str(&mend(text))
+        serde_json::from_str(&replace_lone_surrogates(text))
     })
 }
 
-fn read_span(text: &str) -> Result<Span, Unread> {
+fn read_span(text: &str) -> Result<Span, UnreadableSpan> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
-    struct Named {
+    struct SpanIdOnly {
         span_id: String,
     }
     match parse::<JsonSpan>(text.as_bytes()) {
-        // A struct may also be read from a list of its values, which nobody means.
+        // Serde would also accept a list of values for a struct.
         Ok(read) if text.starts_with('{') => Ok(span(read)),
-        Ok(_) => Err(Unread {
+        Ok(_) => Err(UnreadableSpan {
             id: super::shown(&[]),
             why: "expected a JSON object".to_owned(),
         }),
         Err(error) => {
-            let named = parse::<Named>(text.as_bytes()).ok();
+            let named = parse::<SpanIdOnly>(text.as_bytes()).ok();
             let id = named.map(|named| named.span_id.chars().take(32).collect::<String>());
-            Err(Unread {
+            Err(UnreadableSpan {
                 id: id.filter(|id| !id.is_empty()).unwrap_or_else(|| super::shown(&[])),
                 why: error.to_string(),
             })
@@ -162,14 +169,14 @@ fn span(span: JsonSpan) -> Span {
     }
 }
 
-/// Nothing for what is no hexadecimal: an id of no bytes is refused.
+/// Empty for invalid hexadecimal: an empty id is refused.
 fn bytes(hex: &str) -> Vec<u8> {
     let pairs = hex.as_bytes().chunks(2);
     let read = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
     pairs.map(read).collect::<Option<Vec<u8>>>().unwrap_or_default()
 }
 
-fn attributes(pairs: Vec<Pair>) -> Vec<(String, Value)> {
+fn attributes(pairs: Vec<KeyValue>) -> Vec<(String, Value)> {
     pairs.into_iter().map(|pair| (pair.key, value(pair.value))).collect()
 }
 
@@ -190,7 +197,7 @@ fn value(any: Value) -> Value {
         },
         "kvlistValue" => {
             let pairs = inner.get("values").cloned().unwrap_or_default();
-            let pairs: Vec<Pair> = serde_json::from_value(pairs).unwrap_or_default();
+            let pairs: Vec<KeyValue> = serde_json::from_value(pairs).unwrap_or_default();
             attributes(pairs).into_iter().collect::<serde_json::Map<_, _>>().into()
         }
         _ => Value::Null,
@@ -207,25 +214,25 @@ fn unsigned<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
     .ok_or_else(|| serde::de::Error::custom("expected nanoseconds since 1970"))
 }
 
-/// What stands as an object in the body. A struct may also be read from a list of its values, which nobody means.
+/// A JSON object in the body. Serde would also accept a list of values for a struct.
 #[derive(Default)]
-struct Fields<T>(T);
+struct ObjectOnly<T>(T);
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Fields<T> {
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for ObjectOnly<T> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct Look<T>(PhantomData<T>);
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for Look<T> {
-            type Value = Fields<T>;
+        struct ObjectVisitor<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
+            type Value = ObjectOnly<T>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<Fields<T>, A::Error> {
-                T::deserialize(MapAccessDeserializer::new(fields)).map(Fields)
+            fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<ObjectOnly<T>, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(fields)).map(ObjectOnly)
             }
         }
-        from.deserialize_map(Look(PhantomData))
+        from.deserialize_map(ObjectVisitor(PhantomData))
     }
 }
 

@@ -1,4 +1,4 @@
-//! What attributes of a span mean: the conventions for generative AI, and those of the tracing clients.
+//! The meaning of span attributes: the semantic conventions for generative AI, and those of the tracing clients.
 
 use serde_json::{Map, Value, json};
 use towpath_domain::{Timestamp, json};
@@ -8,7 +8,7 @@ use super::{Event, Span};
 
 type Attributes = [(String, Value)];
 
-/// Attributes that are shown in fields of their own; all others become metadata.
+/// Attributes that are shown in their own fields; all others become metadata.
 const KNOWN: [&str; 25] = [
     "langsmith.span.id",
     "langsmith.trace.id",
@@ -45,8 +45,8 @@ const NUMBERED: [&str; 4] = [
     "llm.output_messages.",
 ];
 
-/// Why a span is no run.
-const IDS: &str = "it needs a trace id of 16 bytes and a span id of 8";
+/// Why a span is not a run.
+const IDS: &str = "expected a trace id of 16 bytes and a span id of 8 bytes";
 
 /// A span as the JSON of a post.
 pub fn run(span: &Span, resource: &Attributes, project: Option<&str>) -> Result<Value, &'static str> {
@@ -102,7 +102,7 @@ fn get<'a>(attributes: &'a Attributes, name: &str) -> Option<&'a Value> {
         .map(|(_, value)| value)
 }
 
-/// Unique among all spans, and the same whoever computes it.
+/// Unique among all spans and deterministic.
 fn id(trace: &[u8; 16], span: &[u8]) -> Option<Uuid> {
     let span: [u8; 8] = span.try_into().ok()?;
     let mut bytes = *trace;
@@ -206,7 +206,7 @@ fn shown(span: &Span, single: &[&str], messages: &str, numbered: &[&str], name: 
     listed.next().map(|messages| json!({ "messages": messages }))
 }
 
-/// Levels of JSON in a text that are meant as such: with the run and the batch around it, it must stay readable.
+/// Nesting limit for JSON in text attributes: with the run and the batch around it, it must stay readable.
 const MOST_LEVELS: usize = json::MAX_DEPTH - 16;
 
 /// JSON in a text is meant as JSON.
@@ -308,8 +308,8 @@ fn events(events: &[Event]) -> Value {
     all.collect()
 }
 
-/// Metadata: what the clients read by name (`ls_provider`, `usage_metadata`, …), then every attribute that is shown
-/// nowhere else.
+/// Metadata: what the clients read by name (`ls_provider`, `usage_metadata`, …), then every attribute that is not shown
+/// elsewhere.
 fn extra(span: &Span, resource: &Attributes) -> Value {
     let at = |name: &str| get(&span.attributes, name).filter(|value| !value.is_null());
     let first = |names: &[&str]| names.iter().find_map(|name| at(name)).cloned();

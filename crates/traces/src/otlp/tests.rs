@@ -31,7 +31,7 @@ fn number(key: &str, value: i64) -> KeyValue {
     }
 }
 
-fn taken(body: &[u8], format: Format, project: Option<&str>) -> Result<(Accepted, Rejected), OtlpError> {
+fn taken(body: &[u8], format: Format, project: Option<&str>) -> Result<(AcceptedRequest, RejectedSpans), OtlpError> {
     let request = Request {
         tenant: TenantId::nil(),
         format,
@@ -44,7 +44,7 @@ fn taken(body: &[u8], format: Format, project: Option<&str>) -> Result<(Accepted
 
 fn posts(body: &[u8], format: Format, project: Option<&str>) -> Vec<Value> {
     let (accepted, rejected) = taken(body, format, project).unwrap();
-    assert_eq!(rejected, Rejected::default());
+    assert_eq!(rejected, RejectedSpans::default());
     let batch: Value = serde_json::from_slice(&accepted.frame.body).unwrap();
     let posts = batch["post"].as_array().unwrap().clone();
     assert_eq!(posts.len(), accepted.operations);
@@ -186,11 +186,11 @@ fn a_span_that_cannot_be_taken_is_the_only_one() {
     );
     let ends = u64::MAX.to_string();
     let wrong: [(&str, Value, &str); 8] = [
-        ("endTimeUnixNano", json!(ends), "`end_time`: a time out of range"),
-        ("startTimeUnixNano", json!(ends), "`start_time`: a time out of range"),
+        ("endTimeUnixNano", json!(ends), "`end_time`: time out of range"),
+        ("startTimeUnixNano", json!(ends), "`start_time`: time out of range"),
         ("startTimeUnixNano", json!("soon"), "expected nanoseconds since 1970"),
-        ("traceId", json!("00"), "it needs a trace id of 16 bytes"),
-        ("attributes", order, "`dotted_order`: expected <time>Z<id> links"),
+        ("traceId", json!("00"), "expected a trace id of 16 bytes"),
+        ("attributes", order, "`dotted_order`: expected <time>Z<id> parts"),
         ("attributes", project, "`session_name`: a project name"),
         ("attributes", json!([{"key": "a", "value": deep}]), ""),
         ("name", json!(["x"]), "invalid type: sequence, expected a string"),
@@ -234,7 +234,7 @@ fn what_was_left_out_is_told_in_both_forms() {
         .collect();
     let (_, rejected) = taken(&spans(&all), Format::Json, None).unwrap();
     let message = rejected.message();
-    assert!(message.starts_with("spans that were not taken: 8. span 0000000000000001: it needs"));
+    assert!(message.starts_with("rejected spans: 8. span 0000000000000001: expected"));
     assert!(message.ends_with("; and 3 more"), "{message}");
     let json: Value = serde_json::from_slice(&response(Format::Json, &rejected)).unwrap();
     assert_eq!(
@@ -244,7 +244,7 @@ fn what_was_left_out_is_told_in_both_forms() {
     let protobuf = ExportTraceServiceResponse::decode(response(Format::Protobuf, &rejected).as_slice()).unwrap();
     let partial = protobuf.partial_success.unwrap();
     assert_eq!((partial.rejected_spans, partial.error_message), (8, message));
-    assert_eq!(response(Format::Json, &Rejected::default()), b"{}");
+    assert_eq!(response(Format::Json, &RejectedSpans::default()), b"{}");
 }
 
 #[test]
@@ -300,7 +300,7 @@ fn json_that_other_readers_refuse_is_taken() {
     assert_eq!(run["inputs"], meant);
     assert_eq!(run["extra"]["metadata"]["said"], meant);
     assert_eq!(run["events"][0]["kwargs"]["value"], meant);
-    // One that is too deep to stand inside a batch stays a text.
+    // One that is too deep to be inside a batch stays a text.
     for (levels, meant) in [
         (100, serde_json::from_str(&deep(100)).unwrap()),
         (120, json!(deep(120))),

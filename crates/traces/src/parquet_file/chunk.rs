@@ -1,7 +1,7 @@
-//! Cuts rows into chunks whose ends depend on the rows alone.
+//! Splits rows into chunks whose boundaries depend on the rows alone.
 //!
-//! Pages of a Parquet file end where they do by how rows were handed to the encoder. Handing over whole chunks makes
-//! that independent of the batches in which the rows came.
+//! The page boundaries of a Parquet file depend on how rows are passed to the encoder. Passing whole chunks makes them
+//! independent of the input batches.
 
 use std::ops::Range;
 
@@ -34,7 +34,7 @@ impl Chunk {
         }
     }
 
-    /// How many of the next rows, of these weights, still go into this chunk: at least one. They count as taken.
+    /// How many of the next rows, with these weights, fit into this chunk: at least one. They count as taken.
     pub fn take(&mut self, weights: &[usize]) -> usize {
         let before = self.rows;
         for weight in weights {
@@ -69,7 +69,7 @@ impl Chunk {
     }
 }
 
-/// Bytes of values per row. Only texts count: the rest weighs about the same in every row.
+/// Bytes of values per row. Only texts count: the other columns weigh about the same in every row.
 pub fn weights(rows: &RecordBatch) -> Vec<usize> {
     let mut weights = vec![0; rows.num_rows()];
     for column in rows.columns() {
@@ -88,7 +88,7 @@ pub fn weights(rows: &RecordBatch) -> Vec<usize> {
     weights
 }
 
-/// Bytes of values of some rows, of all columns that hold texts or bytes.
+/// Bytes of values in some rows, over all columns with texts or bytes.
 pub fn bytes(rows: &RecordBatch, range: &Range<usize>) -> usize {
     let between = |start: i32, end: i32| usize::try_from(end - start).unwrap_or(0);
     let columns = rows.columns().iter().map(|column| match column.data_type() {

@@ -19,8 +19,7 @@ use crate::operation::Fields;
 
 /// Reads rows from a batch of a segment.
 ///
-/// Columns of fields may be missing: those fields come back as not set. That is right for showing a row, not for
-/// writing it again.
+/// Missing field columns are read as not set. That is fine for showing a row, but not for writing it again.
 pub struct RowReader<'a> {
     ids: &'a StringArray,
     sort_times: &'a TimestampMicrosecondArray,
@@ -46,9 +45,6 @@ pub struct RowReader<'a> {
 
 impl<'a> RowReader<'a> {
     /// Looks at a batch.
-    ///
-    /// # Errors
-    /// `id` or one of the internal columns that a row cannot do without is missing, or a column has another type.
     pub fn new(batch: &'a RecordBatch) -> Result<Self> {
         let typed = |name: &str| batch.column_by_name(name);
         Ok(Self {
@@ -84,9 +80,6 @@ impl<'a> RowReader<'a> {
     }
 
     /// The row at `index`.
-    ///
-    /// # Errors
-    /// Its columns contradict each other.
     pub fn row(&self, index: usize) -> Result<Row> {
         let id = id(self.ids.value(index))?;
         let texts = |column: Option<&StringArray>| value(column, index).map(ToOwned::to_owned);
@@ -152,10 +145,7 @@ impl<'a> RowReader<'a> {
     }
 }
 
-/// Where each row of a batch stands.
-///
-/// # Errors
-/// `id` or `_tp_sort_time` is missing, or an id is none.
+/// Where each row of a batch is.
 pub(crate) fn keys(batch: &RecordBatch) -> Result<Vec<Key>> {
     let ids = required("id", string(batch.column_by_name("id"), "id")?)?;
     let times = required("_tp_sort_time", sort_times(batch))?;
@@ -169,21 +159,15 @@ pub(crate) fn keys(batch: &RecordBatch) -> Result<Vec<Key>> {
     (0..batch.num_rows()).map(key).collect()
 }
 
-/// `start_time` of each row of a batch as it is shown: where the row stands. Null outside the years that the column holds.
-///
-/// # Errors
-/// `_tp_sort_time` is missing.
+/// The shown `start_time` of each row of a batch: its sort time. Null outside the years that the column can hold.
 pub(crate) fn starts(batch: &RecordBatch) -> Result<ArrayRef> {
     let times = required("_tp_sort_time", sort_times(batch))?;
     let nanos: TimestampNanosecondArray = times.unary_opt(|micros| micros.checked_mul(1000));
     Ok(Arc::new(nanos))
 }
 
-/// The columns of which the rows of a batch say something themselves, by position. `None` where one of them has a post:
-/// that may take the place of another post, and so of every column.
-///
-/// # Errors
-/// A column is missing or corrupt.
+/// The columns that the rows of a batch set themselves, by position. `None` if one of them has a post: it may replace
+/// another post and so every column.
 pub(crate) fn patched(batch: &RecordBatch) -> Result<Option<BTreeSet<usize>>> {
     let posts = batch
         .column_by_name("_tp_has_post")
@@ -209,9 +193,6 @@ pub(crate) fn patched(batch: &RecordBatch) -> Result<Option<BTreeSet<usize>>> {
 }
 
 /// Lowest and highest sequence of the operations in a batch.
-///
-/// # Errors
-/// A column is missing or corrupt.
 pub(crate) fn seqs(batch: &RecordBatch) -> Result<(i64, i64)> {
     let newest = batch
         .column_by_name("_tp_seq")
@@ -230,7 +211,7 @@ pub(crate) fn seqs(batch: &RecordBatch) -> Result<(i64, i64)> {
     Ok((low, high))
 }
 
-/// A value as sent takes the place of the derived one its column shows.
+/// A value as sent replaces the derived one its column shows.
 fn put_back(fields: &mut Fields, at: usize, bytes: &[u8]) -> Option<()> {
     let time = || Some(Timestamp::from_micros(i64::from_le_bytes(bytes.try_into().ok()?)));
     match at {
@@ -244,7 +225,7 @@ fn put_back(fields: &mut Fields, at: usize, bytes: &[u8]) -> Option<()> {
     Some(())
 }
 
-/// A value that nobody sent is derived; a source without its value was not read.
+/// Unsent values are derived; a source without its value was not read.
 fn drop_derived(fields: &mut Fields, provenance: &mut Provenance) {
     macro_rules! agree {
         ($at:literal, $field:ident) => {
@@ -287,5 +268,6 @@ fn value(column: Option<&StringArray>, index: usize) -> Option<&str> {
 }
 
 fn id(text: &str) -> Result<Uuid> {
-    text.parse().map_err(|_| Error::Columns(format!("`{text}` is no id")))
+    text.parse()
+        .map_err(|_| Error::Columns(format!("`{text}` is not an id")))
 }

@@ -17,10 +17,10 @@ use crate::columnar::{Error, Result};
 use crate::derive::{COST_PRECISION, COST_SCALE, Derived, derive};
 use crate::schema::{TRACE_TIER, list_element, segment_schema};
 
-/// Most bytes of a batch of several rows: the offsets in a column of texts have 32 bits.
+/// Size limit of a batch of several rows: offsets in a text column have 32 bits.
 const MOST_BYTES: usize = i32::MAX as usize;
 
-/// Collects rows of one project into a batch of a segment's columns.
+/// Collects rows of one project into a batch of segment columns.
 pub struct RowsBuilder {
     tenant: TenantId,
     project: ProjectId,
@@ -102,7 +102,7 @@ impl RowsBuilder {
         }
     }
 
-    /// Refuses a row with which several have more than so many bytes.
+    /// Limits the size of a batch with several rows.
     #[must_use]
     pub const fn with_most_bytes(mut self, bytes: usize) -> Self {
         self.most_bytes = bytes;
@@ -122,11 +122,8 @@ impl RowsBuilder {
     }
 
     /// Adds a row.
-    ///
-    /// # Errors
-    /// Nobody knows where the row stands, or it would make the batch too large: then finish that first.
     pub fn push(&mut self, row: &Row) -> Result<()> {
-        let sort_time = row.sort_time.ok_or(Error::Unplaced(row.id))?;
+        let sort_time = row.sort_time.ok_or(Error::NoLocation(row.id))?;
         let bytes = self.bytes.saturating_add(row.weight());
         if self.rows > 0 && bytes > self.most_bytes {
             let what = format!(
@@ -189,10 +186,7 @@ impl RowsBuilder {
         Ok(())
     }
 
-    /// The rows as a batch in the order they came; the builder is empty again.
-    ///
-    /// # Errors
-    /// The columns do not fit together, which would be a defect here.
+    /// The rows as a batch in insertion order; the builder is empty afterwards.
     pub fn finish(&mut self) -> Result<RecordBatch> {
         let rows = std::mem::take(&mut self.rows);
         self.bytes = 0;

@@ -1,15 +1,15 @@
 //! `extra` of a row, by its keys.
 //!
-//! Of each key the newest value counts. The values of `metadata` and `runtime` merge by the keys inside of them, because
+//! Of each key the newest value counts. The values of `metadata` and `runtime` merge by the keys inside them, because
 //! clients send both with every update:
 //!
 //! - an object adds its keys to those of older objects; of each key the newest value counts, `null` included;
-//! - `null` in place of the object says nothing;
-//! - any other value takes the place of all that is older. A newer object takes its place in turn, with nothing but keys
-//!   that are newer than it.
+//! - `null` instead of the object says nothing;
+//! - any other value replaces all that is older. A newer object takes its place in turn, with nothing but keys that are
+//!   newer than it.
 //!
-//! What the post alone said stays as it was sent, so rows without patches cost nothing. Once a patch says something, all
-//! of it is taken apart and put together by the order of its keys, whatever met first.
+//! What the post alone said stays as it was sent, so rows without patches cost nothing. Once a patch says something,
+//! all of it is taken apart and put together by the order of its keys, whatever met first.
 //!
 //! Operations together may say more than a row can hold. Then the oldest values are left out and the key [`TRUNCATED`]
 //! says so: see [`merged`].
@@ -22,7 +22,7 @@ use std::borrow::Cow;
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use self::merged::Merged;
+use self::merged::MergedExtra;
 pub use self::stored::Sources;
 use towpath_domain::json::decode;
 
@@ -31,13 +31,13 @@ use super::provenance::POST;
 /// Keys with their raw JSON text.
 pub type Keys = Vec<(String, String)>;
 
-/// Keys whose values merge by the keys inside of them.
+/// Keys whose values merge by the keys inside them.
 const OBJECTS: [&str; 2] = ["metadata", "runtime"];
 
 /// Most bytes of keys and values that patches leave in a row.
 const LIMIT: u64 = 64 << 20;
 
-/// Stands in `extra` when older values were left out. What clients send under this name is not kept.
+/// Marks in `extra` that older values were dropped. The same key from clients is not stored.
 const TRUNCATED: &str = "__truncated__";
 
 /// What was said of `extra`.
@@ -46,7 +46,7 @@ pub enum Extra {
     /// By the post alone: keys in order, each once.
     Sent(Keys),
     /// By a patch at least.
-    Merged(Box<Merged>),
+    Merged(Box<MergedExtra>),
 }
 
 impl Extra {
@@ -56,7 +56,7 @@ impl Extra {
         keys.retain(|(key, text)| key != TRUNCATED && !says_nothing(key, text));
         match source {
             POST => Self::Sent(keys),
-            patch => Self::Merged(Box::new(Merged::of(patch, keys))),
+            patch => Self::Merged(Box::new(MergedExtra::of(patch, keys))),
         }
     }
 
@@ -80,9 +80,9 @@ impl Extra {
         }
     }
 
-    fn into_merged(self) -> Box<Merged> {
+    fn into_merged(self) -> Box<MergedExtra> {
         match self {
-            Self::Sent(keys) => Box::new(Merged::of(POST, keys)),
+            Self::Sent(keys) => Box::new(MergedExtra::of(POST, keys)),
             Self::Merged(merged) => merged,
         }
     }
@@ -123,13 +123,13 @@ impl Extra {
     }
 }
 
-/// `null` in place of an object whose keys merge.
+/// `null` instead of an object whose keys merge.
 fn says_nothing(key: &str, text: &str) -> bool {
     OBJECTS.contains(&key) && text.trim() == "null"
 }
 
-/// Sorts by key, so that what was sent in any order gives one text. Of a key that stands twice the last counts, as
-/// JSON readers do it.
+/// Sorts by key, so that the text does not depend on the order. For duplicate keys, the last one counts, as in JSON
+/// parsers.
 fn normalise(keys: &mut Keys) {
     keys.reverse();
     keys.sort_by(|a, b| a.0.cmp(&b.0)); // stable: the one sent last now comes first
@@ -155,8 +155,8 @@ fn compose_pairs<'a>(pairs: impl Iterator<Item = (&'a str, &'a str)>) -> String 
     text
 }
 
-/// Takes a JSON object apart, in the order of its text. Halves of surrogate pairs in keys are mended as those of the top
-/// level are when they come in.
+/// Splits a JSON object into its members, in order. Lone halves of surrogate pairs in keys are replaced as at the top
+/// level.
 pub fn parse(text: &str) -> serde_json::Result<Keys> {
     serde_json::from_str::<Object>(text).map(|object| object.0)
 }
@@ -181,7 +181,7 @@ impl<'de> Visitor<'de> for ObjectVisitor {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Object, A::Error> {
         let mut keys = Keys::new();
         while let Some((raw, value)) = map.next_entry::<&RawValue, &RawValue>()? {
-            let key = decode(raw.get()).ok_or_else(|| serde::de::Error::custom("a key that is no text"))?;
+            let key = decode(raw.get()).ok_or_else(|| serde::de::Error::custom("a key that is not a string"))?;
             keys.push((key.into_owned(), value.get().to_owned()));
         }
         Ok(Object(keys))

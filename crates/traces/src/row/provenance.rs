@@ -16,34 +16,34 @@
 
 use super::extra::{Extra, Sources};
 use crate::operation::Verb;
-use crate::schema::at;
+use crate::schema::position;
 
 /// Fields including `extra`.
 pub const FIELDS: usize = 16;
 /// Position of `extra` as a whole.
 pub const EXTRA: usize = 15;
-/// The column of a segment in which each field lies.
+/// The column of a segment in which each field is.
 pub const COLUMNS: [usize; FIELDS] = [
-    at::TRACE_ID,
-    at::PARENT_RUN_ID,
-    at::DOTTED_ORDER,
-    at::REFERENCE_EXAMPLE_ID,
-    at::NAME,
-    at::RUN_TYPE,
-    at::START_TIME,
-    at::END_TIME,
-    at::STATUS,
-    at::ERROR,
-    at::TAGS,
-    at::INPUTS,
-    at::OUTPUTS,
-    at::EVENTS,
-    at::SERIALIZED,
-    at::EXTRA,
+    position::TRACE_ID,
+    position::PARENT_RUN_ID,
+    position::DOTTED_ORDER,
+    position::REFERENCE_EXAMPLE_ID,
+    position::NAME,
+    position::RUN_TYPE,
+    position::START_TIME,
+    position::END_TIME,
+    position::STATUS,
+    position::ERROR,
+    position::TAGS,
+    position::INPUTS,
+    position::OUTPUTS,
+    position::EVENTS,
+    position::SERIALIZED,
+    position::EXTRA,
 ];
-/// Source of a field that nobody set. Smaller than every other source: the higher source wins.
+/// Source of an unset field. Smaller than every other source: the higher source wins.
 pub const UNSET: i64 = -2;
-/// Source of a field that the post set. Patches have their sequence, which is never negative.
+/// Source of a field set by the post. Patches use their sequence, which is never negative.
 pub const POST: i64 = -1;
 
 const VERSION: u8 = 2;
@@ -67,7 +67,7 @@ pub struct Provenance {
     pub sources: [i64; FIELDS],
 }
 
-/// Values as sent, for columns that hold something derived: position and bytes.
+/// Sent values of columns that hold derived ones: position and bytes.
 pub type Overrides = Vec<(usize, Vec<u8>)>;
 
 impl Provenance {
@@ -82,7 +82,7 @@ impl Provenance {
         }
     }
 
-    /// Whether anybody set this field.
+    /// Whether anyone set this field.
     pub const fn is_set(&self, at: usize) -> bool {
         self.sources[at] != UNSET
     }
@@ -126,7 +126,7 @@ impl Provenance {
             .filter(|seq| *seq >= 0)
     }
 
-    /// Reads what [`Provenance::encode`] wrote. `None` when it is not that.
+    /// Reads the format of [`Provenance::encode`]. `None` if it is invalid.
     pub fn decode(bytes: &[u8], newest: i64) -> Option<(Self, Sources, Overrides)> {
         let (head, mut rest) = bytes.split_first()?;
         let version = version(*head)?;

@@ -1,5 +1,5 @@
-//! What stays in memory of objects that lookups read: footers, bloom filters, ids of segments that no index file covers
-//! yet. Objects never change, so nothing here gets old; what was not used for longest goes first.
+//! A cache for lookups: footers, bloom filters, and ids of unindexed segments. Objects never change, so nothing becomes
+//! stale; least recently used entries are evicted first.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use parquet::bloom_filter::Sbbf;
 use super::file::IndexFile;
 use super::unindexed::{OpenSegment, Rows};
 
-/// How much is kept unless said: the filters of a hundred million trace runs, and room for what is not indexed yet.
+/// Default size: the filters of a hundred million trace runs, and room for unindexed data.
 pub const BYTES: usize = 256 << 20;
 
 /// What an entry takes besides its value.
@@ -18,7 +18,7 @@ const OVERHEAD_BYTES: usize = 256;
 
 /// Something read from an object.
 #[derive(Clone, Debug)]
-pub enum Cached {
+pub enum CacheValue {
     /// The footer of an index file.
     File(Arc<IndexFile>),
     /// The footer of a segment.
@@ -29,7 +29,7 @@ pub enum Cached {
     Rows(Arc<Rows>),
 }
 
-impl Cached {
+impl CacheValue {
     fn bytes(&self) -> usize {
         let value = match self {
             Self::File(file) => file.memory_bytes(),
@@ -49,8 +49,7 @@ pub fn filter_bytes(filter: &Sbbf) -> usize {
 
 /// Which part of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Part {
-    /// Its footer.
+pub enum CachePart {
     Footer,
     /// The bloom filter of a row group.
     Filter(usize),
@@ -58,18 +57,18 @@ pub enum Part {
     Rows(usize),
 }
 
-type Key = (Path, Part);
+type Key = (Path, CachePart);
 
 /// Values up to a number of bytes.
 #[derive(Debug)]
 pub struct Cache {
     most_bytes: usize,
-    kept: Mutex<Kept>,
+    state: Mutex<CacheState>,
 }
 
 #[derive(Debug, Default)]
-struct Kept {
-    values: HashMap<Key, Value>,
+struct CacheState {
+    values: HashMap<Key, CacheEntry>,
     /// By when they were last used.
     order: BTreeMap<u64, Key>,
     uses: u64,
@@ -77,8 +76,8 @@ struct Kept {
 }
 
 #[derive(Debug)]
-struct Value {
-    cached: Cached,
+struct CacheEntry {
+    cached: CacheValue,
     bytes: usize,
     used: u64,
 }
@@ -88,19 +87,19 @@ impl Cache {
     pub fn new(most_bytes: usize) -> Self {
         Self {
             most_bytes,
-            kept: Mutex::default(),
+            state: Mutex::default(),
         }
     }
 
     /// Bytes kept now.
     pub fn bytes(&self) -> usize {
-        self.kept().bytes
+        self.lock_state().bytes
     }
 
     /// What was kept of an object.
-    pub fn get(&self, path: &Path, part: Part) -> Option<Cached> {
+    pub fn get(&self, path: &Path, part: CachePart) -> Option<CacheValue> {
         let key = (path.clone(), part);
-        let mut kept = self.kept();
+        let mut kept = self.lock_state();
         kept.uses += 1;
         let now = kept.uses;
         let value = kept.values.get_mut(&key)?;
@@ -112,18 +111,18 @@ impl Cache {
     }
 
     /// Keeps it, and lets go of as much as that takes.
-    pub fn put(&self, path: &Path, part: Part, cached: Cached) {
+    pub fn put(&self, path: &Path, part: CachePart, cached: CacheValue) {
         let bytes = cached.bytes();
         if bytes > self.most_bytes {
             return;
         }
         let key = (path.clone(), part);
-        let mut kept = self.kept();
+        let mut kept = self.lock_state();
         kept.uses += 1;
         let used = kept.uses;
         kept.order.insert(used, key.clone());
         kept.bytes += bytes;
-        if let Some(before) = kept.values.insert(key, Value { cached, bytes, used }) {
+        if let Some(before) = kept.values.insert(key, CacheEntry { cached, bytes, used }) {
             kept.order.remove(&before.used);
             kept.bytes -= before.bytes;
         }
@@ -136,9 +135,9 @@ impl Cache {
         }
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
-        // A panic between two of its steps could only leave the sum wrong.
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_state(&self) -> MutexGuard<'_, CacheState> {
+        // A panic in between can only leave the sum wrong.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -152,8 +151,8 @@ impl Default for Cache {
 mod tests {
     use super::*;
 
-    fn rows(count: usize) -> Cached {
-        Cached::Filter(Some(Arc::new(Sbbf::new_with_num_of_bytes(count))))
+    fn rows(count: usize) -> CacheValue {
+        CacheValue::Filter(Some(Arc::new(Sbbf::new_with_num_of_bytes(count))))
     }
 
     #[test]
@@ -162,23 +161,26 @@ mod tests {
         let each = rows(100).bytes();
         let cache = Cache::new(3 * each);
         for name in ["a", "b", "c"] {
-            cache.put(&path(name), Part::Rows(0), rows(100));
+            cache.put(&path(name), CachePart::Rows(0), rows(100));
         }
-        assert!(cache.get(&path("a"), Part::Rows(0)).is_some());
-        assert!(cache.get(&path("a"), Part::Rows(1)).is_none());
-        cache.put(&path("d"), Part::Rows(0), rows(100));
-        assert!(cache.get(&path("b"), Part::Rows(0)).is_none(), "it was not used since");
+        assert!(cache.get(&path("a"), CachePart::Rows(0)).is_some());
+        assert!(cache.get(&path("a"), CachePart::Rows(1)).is_none());
+        cache.put(&path("d"), CachePart::Rows(0), rows(100));
+        assert!(
+            cache.get(&path("b"), CachePart::Rows(0)).is_none(),
+            "it was not used since"
+        );
         for name in ["a", "c", "d"] {
-            assert!(cache.get(&path(name), Part::Rows(0)).is_some(), "{name}");
+            assert!(cache.get(&path(name), CachePart::Rows(0)).is_some(), "{name}");
         }
         // Again under its name, it counts once.
-        cache.put(&path("d"), Part::Rows(0), rows(100));
+        cache.put(&path("d"), CachePart::Rows(0), rows(100));
         assert_eq!(cache.bytes(), 3 * each);
-        // One that is larger than all is not kept, and costs the others nothing.
-        cache.put(&path("e"), Part::Rows(0), rows(1000));
+        // An entry larger than the cache is not stored, and evicts nothing.
+        cache.put(&path("e"), CachePart::Rows(0), rows(1000));
         assert_eq!(cache.bytes(), 3 * each);
         for number in 0..100 {
-            cache.put(&path("f"), Part::Filter(number), rows(number));
+            cache.put(&path("f"), CachePart::Filter(number), rows(number));
             assert!(cache.bytes() <= 3 * each);
         }
     }

@@ -20,12 +20,12 @@ use parquet::file::page_index::column_index::{ByteArrayColumnIndex, ColumnIndexM
 use towpath_domain::{ProjectId, Timestamp, TraceRunId};
 use uuid::Uuid;
 
-use super::{Entry, PAGE_ENTRIES, SCHEMA, at};
+use super::{Entry, PAGE_ENTRIES, SCHEMA, position};
 use crate::columnar::{Error, Result};
-use crate::fold::Place;
+use crate::flush::RunLocation;
 use crate::segment::Object;
 
-/// An open index file: its footer and the index of its pages were read.
+/// An open index file: its footer and page index were read.
 #[derive(Debug)]
 pub struct IndexFile {
     object: Object,
@@ -36,11 +36,8 @@ pub struct IndexFile {
 
 impl IndexFile {
     /// Reads footer and page index.
-    ///
-    /// # Errors
-    /// The object can't be read or is no index file.
     pub async fn open(store: Arc<dyn ObjectStore>, path: Path) -> Result<Self> {
-        let mut object = Object::new(store, path).keeping_whole();
+        let mut object = Object::new(store, path).caching_whole();
         let options = ArrowReaderOptions::new().with_page_index_policy(PageIndexPolicy::Optional);
         let footer = ArrowReaderMetadata::load_async(&mut object, options)
             .await
@@ -57,7 +54,7 @@ impl IndexFile {
             ));
         }
         let groups = ranges(footer.metadata());
-        let groups = groups.ok_or_else(|| Error::corrupt(&object.path, "a row group does not say which ids it has"))?;
+        let groups = groups.ok_or_else(|| Error::corrupt(&object.path, "a row group has no id range"))?;
         Ok(Self { object, footer, groups })
     }
 
@@ -80,30 +77,24 @@ impl IndexFile {
     }
 
     /// The bloom filter of a row group.
-    ///
-    /// # Errors
-    /// The object can't be read.
     pub async fn filter(&self, group: usize) -> Result<Sbbf> {
         let filter = self
             .builder()
-            .get_row_group_column_bloom_filter(group, at::ID)
+            .get_row_group_column_bloom_filter(group, position::ID)
             .await
             .map_err(|error| Error::reading(&self.object.path, error))?;
         filter.ok_or_else(|| Error::corrupt(&self.object.path, format!("row group {group} has no bloom filter")))
     }
 
-    /// The entries of `ids`, which must be sorted, in a row group. Reads the pages in which they would be, and of other
-    /// columns than the id only those in which they are.
-    ///
-    /// # Errors
-    /// The object can't be read.
+    /// The entries of `ids`, which must be sorted, in a row group. Reads only the pages where they would be, and other
+    /// columns only where they are.
     pub async fn find(&self, group: usize, ids: Vec<TraceRunId>) -> Result<Vec<Entry>> {
         let pages = self.pages(group, &ids);
         if pages.is_empty() {
             return Ok(Vec::new());
         }
         let schema = self.metadata().file_metadata().schema_descr_ptr();
-        let is_wanted = ArrowPredicateFn::new(ProjectionMask::roots(&schema, [at::ID]), move |batch| {
+        let is_wanted = ArrowPredicateFn::new(ProjectionMask::roots(&schema, [position::ID]), move |batch| {
             let column = batch.column(0).as_fixed_size_binary_opt();
             let column = column.ok_or_else(|| ArrowError::SchemaError("`id` is of another type".to_owned()))?;
             let is_wanted = |id: &[u8]| ids.binary_search_by(|one| one.0.as_bytes().as_slice().cmp(id)).is_ok();
@@ -118,9 +109,6 @@ impl IndexFile {
     }
 
     /// Entries number `range` of a row group.
-    ///
-    /// # Errors
-    /// The object can't be read.
     pub async fn entries(&self, group: usize, range: Range<usize>) -> Result<Vec<Entry>> {
         self.read(self.selected(group, &[range])?).await
     }
@@ -185,7 +173,7 @@ impl IndexFile {
     }
 
     fn page_ids(&self, group: usize) -> Option<&ByteArrayColumnIndex> {
-        match self.metadata().column_index()?.get(group)?.get(at::ID)? {
+        match self.metadata().column_index()?.get(group)?.get(position::ID)? {
             ColumnIndexMetaData::FIXED_LEN_BYTE_ARRAY(index) => Some(index),
             _ => None,
         }
@@ -197,7 +185,7 @@ impl IndexFile {
             .metadata()
             .offset_index()?
             .get(group)?
-            .get(at::ID)?
+            .get(position::ID)?
             .page_locations();
         let starts = pages.iter().map(|page| usize::try_from(page.first_row_index).ok());
         starts.collect()
@@ -214,7 +202,7 @@ impl IndexFile {
 
 fn ranges(metadata: &ParquetMetaData) -> Option<Vec<(TraceRunId, TraceRunId)>> {
     let ranges = metadata.row_groups().iter().map(|group| {
-        let statistics = group.column(at::ID).statistics()?;
+        let statistics = group.column(position::ID).statistics()?;
         Some((id(statistics.min_bytes_opt()?)?, id(statistics.max_bytes_opt()?)?))
     });
     ranges.collect()
@@ -225,9 +213,9 @@ fn id(bytes: &[u8]) -> Option<TraceRunId> {
 }
 
 fn entries(batch: &RecordBatch, into: &mut Vec<Entry>) -> Result<()> {
-    let ids = batch.column(at::ID).as_fixed_size_binary_opt();
-    let times = batch.column(at::SORT_TIME).as_primitive_opt::<Int64Type>();
-    let projects = batch.column(at::PROJECT).as_fixed_size_binary_opt();
+    let ids = batch.column(position::ID).as_fixed_size_binary_opt();
+    let times = batch.column(position::SORT_TIME).as_primitive_opt::<Int64Type>();
+    let projects = batch.column(position::PROJECT).as_fixed_size_binary_opt();
     let (Some(ids), Some(times), Some(projects)) = (ids, times, projects) else {
         return Err(Error::Columns("those of an index file have other types".to_owned()));
     };
@@ -241,7 +229,7 @@ fn entries(batch: &RecordBatch, into: &mut Vec<Entry>) -> Result<()> {
         let project = ProjectId(project);
         into.push(Entry {
             id,
-            place: Place { sort_time, project },
+            location: RunLocation { sort_time, project },
         });
     }
     Ok(())

@@ -7,22 +7,22 @@ use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use object_store::path::Path;
 use parquet::bloom_filter::Sbbf;
 use towpath_domain::{ProjectId, TenantId, TraceRunId};
-use towpath_store::run_index::{self, Source};
+use towpath_store::run_index::{self, IndexSource};
 use towpath_store::{Store, projects};
 
 use super::Entry;
-use super::cache::{Cached, Part};
+use super::cache::{CachePart, CacheValue};
 use super::file::IndexFile;
 use super::unindexed::OpenSegment;
 use crate::columnar::{self, Error};
-use crate::fold::{FoldError, Place};
+use crate::flush::{FlushError, RunLocation};
 use crate::objects::Objects;
 
-/// How often the list of objects is read before one that is not there is an error.
+/// How often the list of objects is read before a missing one is an error.
 const TRIES: usize = 4;
 /// Objects that are open together.
 const OPEN_AT_ONCE: usize = 64;
-/// Requests under way together. Each may bring a filter of some MiB.
+/// Concurrent requests. Each may read a filter of some MiB.
 const REQUESTS_AT_ONCE: usize = 16;
 
 /// Why trace runs could not be looked for.
@@ -36,7 +36,7 @@ pub enum LocateError {
     Store(#[from] towpath_store::Error),
 }
 
-impl<E> From<LocateError> for FoldError<E> {
+impl<E> From<LocateError> for FlushError<E> {
     fn from(error: LocateError) -> Self {
         match error {
             LocateError::Columnar(error) => Self::Columnar(error),
@@ -45,17 +45,14 @@ impl<E> From<LocateError> for FoldError<E> {
     }
 }
 
-/// Where trace runs lie, in the order of ids. Those that lie nowhere, or in a deleted project, are left out. Data of
-/// earlier builds may have several places for one id, which are all returned; else there is one.
-///
-/// # Errors
-/// The catalog, an index file or a segment cannot be read.
+/// The locations of trace runs, ordered by id, without unknown ones and those in deleted projects. Data of earlier
+/// builds may yield several per id.
 pub async fn locate(
     store: &Store,
     objects: &Objects,
     tenant: TenantId,
     runs: &[TraceRunId],
-) -> Result<Vec<(TraceRunId, Place)>, LocateError> {
+) -> Result<Vec<(TraceRunId, RunLocation)>, LocateError> {
     let mut ids = runs.to_vec();
     ids.sort_unstable();
     ids.dedup();
@@ -66,17 +63,17 @@ pub async fn locate(
     let found = loop {
         let sources = store.read(async |tx| run_index::sources(tx, tenant).await).await?;
         match search(objects, &sources, &ids).await {
-            // It was replaced and removed since the list was read; what it said, another object says by now.
+            // It was replaced and removed since the list was read; another object has its content.
             Err(error) if error.is_not_found() && tries < TRIES => tries += 1,
             found => break found?,
         }
     };
     let found = without_deleted(store, tenant, found).await?;
-    Ok(found.into_iter().map(|entry| (entry.id, entry.place)).collect())
+    Ok(found.into_iter().map(|entry| (entry.id, entry.location)).collect())
 }
 
 /// Looks for sorted ids in every source.
-async fn search(objects: &Objects, sources: &[Source], ids: &[TraceRunId]) -> columnar::Result<Vec<Entry>> {
+async fn search(objects: &Objects, sources: &[IndexSource], ids: &[TraceRunId]) -> columnar::Result<Vec<Entry>> {
     let mut found = Vec::new();
     for sources in sources.chunks(OPEN_AT_ONCE) {
         let needed = sources
@@ -86,7 +83,7 @@ async fn search(objects: &Objects, sources: &[Source], ids: &[TraceRunId]) -> co
         let mut searches: Vec<BoxFuture<'_, columnar::Result<Vec<Entry>>>> = Vec::new();
         for opened in &opened {
             match opened {
-                Opened::File(file) => {
+                OpenSource::File(file) => {
                     for (group, range) in file.groups().iter().enumerate() {
                         let ids = within(ids, Some(*range));
                         if !ids.is_empty() {
@@ -94,7 +91,7 @@ async fn search(objects: &Objects, sources: &[Source], ids: &[TraceRunId]) -> co
                         }
                     }
                 }
-                Opened::Segment(segment) => {
+                OpenSource::Segment(segment) => {
                     for chunk in segment.chunks() {
                         let ids = within(ids, chunk.ids());
                         if !ids.is_empty() {
@@ -111,24 +108,24 @@ async fn search(objects: &Objects, sources: &[Source], ids: &[TraceRunId]) -> co
     Ok(found)
 }
 
-enum Opened {
+enum OpenSource {
     File(Arc<IndexFile>),
     Segment(Arc<OpenSegment>),
 }
 
-async fn open(objects: &Objects, source: &Source) -> columnar::Result<Opened> {
+async fn open(objects: &Objects, source: &IndexSource) -> columnar::Result<OpenSource> {
     let path = Path::from(source.path.as_str());
     if source.first_run.is_none() {
-        return OpenSegment::of(objects, &path).await.map(Opened::Segment);
+        return OpenSegment::of(objects, &path).await.map(OpenSource::Segment);
     }
-    if let Some(Cached::File(file)) = objects.cache().get(&path, Part::Footer) {
-        return Ok(Opened::File(file));
+    if let Some(CacheValue::File(file)) = objects.cache().get(&path, CachePart::Footer) {
+        return Ok(OpenSource::File(file));
     }
     let file = Arc::new(IndexFile::open(objects.store().clone(), path.clone()).await?);
     objects
         .cache()
-        .put(&path, Part::Footer, Cached::File(Arc::clone(&file)));
-    Ok(Opened::File(file))
+        .put(&path, CachePart::Footer, CacheValue::File(Arc::clone(&file)));
+    Ok(OpenSource::File(file))
 }
 
 /// Looks for ids in a row group of an index file.
@@ -148,17 +145,17 @@ async fn in_group(
 }
 
 async fn filter(objects: &Objects, file: &IndexFile, group: usize) -> columnar::Result<Arc<Sbbf>> {
-    let part = Part::Filter(group);
-    if let Some(Cached::Filter(Some(filter))) = objects.cache().get(file.path(), part) {
+    let part = CachePart::Filter(group);
+    if let Some(CacheValue::Filter(Some(filter))) = objects.cache().get(file.path(), part) {
         return Ok(filter);
     }
     let filter = Arc::new(file.filter(group).await?);
-    let cached = Cached::Filter(Some(Arc::clone(&filter)));
+    let cached = CacheValue::Filter(Some(Arc::clone(&filter)));
     objects.cache().put(file.path(), part, cached);
     Ok(filter)
 }
 
-/// Those of sorted ids that lie between two others, both included.
+/// The part of sorted ids within an inclusive range.
 fn within(ids: &[TraceRunId], range: Option<(TraceRunId, TraceRunId)>) -> &[TraceRunId] {
     let Some((first, last)) = range else { return ids };
     let from = ids.partition_point(|id| *id < first);
@@ -166,7 +163,7 @@ fn within(ids: &[TraceRunId], range: Option<(TraceRunId, TraceRunId)>) -> &[Trac
     ids.get(from..to).unwrap_or_default()
 }
 
-/// The answers, in any order. Boxes, since a stream of borrowing closures is not known to be `Send`.
+/// The results in any order. Boxed, since a stream of borrowing closures is not known to be `Send`.
 async fn together<T>(futures: Vec<BoxFuture<'_, columnar::Result<T>>>) -> columnar::Result<Vec<T>> {
     stream::iter(futures)
         .buffer_unordered(REQUESTS_AT_ONCE)
@@ -179,7 +176,7 @@ async fn without_deleted(
     tenant: TenantId,
     mut found: Vec<Entry>,
 ) -> Result<Vec<Entry>, towpath_store::Error> {
-    let mut named: Vec<ProjectId> = found.iter().map(|entry| entry.place.project).collect();
+    let mut named: Vec<ProjectId> = found.iter().map(|entry| entry.location.project).collect();
     named.sort_unstable();
     named.dedup();
     if named.is_empty() {
@@ -188,6 +185,6 @@ async fn without_deleted(
     let deleted = store
         .read(async |tx| projects::deleted(tx, tenant, &named).await)
         .await?;
-    found.retain(|entry| !deleted.contains(&entry.place.project));
+    found.retain(|entry| !deleted.contains(&entry.location.project));
     Ok(found)
 }

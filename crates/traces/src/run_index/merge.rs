@@ -11,27 +11,24 @@ use towpath_store::{Store, projects};
 use super::file::IndexFile;
 use super::{Entry, NewIndexFile, Writer, path};
 use crate::columnar;
-use crate::fold::FoldError;
+use crate::flush::FlushError;
 use crate::objects::Objects;
 
-/// Entries of one file that lie in memory at a time.
+/// Entries of one file that are in memory at a time.
 const CHUNK_ENTRIES: usize = 128 << 10;
 /// Merged entries that wait to be encoded.
 const BATCH_ENTRIES: usize = 64 << 10;
 
-/// Merges index files of one workspace. `entries` is how many they have together. Entries of deleted projects and of
-/// days before `keep_from` are dropped; `None` when nothing else is left. Of an id with several places the first one in
-/// the order of entries is kept. `intend` is called before the file is written and must have committed
-/// [`run_index::intend`](towpath_store::run_index::intend) when it returns.
+/// Merges index files of one workspace with `entries` in total. Entries of deleted projects and of days before
+/// `keep_from` are dropped; `None` if none is left. For an id with several locations the first one is kept. `intend` is
+/// called before the file is written and must have committed [`run_index::intend`](towpath_store::run_index::intend)
+/// when it returns.
 ///
-/// The list of files must have been read before this is called: a project that was deleted before one of its trace runs
-/// was sent again into another is known as deleted then.
+/// Read the list of files before calling this: then a project that was deleted before one of its trace runs was sent
+/// again to another project is known to be deleted.
 ///
-/// Decoding and encoding is hard work: call it where that disturbs nobody. A part of each file and one row group in the
-/// making lie in memory.
-///
-/// # Errors
-/// A file can't be read or written, or an intent could not be recorded; nothing has happened then.
+/// Decoding and encoding is CPU-bound: run it on the CPU pool. A part of each file and one unfinished row group are in
+/// memory.
 pub async fn merge<E>(
     store: &Store,
     objects: &Objects,
@@ -40,7 +37,7 @@ pub async fn merge<E>(
     entries: u64,
     keep_from: Option<NaiveDate>,
     mut intend: impl AsyncFnMut(TenantId, RunIndexId, &Path) -> Result<(), E>,
-) -> Result<Option<NewIndexFile>, FoldError<E>> {
+) -> Result<Option<NewIndexFile>, FlushError<E>> {
     let mut filter = Filter {
         store,
         tenant,
@@ -49,7 +46,7 @@ pub async fn merge<E>(
     };
     let mut cursors = Vec::with_capacity(files.len());
     for path in files {
-        let file = IndexFile::open(objects.near_store(), path.clone()).await?;
+        let file = IndexFile::open(objects.blocking_store(), path.clone()).await?;
         cursors.push(Cursor::new(file));
     }
     let mut heads: BinaryHeap<Reverse<(Entry, usize)>> = BinaryHeap::new();
@@ -61,7 +58,7 @@ pub async fn merge<E>(
     let mut last: Option<TraceRunId> = None;
     while let Some(Reverse((entry, number))) = heads.pop() {
         advance(&mut cursors[number], number, &mut heads, &mut filter).await?;
-        // Those of deleted projects go first, so that they never hide one that stays.
+        // Entries of deleted projects are dropped first, so that they never hide another.
         if last == Some(entry.id) || filter.drops(&entry) {
             continue;
         }
@@ -90,25 +87,27 @@ async fn begun<'w, E>(
     tenant: TenantId,
     entries: u64,
     intend: &mut impl AsyncFnMut(TenantId, RunIndexId, &Path) -> Result<(), E>,
-) -> Result<&'w mut Writer, FoldError<E>> {
+) -> Result<&'w mut Writer, FlushError<E>> {
     let open = match writer.take() {
         Some(open) => open,
         None => {
             let id = RunIndexId::new();
-            intend(tenant, id, &path(tenant, id)).await.map_err(FoldError::Intend)?;
+            intend(tenant, id, &path(tenant, id))
+                .await
+                .map_err(FlushError::Intend)?;
             Writer::new(objects, tenant, id, entries)?
         }
     };
     Ok(writer.insert(open))
 }
 
-/// Puts the next entry of a file among the heads, if there is one.
+/// Adds the next entry of a file to the heads, if there is one.
 async fn advance<E>(
     cursor: &mut Cursor,
     number: usize,
     heads: &mut BinaryHeap<Reverse<(Entry, usize)>>,
     filter: &mut Filter<'_>,
-) -> Result<(), FoldError<E>> {
+) -> Result<(), FlushError<E>> {
     if cursor.chunk.as_slice().is_empty() {
         cursor.read().await?;
         filter.learn(cursor.chunk.as_slice()).await?;
@@ -163,7 +162,7 @@ struct Filter<'a> {
 impl Filter<'_> {
     /// Asks which projects of these entries were deleted.
     async fn learn(&mut self, entries: &[Entry]) -> Result<(), towpath_store::Error> {
-        let projects = entries.iter().map(|entry| entry.place.project);
+        let projects = entries.iter().map(|entry| entry.location.project);
         let mut unknown: Vec<ProjectId> = projects.filter(|project| !self.deleted.contains_key(project)).collect();
         unknown.sort_unstable();
         unknown.dedup();
@@ -182,7 +181,7 @@ impl Filter<'_> {
 
     fn drops(&self, entry: &Entry) -> bool {
         self.keep_from
-            .is_some_and(|keep_from| entry.place.sort_time.day() < keep_from)
-            || self.deleted.get(&entry.place.project).copied().unwrap_or_default()
+            .is_some_and(|keep_from| entry.location.sort_time.day() < keep_from)
+            || self.deleted.get(&entry.location.project).copied().unwrap_or_default()
     }
 }

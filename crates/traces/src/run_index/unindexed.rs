@@ -1,8 +1,8 @@
-//! Segments that no index file covers yet.
+//! Segments without index files.
 //!
-//! There are few of them and they are asked with every lookup until they are indexed. Their bloom filters let one of a
-//! hundred ids through for each row group, which is nearly always one of a few thousand; so what is read of a segment
-//! is where all of its rows lie, once.
+//! There are few, and every lookup reads them until they are indexed. Their bloom filters pass one in a hundred unknown
+//! ids per row group, which nearly always happens with a few thousand ids; so the locations of all rows of a segment
+//! are read once.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,18 +12,18 @@ use parquet::bloom_filter::Sbbf;
 use towpath_domain::TraceRunId;
 
 use super::Entry;
-use super::cache::{Cached, Part, filter_bytes};
+use super::cache::{CachePart, CacheValue, filter_bytes};
 use crate::columnar::Result;
-use crate::fold::Place;
+use crate::flush::RunLocation;
 use crate::objects::Objects;
-use crate::schema::at;
+use crate::schema::position;
 use crate::segment::Segment;
 
 /// Rows of a chunk: row groups of a segment that are read together. A row group may have more.
 const CHUNK_ROWS: u64 = 128 << 10;
-/// At most so many ids are first shown to the filters of the segment itself…
+/// The filters of the segment are only checked for at most this many ids…
 const FEW_IDS: usize = 16;
-/// … where its row groups have so many rows. Reading the rows of smaller ones costs less than asking each for its filter.
+/// … and only if its row groups have this many rows. For smaller ones, reading the rows is cheaper.
 const LARGE_GROUP_ROWS: u64 = 8 << 10;
 /// How many unknown ids the filter of a chunk lets through.
 const FPP: f64 = 0.001;
@@ -40,12 +40,12 @@ pub struct OpenSegment {
 pub struct Chunk {
     row_groups: Range<usize>,
     rows: u64,
-    /// The smallest and the largest id; `None` where that is not known.
+    /// The smallest and the largest id; `None` if unknown.
     ids: Option<(TraceRunId, TraceRunId)>,
 }
 
 impl Chunk {
-    /// The smallest and the largest id; `None` where that is not known.
+    /// The smallest and the largest id; `None` if unknown.
     pub const fn ids(&self) -> Option<(TraceRunId, TraceRunId)> {
         self.ids
     }
@@ -60,7 +60,7 @@ impl Chunk {
     }
 }
 
-/// Where the rows of a chunk lie.
+/// Where the rows of a chunk are.
 #[derive(Debug)]
 pub struct Rows {
     /// In their order.
@@ -96,7 +96,7 @@ impl Rows {
 impl OpenSegment {
     /// Opens a segment, or finds it among those that are open.
     pub async fn of(objects: &Objects, path: &Path) -> Result<Arc<Self>> {
-        if let Some(Cached::Segment(open)) = objects.cache().get(path, Part::Footer) {
+        if let Some(CacheValue::Segment(open)) = objects.cache().get(path, CachePart::Footer) {
             return Ok(open);
         }
         let segment = Segment::open_keeping(objects.store().clone(), path.clone()).await?;
@@ -104,11 +104,10 @@ impl OpenSegment {
         let open = Arc::new(Self { segment, chunks });
         objects
             .cache()
-            .put(path, Part::Footer, Cached::Segment(Arc::clone(&open)));
+            .put(path, CachePart::Footer, CacheValue::Segment(Arc::clone(&open)));
         Ok(open)
     }
 
-    /// Its chunks.
     pub fn chunks(&self) -> &[Chunk] {
         &self.chunks
     }
@@ -118,10 +117,10 @@ impl OpenSegment {
         self.segment.memory_bytes() + self.chunks.capacity() * size_of::<Chunk>()
     }
 
-    /// Where those of `ids` lie that are in a chunk.
+    /// Where those of `ids` are that are in a chunk.
     pub async fn find(&self, objects: &Objects, chunk: &Chunk, ids: &[TraceRunId]) -> Result<Vec<Entry>> {
-        let (path, part) = (self.segment.path(), Part::Rows(chunk.row_groups.start));
-        if let Some(Cached::Rows(rows)) = objects.cache().get(path, part) {
+        let (path, part) = (self.segment.path(), CachePart::Rows(chunk.row_groups.start));
+        if let Some(CacheValue::Rows(rows)) = objects.cache().get(path, part) {
             return Ok(rows.find(ids));
         }
         let large = chunk.rows >= LARGE_GROUP_ROWS * chunk.row_groups.len() as u64;
@@ -129,11 +128,11 @@ impl OpenSegment {
             return Ok(Vec::new());
         }
         let rows = Arc::new(self.rows(chunk).await?);
-        objects.cache().put(path, part, Cached::Rows(Arc::clone(&rows)));
+        objects.cache().put(path, part, CacheValue::Rows(Arc::clone(&rows)));
         Ok(rows.find(ids))
     }
 
-    /// Whether the filters of the row groups say that none of `ids` is there.
+    /// Whether the filters of the row groups exclude all of `ids`.
     async fn rules_out(&self, objects: &Objects, chunk: &Chunk, ids: &[TraceRunId]) -> Result<bool> {
         let texts: Vec<String> = ids.iter().map(ToString::to_string).collect();
         for row_group in chunk.row_groups.clone() {
@@ -147,17 +146,17 @@ impl OpenSegment {
     }
 
     async fn filter(&self, objects: &Objects, row_group: usize) -> Result<Option<Arc<Sbbf>>> {
-        let (path, part) = (self.segment.path(), Part::Filter(row_group));
-        if let Some(Cached::Filter(filter)) = objects.cache().get(path, part) {
+        let (path, part) = (self.segment.path(), CachePart::Filter(row_group));
+        if let Some(CacheValue::Filter(filter)) = objects.cache().get(path, part) {
             return Ok(filter);
         }
         let filter = self.segment.id_filter(row_group).await?.map(Arc::new);
-        objects.cache().put(path, part, Cached::Filter(filter.clone()));
+        objects.cache().put(path, part, CacheValue::Filter(filter.clone()));
         Ok(filter)
     }
 
     async fn rows(&self, chunk: &Chunk) -> Result<Rows> {
-        let columns = [at::ID, at::SORT_TIME];
+        let columns = [position::ID, position::SORT_TIME];
         let segment = self.segment.with_columns(chunk.row_groups.clone(), &columns).await?;
         let mut entries = Vec::with_capacity(usize::try_from(chunk.rows).unwrap_or_default());
         for row_group in chunk.row_groups.clone() {
@@ -165,7 +164,7 @@ impl OpenSegment {
             let keys = segment.keys(row_group).await?;
             entries.extend(keys.into_iter().map(|key| Entry {
                 id: key.id,
-                place: Place {
+                location: RunLocation {
                     sort_time: key.sort_time,
                     project,
                 },

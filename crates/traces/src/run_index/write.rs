@@ -9,7 +9,7 @@ use towpath_domain::{RunIndexId, TenantId, TraceRunId};
 use super::{Entry, GROUP_ENTRIES, ID_BYTES, NewIndexFile, SCHEMA, path, properties};
 use crate::columnar::Result;
 use crate::encoder::Encoder;
-use crate::fold::FoldError;
+use crate::flush::FlushError;
 use crate::metric;
 use crate::objects::Objects;
 use crate::upload::Upload;
@@ -17,7 +17,7 @@ use crate::upload::Upload;
 /// Entries turned into columns at once.
 const BATCH_ENTRIES: usize = 64 << 10;
 
-/// Writes an index file. One row group in the making lies in memory. Dropped unfinished, it leaves nothing visible.
+/// Writes an index file. One unfinished row group is in memory. Nothing is visible if it is dropped.
 pub struct Writer {
     id: RunIndexId,
     encoder: Encoder,
@@ -27,10 +27,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Begins a file of at most about `entries`, which decides how large its filters are.
-    ///
-    /// # Errors
-    /// Never in practice: the schema is fixed.
+    /// Begins a file of at most about `entries`, which decides the size of its filters.
     pub fn new(objects: &Objects, tenant: TenantId, id: RunIndexId, entries: u64) -> Result<Self> {
         Ok(Self {
             id,
@@ -41,10 +38,7 @@ impl Writer {
         })
     }
 
-    /// Adds entries. They must follow all earlier ones in the order of ids, each id once.
-    ///
-    /// # Errors
-    /// The store refused.
+    /// Adds entries. They must continue the order of ids, each id once.
     pub async fn write(&mut self, entries: &[Entry]) -> Result<()> {
         let mut rest = entries;
         while !rest.is_empty() {
@@ -56,17 +50,14 @@ impl Writer {
             if self.encoder.open_rows() >= GROUP_ENTRIES {
                 self.encoder.flush(&mut self.upload).await?;
             }
-            // Encoding holds the thread; this is where a cancelled caller gets a word in.
+            // Encoding does not yield; this lets a cancelled caller stop.
             tokio::task::yield_now().await;
         }
         Ok(())
     }
 
-    /// Ends the file and makes it visible. There must be entries in it.
-    ///
-    /// # Errors
-    /// The store refused; then nothing is visible.
-    pub async fn finish<E>(mut self, objects: &Objects) -> Result<NewIndexFile, FoldError<E>> {
+    /// Finishes the file and makes it visible. It must have entries.
+    pub async fn finish<E>(mut self, objects: &Objects) -> Result<NewIndexFile, FlushError<E>> {
         self.encoder.finish(&mut self.upload).await?;
         let path = self.upload.path().clone();
         let bytes = self.upload.complete().await?;
@@ -104,9 +95,9 @@ fn columns(entries: &[Entry]) -> Result<RecordBatch> {
     let mut projects = Vec::with_capacity(entries.len() * 16);
     for entry in entries {
         ids.extend_from_slice(entry.id.0.as_bytes());
-        projects.extend_from_slice(entry.place.project.0.as_bytes());
+        projects.extend_from_slice(entry.location.project.0.as_bytes());
     }
-    let times = entries.iter().map(|entry| entry.place.sort_time.micros());
+    let times = entries.iter().map(|entry| entry.location.sort_time.micros());
     let columns: Vec<ArrayRef> = vec![
         Arc::new(fixed(ids)?),
         Arc::new(Int64Array::from_iter_values(times)),

@@ -1,5 +1,5 @@
-//! What an export must hold of a run that [`Sample`] made. Written down apart from the code that derives columns, so
-//! that the one checks the other.
+//! The expected export of a run of [`Sample`]. Independent of the code that derives columns, so that one checks the
+//! other.
 
 use std::collections::BTreeMap;
 
@@ -10,13 +10,12 @@ use super::{BEGUN, Run, Sample};
 
 /// Of the recorded model call.
 pub(super) const COMPLETION_TOKENS: i64 = 57;
-/// Of the recorded model call, as multiples of 10⁻¹⁰: 0.00206, 0.000855 and 0.002915.
+/// Costs of the recorded model call, as multiples of 10⁻¹⁰: 0.00206, 0.000855 and 0.002915.
 const COSTS: [i128; 3] = [29_150_000, 20_600_000, 8_550_000];
 
 /// One value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cell {
-    /// Null.
     Null,
     /// Text, or JSON as text.
     Text(String),
@@ -67,27 +66,27 @@ impl From<i64> for Cell {
 pub struct Expected {
     /// The trace run.
     pub id: uuid::Uuid,
-    /// Where it sorts, and so on which day it lies.
+    /// Where it sorts, and so on which day it is.
     pub start: Timestamp,
     /// Name and value of each column.
     pub columns: Vec<(&'static str, Cell)>,
 }
 
 impl Sample {
-    /// What an export must hold of run `index`, once its post and its patch are folded.
+    /// The expected row of run `index`, once its post and its patch are flushed.
     #[must_use]
     pub fn expected(&self, index: u64, tenant: TenantId, project: ProjectId) -> Expected {
         self.run(index).expected(tenant, project)
     }
 
-    /// How many of the first `runs` runs lie on `day`.
+    /// How many of the first `runs` runs are on `day`.
     #[must_use]
     pub fn count_on(&self, runs: u64, day: chrono::NaiveDate) -> u64 {
         (0..runs).filter(|index| self.start(*index).day() == day).count() as u64
     }
 }
 
-/// Objects of several operations in order: of each key the last value as it was sent.
+/// Merges objects of several operations in order: for each key the last value as sent.
 fn merged(objects: &[&str]) -> String {
     let mut keys: BTreeMap<String, Box<RawValue>> = BTreeMap::new();
     for object in objects {

@@ -14,19 +14,17 @@ use towpath_domain::{ProjectId, Timestamp, TraceRunId};
 use super::Segment;
 use crate::columnar::{Error, Result};
 use crate::row;
-use crate::schema::at;
+use crate::schema::position;
 
-/// Where a trace run lies.
+/// Where a trace run is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Located {
     /// The trace run.
     pub id: TraceRunId,
-    /// Its project.
     pub project: ProjectId,
     /// Its UTC day.
     pub day: NaiveDate,
-    /// Where it stands in the sort order. Give it to [`Row::place`](crate::row::Row::place) of an operation that
-    /// doesn't know.
+    /// Its sort time. Pass it to [`Row::location`](crate::row::Row::location) for an operation without one.
     pub sort_time: Timestamp,
     /// Its place in the tree, where the stored row knows it.
     pub dotted_order: Option<String>,
@@ -35,11 +33,8 @@ pub struct Located {
 }
 
 impl Segment {
-    /// Looks for trace runs by id: first in the bloom filter of each row group, and only where that says "perhaps" in
-    /// the column itself. An id may be found in several row groups, of several projects even.
-    ///
-    /// # Errors
-    /// The object can't be read.
+    /// Finds trace runs by id: first in the bloom filter of each row group, and only if that matches in the column
+    /// itself. An id may be in several row groups, even of several projects.
     pub async fn locate(&self, ids: &[TraceRunId]) -> Result<Vec<Located>> {
         let mut found = Vec::new();
         for row_group in 0..self.row_groups() {
@@ -51,13 +46,13 @@ impl Segment {
         Ok(found)
     }
 
-    /// The smallest and the largest id of a row group, where its statistics say so.
+    /// The smallest and the largest id of a row group, if its statistics have them.
     pub(crate) fn id_range(&self, row_group: usize) -> Option<(TraceRunId, TraceRunId)> {
         let statistics = self
             .metadata()
             .row_groups()
             .get(row_group)?
-            .column(at::ID)
+            .column(position::ID)
             .statistics()?;
         let id = |text: &[u8]| std::str::from_utf8(text).ok()?.parse().ok();
         // Cut short, they would be no ids.
@@ -65,41 +60,32 @@ impl Segment {
     }
 
     /// The one project of a row group.
-    ///
-    /// # Errors
-    /// Its statistics name none, or several.
     pub(crate) fn project(&self, row_group: usize) -> Result<ProjectId> {
         let named = || {
             let group = self.metadata().row_groups().get(row_group)?;
-            let statistics = group.column(at::SESSION_ID).statistics()?;
+            let statistics = group.column(position::SESSION_ID).statistics()?;
             let (min, max) = (statistics.min_bytes_opt()?, statistics.max_bytes_opt()?);
             let project = std::str::from_utf8(min).ok()?.parse().ok()?;
             (min == max).then_some(project)
         };
-        named().ok_or_else(|| Error::corrupt(self.path(), format!("row group {row_group} is not of one project")))
+        named().ok_or_else(|| Error::corrupt(self.path(), format!("row group {row_group} has more than one project")))
     }
 
     /// The bloom filter on the ids of a row group, where it has one.
-    ///
-    /// # Errors
-    /// The object can't be read.
     pub(crate) async fn id_filter(&self, row_group: usize) -> Result<Option<Sbbf>> {
         self.builder()
-            .get_row_group_column_bloom_filter(row_group, at::ID)
+            .get_row_group_column_bloom_filter(row_group, position::ID)
             .await
             .map_err(|error| Error::reading(self.path(), error))
     }
 
     /// The trace runs of a row group.
-    ///
-    /// # Errors
-    /// The object can't be read.
     pub async fn ids(&self, row_group: usize) -> Result<Vec<TraceRunId>> {
         let schema = self.metadata().file_metadata().schema_descr_ptr();
         let mut batches = self
             .builder()
             .with_row_groups(vec![row_group])
-            .with_projection(ProjectionMask::roots(&schema, [at::ID]))
+            .with_projection(ProjectionMask::roots(&schema, [position::ID]))
             .build()
             .map_err(|error| Error::reading(self.path(), error))?;
         let mut ids = Vec::new();
@@ -109,7 +95,7 @@ impl Segment {
             .map_err(|error| Error::reading(self.path(), error))?
         {
             for id in batch.column(0).as_string::<i32>().iter().flatten() {
-                let parsed = id.parse().map_err(|_| Error::Columns(format!("`{id}` is no id")))?;
+                let parsed = id.parse().map_err(|_| Error::Columns(format!("`{id}` is not an id")))?;
                 ids.push(TraceRunId(parsed));
             }
         }
@@ -128,14 +114,19 @@ impl Segment {
     async fn search(&self, row_group: usize, wanted: HashSet<String>) -> Result<Vec<Located>> {
         let schema = self.metadata().file_metadata().schema_descr_ptr();
         let wanted = Arc::new(wanted);
-        let is_wanted = ArrowPredicateFn::new(ProjectionMask::roots(&schema, [at::ID]), move |batch| {
+        let is_wanted = ArrowPredicateFn::new(ProjectionMask::roots(&schema, [position::ID]), move |batch| {
             let ids = batch.column(0).as_string::<i32>();
             Ok(ids
                 .iter()
                 .map(|id| Some(id.is_some_and(|id| wanted.contains(id))))
                 .collect::<BooleanArray>())
         });
-        let columns = [at::ID, at::SESSION_ID, at::DOTTED_ORDER, at::SORT_TIME];
+        let columns = [
+            position::ID,
+            position::SESSION_ID,
+            position::DOTTED_ORDER,
+            position::SORT_TIME,
+        ];
         let mut batches = self
             .builder()
             .with_row_groups(vec![row_group])
@@ -156,7 +147,7 @@ impl Segment {
                     id: key.id,
                     project: project
                         .parse()
-                        .map_err(|_| Error::Columns(format!("`{project}` is no id")))?,
+                        .map_err(|_| Error::Columns(format!("`{project}` is not an id")))?,
                     day: key.sort_time.day(),
                     sort_time: key.sort_time,
                     dotted_order: orders.is_valid(index).then(|| orders.value(index).to_owned()),

@@ -13,18 +13,18 @@ use parquet::arrow::async_reader::{AsyncFileReader, MetadataFetch};
 use parquet::errors::{ParquetError, Result};
 use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 
-/// Fetched from the end of the object at first: the footer of all but segments of very many projects lies in it, so
-/// that opening one is one request.
+/// Size of the first request, from the end of the object. It contains the footer unless the segment has very many
+/// projects, so that opening takes one request.
 const FOOTER_GUESS: u64 = 64 << 10;
 
-/// What of an object stays in memory once its footer was fetched.
+/// What stays in memory of an object once its footer was fetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Keeps {
+enum CachePolicy {
     Nothing,
-    /// All of one that is so small that it comes whole along with its footer.
-    Whole,
+    /// All of an object that is so small that it was fetched along with its footer.
+    WholeObject,
     /// What comes along with the footer.
-    End,
+    Tail,
 }
 
 /// One object, read by ranges.
@@ -32,9 +32,9 @@ enum Keeps {
 pub struct Object {
     pub store: Arc<dyn ObjectStore>,
     pub path: Path,
-    keeps: Keeps,
+    cache_policy: CachePolicy,
     /// Bytes in memory, each piece with where it begins.
-    kept: Vec<(u64, Bytes)>,
+    cached: Vec<(u64, Bytes)>,
 }
 
 impl Object {
@@ -42,47 +42,46 @@ impl Object {
         Self {
             store,
             path,
-            keeps: Keeps::Nothing,
-            kept: Vec::new(),
+            cache_policy: CachePolicy::Nothing,
+            cached: Vec::new(),
         }
     }
 
-    /// An object so small that it comes whole along with its footer stays in memory, so that reading it asks for
-    /// nothing more.
-    pub const fn keeping_whole(mut self) -> Self {
-        self.keeps = Keeps::Whole;
+    /// Keeps an object in memory that is so small that it was fetched along with its footer.
+    pub const fn caching_whole(mut self) -> Self {
+        self.cache_policy = CachePolicy::WholeObject;
         self
     }
 
-    /// What comes along with its footer stays in memory: in a small segment the bloom filters lie in it.
-    pub const fn keeping_end(mut self) -> Self {
-        self.keeps = Keeps::End;
+    /// Keeps what was fetched along with the footer: in a small segment, the bloom filters.
+    pub const fn caching_tail(mut self) -> Self {
+        self.cache_policy = CachePolicy::Tail;
         self
     }
 
     /// Lets go of what is in memory.
-    pub fn forget(&mut self) {
-        self.keeps = Keeps::Nothing;
-        self.kept = Vec::new();
+    pub fn drop_cache(&mut self) {
+        self.cache_policy = CachePolicy::Nothing;
+        self.cached = Vec::new();
     }
 
-    /// Fetches ranges into memory, those that lie close together by one request.
+    /// Fetches ranges into memory, nearby ones with one request.
     pub async fn fetch(&mut self, ranges: &[Range<u64>]) -> Result<()> {
-        if ranges.iter().all(|range| self.kept(range).is_some()) {
+        if ranges.iter().all(|range| self.cached(range).is_some()) {
             return Ok(());
         }
         let pieces = self.store.get_ranges(&self.path, ranges).await.map_err(external)?;
-        self.kept.extend(ranges.iter().map(|range| range.start).zip(pieces));
+        self.cached.extend(ranges.iter().map(|range| range.start).zip(pieces));
         Ok(())
     }
 
     /// How many bytes of it are in memory.
     pub fn kept_bytes(&self) -> usize {
-        self.kept.iter().map(|(_, piece)| piece.len()).sum()
+        self.cached.iter().map(|(_, piece)| piece.len()).sum()
     }
 
-    fn kept(&self, range: &Range<u64>) -> Option<Bytes> {
-        self.kept.iter().find_map(|(start, piece)| {
+    fn cached(&self, range: &Range<u64>) -> Option<Bytes> {
+        self.cached.iter().find_map(|(start, piece)| {
             let from = usize::try_from(range.start.checked_sub(*start)?).ok()?;
             let to = usize::try_from(range.end - start).ok()?;
             (from <= to && to <= piece.len()).then(|| piece.slice(from..to))
@@ -90,24 +89,24 @@ impl Object {
     }
 }
 
-/// The object store's error travels inside the reader's and is taken out again by `columnar::Error::reading`.
+/// Wraps the object store's error in a reader's error; `columnar::Error::reading` unwraps it.
 fn external(error: object_store::Error) -> ParquetError {
     ParquetError::External(Box::new(error))
 }
 
 impl AsyncFileReader for Object {
     fn get_bytes(&mut self, range: Range<u64>) -> BoxFuture<'_, Result<Bytes>> {
-        if let Some(kept) = self.kept(&range) {
+        if let Some(kept) = self.cached(&range) {
             return std::future::ready(Ok(kept)).boxed();
         }
         self.store.get_range(&self.path, range).map_err(external).boxed()
     }
 
     fn get_byte_ranges(&mut self, ranges: Vec<Range<u64>>) -> BoxFuture<'_, Result<Vec<Bytes>>> {
-        if let Some(kept) = ranges.iter().map(|range| self.kept(range)).collect::<Option<_>>() {
+        if let Some(kept) = ranges.iter().map(|range| self.cached(range)).collect::<Option<_>>() {
             return std::future::ready(Ok(kept)).boxed();
         }
-        // Neighbouring columns come in one request: the store joins ranges that lie close together.
+        // Adjacent columns come with one request: the store joins nearby ranges.
         async move { self.store.get_ranges(&self.path, &ranges).await.map_err(external) }.boxed()
     }
 
@@ -118,8 +117,10 @@ impl AsyncFileReader for Object {
         let reader = ParquetMetaDataReader::new().with_arrow_reader_options(options);
         async move {
             let tail = Tail::fetch(self).await?;
-            if self.keeps == Keeps::End || (self.keeps == Keeps::Whole && tail.start == 0) {
-                self.kept = vec![(tail.start, tail.bytes.clone())];
+            if self.cache_policy == CachePolicy::Tail
+                || (self.cache_policy == CachePolicy::WholeObject && tail.start == 0)
+            {
+                self.cached = vec![(tail.start, tail.bytes.clone())];
             }
             let size = tail.start + tail.bytes.len() as u64;
             reader.load_and_finish(tail, size).await.map(Arc::new)
@@ -130,8 +131,8 @@ impl AsyncFileReader for Object {
 
 /// The end of an object.
 ///
-/// The reader of parquet 59.3 can look for footer and page index by a suffix itself, but takes such a suffix for the
-/// beginning of the file when it then looks for the page index in it. Given the size, it looks in the right place.
+/// The reader of parquet 59.3 can find footer and page index by a suffix itself, but then takes the suffix for the
+/// beginning of the file when it looks for the page index. Given the size, it looks in the right place.
 struct Tail {
     object: Object,
     start: u64,

@@ -19,17 +19,17 @@ use super::object::Object;
 use crate::columnar::{Error, Result};
 use crate::encoder::Chunk;
 use crate::row::{self, Key, Row, RowReader};
-use crate::schema::{at, segment_schema};
-use crate::upload::Copied;
+use crate::schema::{position, segment_schema};
+use crate::upload::CopiedRange;
 
-/// Most rows of a decoded batch, and about how many bytes of values it holds.
+/// Limits of a decoded batch: rows, and approximate bytes of values.
 const BATCH_ROWS: usize = 4096;
 const BATCH_BYTES: usize = 2 << 20;
 
 /// About what the decoder's view of the columns takes.
 const SCHEMA_BYTES: usize = 16 << 10;
 
-/// A row group of so many bytes of values is worth copying whatever its number of rows.
+/// A row group with this many bytes of values is worth copying regardless of its rows.
 const LARGE_BYTES: i64 = 16 << 20;
 
 /// Decoded batches of one row group, in order.
@@ -55,27 +55,18 @@ pub struct Segment {
 
 impl Segment {
     /// Reads the footer.
-    ///
-    /// # Errors
-    /// The object can't be read or is no segment.
     pub async fn open(store: Arc<dyn ObjectStore>, path: Path) -> Result<Self> {
         Self::of(Object::new(store, path)).await
     }
 
-    /// As [`Segment::open`]. Keeps what was fetched with the footer: in a small segment the bloom filters lie in it.
-    ///
-    /// # Errors
-    /// As [`Segment::open`].
+    /// As [`Segment::open`]. Keeps what was fetched along with the footer: in a small segment, the bloom filters.
     pub(crate) async fn open_with_end(store: Arc<dyn ObjectStore>, path: Path) -> Result<Self> {
-        Self::of(Object::new(store, path).keeping_end()).await
+        Self::of(Object::new(store, path).caching_tail()).await
     }
 
-    /// As [`Segment::open`], for reading it again and again: a small one stays in memory.
-    ///
-    /// # Errors
-    /// As [`Segment::open`].
+    /// As [`Segment::open`], for repeated reads: a small one stays in memory.
     pub(crate) async fn open_keeping(store: Arc<dyn ObjectStore>, path: Path) -> Result<Self> {
-        Self::of(Object::new(store, path).keeping_whole()).await
+        Self::of(Object::new(store, path).caching_whole()).await
     }
 
     async fn of(mut object: Object) -> Result<Self> {
@@ -126,11 +117,8 @@ impl Segment {
         self.metadata().num_row_groups()
     }
 
-    /// Checks by the statistics of a row group that all of its rows are of this tenant and project, so that a wrong
-    /// catalog row can't show one tenant's rows to another.
-    ///
-    /// # Errors
-    /// They are not, or there is no such row group.
+    /// Checks by the statistics of a row group that all of its rows belong to this tenant and project, so that a wrong
+    /// catalog row cannot show one tenant's rows to another.
     pub fn check_owner(&self, row_group: usize, tenant: TenantId, project: ProjectId) -> Result<()> {
         let owned = |column: usize, owner: String| {
             let statistics = self
@@ -141,31 +129,24 @@ impl Segment {
                 .statistics()?;
             Some(statistics.min_bytes_opt()? == owner.as_bytes() && statistics.max_bytes_opt()? == owner.as_bytes())
         };
-        let tenants = owned(at::TENANT_ID, tenant.to_string());
-        if tenants == Some(true) && owned(at::SESSION_ID, project.to_string()) == Some(true) {
+        let tenants = owned(position::TENANT_ID, tenant.to_string());
+        if tenants == Some(true) && owned(position::SESSION_ID, project.to_string()) == Some(true) {
             return Ok(());
         }
         Err(Error::corrupt(
             self.path(),
-            format!("row group {row_group} is not of tenant {tenant}, project {project}"),
+            format!("row group {row_group} does not belong to tenant {tenant}, project {project}"),
         ))
     }
 
-    /// Decodes rows `range` of a row group, the columns at `columns` (positions in [`segment_schema`]), in batches
-    /// of bounded size. One request fetches what is needed of all the columns, so the compressed row group lies in
-    /// memory while it is read.
-    ///
-    /// # Errors
-    /// There is no such row group, or the object can't be read.
+    /// Decodes rows `range` of a row group, the columns at `columns` (positions in [`segment_schema`]), in batches of
+    /// bounded size. One request fetches all needed columns, so the compressed row group is in memory while it is read.
     pub fn batches(&self, row_group: usize, columns: &[usize], range: Option<Range<usize>>) -> Result<Batches> {
         let one = range.map(|range| [range]);
         self.selected(row_group, columns, one.as_ref().map(<[_; 1]>::as_slice))
     }
 
-    /// The same for some ranges, which follow one another: a page that several of them touch is decoded once.
-    ///
-    /// # Errors
-    /// There is no such row group, or the object can't be read.
+    /// The same for consecutive ranges: a page that several of them touch is decoded once.
     pub fn pieces(&self, row_group: usize, columns: &[usize], ranges: &[Range<usize>]) -> Result<Batches> {
         self.selected(row_group, columns, Some(ranges))
     }
@@ -189,19 +170,16 @@ impl Segment {
             .boxed())
     }
 
-    /// As [`Segment::batches`] of whole rows, with `start_time` as it is shown.
-    ///
-    /// # Errors
-    /// There is no such row group, or the object can't be read.
+    /// As [`Segment::batches`] for whole rows, with the shown `start_time`.
     pub(crate) fn shown(&self, row_group: usize, columns: &[usize]) -> Result<Batches> {
-        let Some(start) = columns.iter().position(|column| *column == at::START_TIME) else {
+        let Some(start) = columns.iter().position(|column| *column == position::START_TIME) else {
             return self.batches(row_group, columns, None);
         };
         if self.starts_are_derived() {
             return self.batches(row_group, columns, None);
         }
         let mut read = columns.to_vec();
-        read.push(at::SORT_TIME);
+        read.push(position::SORT_TIME);
         read.sort_unstable();
         read.dedup();
         let positions: Vec<usize> = columns
@@ -220,16 +198,13 @@ impl Segment {
             .boxed())
     }
 
-    /// Whether the column `start_time` holds where each row stands.
+    /// Whether the column `start_time` holds where each row is.
     pub(crate) fn starts_are_derived(&self) -> bool {
         let said = self.metadata().file_metadata().key_value_metadata();
         said.is_some_and(|said| said.contains(&super::starts_derived()))
     }
 
     /// All rows of a row group, one after another.
-    ///
-    /// # Errors
-    /// There is no such row group; the stream ends with an error where the object can't be read.
     pub fn rows(&self, row_group: usize) -> Result<impl Stream<Item = Result<Row>> + Send> {
         let all: Vec<usize> = (0..segment_schema().fields().len()).collect();
         let rows = |batch: RecordBatch| {
@@ -246,12 +221,9 @@ impl Segment {
             .try_flatten())
     }
 
-    /// Where the rows of a row group stand, in order. Reads two small columns.
-    ///
-    /// # Errors
-    /// There is no such row group, or the object can't be read.
+    /// The keys of a row group, in order. Reads two small columns.
     pub async fn keys(&self, row_group: usize) -> Result<Vec<Key>> {
-        let mut batches = self.batches(row_group, &[at::ID, at::SORT_TIME], None)?;
+        let mut batches = self.batches(row_group, &[position::ID, position::SORT_TIME], None)?;
         let mut keys = Vec::with_capacity(self.rows_of(row_group)?);
         while let Some(batch) = batches.try_next().await? {
             keys.extend(row::keys(&batch)?);
@@ -259,10 +231,7 @@ impl Segment {
         Ok(keys)
     }
 
-    /// The same segment with these columns of some row groups in memory, so that reading them asks for nothing more.
-    ///
-    /// # Errors
-    /// There are no such row groups, or the object can't be read.
+    /// The same segment with these columns of some row groups in memory.
     pub(crate) async fn with_columns(&self, row_groups: Range<usize>, columns: &[usize]) -> Result<Self> {
         let groups = self.metadata().row_groups().get(row_groups.clone());
         let groups =
@@ -284,13 +253,14 @@ impl Segment {
         })
     }
 
-    /// Where the row group ends: its last key. Reads the last page of two small columns.
-    ///
-    /// # Errors
-    /// There is no such row group, or the object can't be read.
+    /// The last key of a row group. Reads the last page of two small columns.
     pub(crate) async fn last_key(&self, row_group: usize) -> Result<Key> {
         let rows = self.rows_of(row_group)?;
-        let mut batches = self.batches(row_group, &[at::ID, at::SORT_TIME], Some(rows.saturating_sub(1)..rows))?;
+        let mut batches = self.batches(
+            row_group,
+            &[position::ID, position::SORT_TIME],
+            Some(rows.saturating_sub(1)..rows),
+        )?;
         let mut last = None;
         while let Some(batch) = batches.try_next().await? {
             last = row::keys(&batch)?.pop().or(last);
@@ -298,8 +268,8 @@ impl Segment {
         last.ok_or_else(|| Error::corrupt(self.path(), format!("row group {row_group} has no rows")))
     }
 
-    /// Whether the columns of a row group can be copied into a file that is compressed like segments are, and are
-    /// worth it: a small row group is better put together with others.
+    /// Whether the columns of a row group can be copied into a file with the compression of segments, and are worth it:
+    /// small row groups are better merged.
     pub(crate) fn can_be_copied(&self, row_group: usize, columns: &[usize], least_rows: u64) -> bool {
         let Some(group) = self.metadata().row_groups().get(row_group) else {
             return false;
@@ -313,14 +283,11 @@ impl Segment {
     }
 
     /// How many rows a row group has.
-    ///
-    /// # Errors
-    /// There is no such row group.
     pub(crate) fn group_rows(&self, row_group: usize) -> Result<u64> {
         self.rows_of(row_group).map(|rows| rows as u64)
     }
 
-    /// A column chunk as it lies in the object. Every column has one leaf, so leaves are numbered like columns.
+    /// A column chunk as stored. Every column has one leaf, so leaves are numbered like columns.
     pub(crate) fn chunk(&self, row_group: usize, leaf: usize) -> Result<Chunk> {
         let rows = self.rows_of(row_group)? as u64;
         let pages = self
@@ -336,8 +303,8 @@ impl Segment {
     }
 
     /// Bytes of the object, to be copied as they are.
-    pub(crate) fn copied(&self, range: Range<u64>) -> Copied {
-        Copied {
+    pub(crate) fn copied(&self, range: Range<u64>) -> CopiedRange {
+        CopiedRange {
             store: self.object.store.clone(),
             path: self.object.path.clone(),
             range,
@@ -356,10 +323,7 @@ impl Segment {
         self.footer.metadata()
     }
 
-    /// The segment as if this row group were all it had, as number 0: what is kept of it while many are read at once.
-    ///
-    /// # Errors
-    /// There is no such row group.
+    /// The segment reduced to this row group, as number 0, to save memory while many are read at once.
     pub(crate) fn only(&self, row_group: usize) -> Result<Self> {
         self.rows_of(row_group)?;
         let whole = self.metadata();
@@ -371,7 +335,7 @@ impl Segment {
         let footer = ArrowReaderMetadata::try_new(Arc::new(metadata), ArrowReaderOptions::new())
             .map_err(|error| Error::reading(self.path(), error))?;
         let mut object = self.object.clone();
-        object.forget();
+        object.drop_cache();
         Ok(Self { object, footer })
     }
 
@@ -380,8 +344,8 @@ impl Segment {
         self.metadata().memory_size() + SCHEMA_BYTES + self.object.kept_bytes()
     }
 
-    /// About how many bytes lie in memory while `wanted` rows of these columns are streamed: what was fetched of them,
-    /// a page of each, and a batch.
+    /// Estimated memory while `wanted` rows of these columns are streamed: the fetched data, a page of each, and a
+    /// batch.
     pub(crate) fn stream_bytes(&self, row_group: usize, columns: &[usize], wanted: usize) -> usize {
         let group = self.metadata().row_group(row_group);
         let index = self.metadata().offset_index().and_then(|index| index.get(row_group));
@@ -411,7 +375,7 @@ impl Segment {
         rows.ok_or_else(|| Error::corrupt(self.path(), format!("it has no row group {row_group}")))
     }
 
-    /// So many that a batch stays within its bytes, going by the average row.
+    /// Rows per batch so that it stays within its bytes, by the average row.
     fn batch_rows(&self, row_group: usize, mask: &ProjectionMask) -> usize {
         let group = self.metadata().row_group(row_group);
         let leaves = group

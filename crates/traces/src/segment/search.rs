@@ -17,9 +17,9 @@ use uuid::Uuid;
 use super::Segment;
 use crate::columnar::{Error, Result};
 use crate::row::{self, Key};
-use crate::schema::at;
+use crate::schema::position;
 
-/// Bytes of filters that are fetched at once, about. What lies between them counts.
+/// Approximate bytes of filters per request, including gaps.
 const FILTERS: u64 = 8 << 20;
 
 /// A row that was looked for.
@@ -27,15 +27,13 @@ const FILTERS: u64 = 8 << 20;
 pub struct Hit {
     /// Row group it was found in.
     pub row_group: usize,
-    /// Its project.
     pub project: ProjectId,
-    /// Where it stands.
     pub key: Key,
     /// Its place in the tree, where that was asked for.
     pub lineage: Option<Lineage>,
 }
 
-/// Where a run stands in the tree of its trace, as far as its row knows.
+/// The position of a run in the tree of its trace, as far as its row knows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lineage {
     /// Whether it is a root.
@@ -46,7 +44,7 @@ pub struct Lineage {
     pub dotted_order: Option<String>,
 }
 
-/// Bloom filters of one column, of some row groups. `None` where a row group has none.
+/// Bloom filters of one column, for some row groups. `None` if a row group has none.
 #[derive(Clone, Debug, Default)]
 pub struct Filters(BTreeMap<usize, Option<Arc<Sbbf>>>);
 
@@ -68,7 +66,7 @@ impl Filters {
 }
 
 impl Segment {
-    /// Whether one of `texts` lies between the smallest and the largest value of a column of ids.
+    /// Whether one of `texts` is between the smallest and largest value of an id column.
     pub(crate) fn spans(&self, row_group: usize, column: usize, texts: &[String]) -> bool {
         let group = self.metadata().row_groups().get(row_group);
         let statistics = group.and_then(|group| group.column(column).statistics());
@@ -81,8 +79,8 @@ impl Segment {
         }
     }
 
-    /// Adds to `filters` those of a column that it does not have yet. One request fetches those of many row groups: they
-    /// lie together.
+    /// Adds the missing filters of a column to `filters`. They are adjacent, so one request fetches those of many row
+    /// groups.
     pub(crate) async fn read_filters(&self, column: usize, row_groups: &[usize], filters: &mut Filters) -> Result<()> {
         let mut missing: Vec<(usize, Range<u64>)> = Vec::new();
         for row_group in row_groups {
@@ -94,7 +92,7 @@ impl Segment {
                 None => drop(filters.0.insert(*row_group, None)),
             }
         }
-        // In the order in which they lie, so that the store can join them.
+        // In file order, so that the store can join them.
         missing.sort_unstable_by_key(|(_, range)| range.start);
         let mut rest = missing.as_slice();
         while let Some((_, first)) = rest.first() {
@@ -113,7 +111,7 @@ impl Segment {
         Ok(())
     }
 
-    /// Where the bloom filter of a column lies, header and all.
+    /// Where the bloom filter of a column is, header and all.
     fn filter_range(&self, row_group: usize, column: usize) -> Result<Option<Range<u64>>> {
         self.rows_of(row_group)?;
         let column = self.metadata().row_group(row_group).column(column);
@@ -125,7 +123,7 @@ impl Segment {
         Ok(range)
     }
 
-    /// Rows of a row group that are of one of `traces` or have one of `ids`.
+    /// Rows of a row group that belong to one of `traces` or have one of `ids`.
     pub(crate) async fn hits(
         &self,
         row_group: usize,
@@ -137,9 +135,9 @@ impl Segment {
         let own = |texts: &[String]| -> HashSet<String> { texts.iter().cloned().collect() };
         let (traces, ids) = (own(traces), own(ids));
         let looked_at = if ids.is_empty() {
-            vec![at::TRACE_ID]
+            vec![position::TRACE_ID]
         } else {
-            vec![at::ID, at::TRACE_ID]
+            vec![position::ID, position::TRACE_ID]
         };
         let is_wanted = ArrowPredicateFn::new(ProjectionMask::roots(&schema, looked_at), move |batch| {
             let of = batch.column(batch.num_columns() - 1).as_string::<i32>();
@@ -151,9 +149,9 @@ impl Segment {
                 })
                 .collect::<BooleanArray>())
         });
-        let mut columns = vec![at::ID, at::SESSION_ID, at::SORT_TIME];
+        let mut columns = vec![position::ID, position::SESSION_ID, position::SORT_TIME];
         if lineage {
-            columns.extend([at::PARENT_RUN_ID, at::IS_ROOT, at::DOTTED_ORDER]);
+            columns.extend([position::PARENT_RUN_ID, position::IS_ROOT, position::DOTTED_ORDER]);
         }
         let mut batches = self
             .builder()
@@ -180,7 +178,7 @@ impl Segment {
                     row_group,
                     project: project
                         .parse()
-                        .map_err(|_| Error::Columns(format!("`{project}` is no id")))?,
+                        .map_err(|_| Error::Columns(format!("`{project}` is not an id")))?,
                     key,
                     lineage: lineage.then(|| Lineage {
                         is_root: roots.filter(|roots| roots.is_valid(row)).map(|roots| roots.value(row)),

@@ -23,14 +23,11 @@ use crate::upload::{Blocks, Upload};
 /// Rows of a page at most. Pages of long values are smaller.
 const PAGE_ROWS: usize = 4096;
 
-/// Rows turned into columns at once. Small, since a batch doubles what its rows hold.
+/// Rows per encoded batch. Small, since a batch doubles the memory of its rows.
 const BATCH_ROWS: usize = 1024;
 const BATCH_BYTES: usize = 4 << 20;
 
-/// Writes rows as one segment, each to its (project, day), rows of one id in a project merged. `None` for no rows.
-///
-/// # Errors
-/// A row has no place yet, or the store refused; then nothing is visible at `path`.
+/// Writes rows as one segment, each into its (project, day), merged per id within a project. `None` for no rows.
 pub async fn write(
     store: Arc<dyn ObjectStore>,
     path: Path,
@@ -39,7 +36,7 @@ pub async fn write(
 ) -> Result<Option<Written>> {
     let mut groups: BTreeMap<(ProjectId, NaiveDate), Vec<Row>> = BTreeMap::new();
     for (project, row) in rows {
-        let day = row.day().ok_or(Error::Unplaced(row.id()))?;
+        let day = row.day().ok_or(Error::NoLocation(row.id()))?;
         groups.entry((project, day)).or_default().push(row);
     }
     if groups.is_empty() {
@@ -55,32 +52,36 @@ pub async fn write(
 /// Columns that wait to be encoded.
 const BATCHES_AHEAD: usize = 1;
 
-/// Writes a segment group by group, so that only one group has to lie in memory. Columns are encoded and compressed by
-/// a task beside, while the next ones are made.
+/// Writes a segment group by group, so that only one group is in memory. A separate task encodes and compresses columns
+/// while the next ones are prepared.
 pub struct SegmentWriter {
     tenant: TenantId,
     path: Path,
-    encode: mpsc::Sender<Encode>,
+    encode: mpsc::Sender<EncodeCommand>,
     encoder: JoinHandle<Result<u64>>,
     parts: Vec<Part>,
 }
 
-/// What the encoding task is told. Told nothing more, it gives the segment up.
-enum Encode {
+/// Commands for the encoding task. If it receives no more, it abandons the segment.
+enum EncodeCommand {
     Rows(RecordBatch),
     EndGroup,
     Finish,
 }
 
-async fn encode(mut file: ArrowWriter<Blocks>, mut upload: Upload, mut told: mpsc::Receiver<Encode>) -> Result<u64> {
+async fn encode(
+    mut file: ArrowWriter<Blocks>,
+    mut upload: Upload,
+    mut told: mpsc::Receiver<EncodeCommand>,
+) -> Result<u64> {
     loop {
         match told.recv().await {
-            Some(Encode::Rows(rows)) => file.write(&rows)?,
-            Some(Encode::EndGroup) => {
+            Some(EncodeCommand::Rows(rows)) => file.write(&rows)?,
+            Some(EncodeCommand::EndGroup) => {
                 file.flush()?;
                 file.inner_mut().send(&mut upload).await?;
             }
-            Some(Encode::Finish) => {
+            Some(EncodeCommand::Finish) => {
                 file.finish()?;
                 file.inner_mut().send(&mut upload).await?;
                 return upload.complete().await;
@@ -95,9 +96,6 @@ async fn encode(mut file: ArrowWriter<Blocks>, mut upload: Upload, mut told: mps
 
 impl SegmentWriter {
     /// Begins a segment at `path`.
-    ///
-    /// # Errors
-    /// Never in practice: the schema is fixed.
     pub fn new(store: Arc<dyn ObjectStore>, path: Path, tenant: TenantId) -> Result<Self> {
         let mut file = ArrowWriter::try_new(Blocks::default(), segment_schema(), Some(properties()))?;
         file.append_key_value_metadata(starts_derived());
@@ -113,9 +111,6 @@ impl SegmentWriter {
 
     /// Adds rows of one project and one day in any order; rows of one id are merged. The next call begins a new row
     /// group.
-    ///
-    /// # Errors
-    /// A row has no place yet or is of another day, or the store refused.
     pub async fn write_group(&mut self, project: ProjectId, rows: impl IntoIterator<Item = Box<Row>>) -> Result<()> {
         let rows = sorted(rows)?;
         let mut group = Group::default();
@@ -125,25 +120,25 @@ impl SegmentWriter {
             let weight = row.weight();
             if group.day.is_some_and(|day| day != key.sort_time.day()) {
                 return Err(Error::Columns(format!(
-                    "trace run {} is of another day than its group",
+                    "trace run {} belongs to another day than its group",
                     key.id
                 )));
             }
             if group.rows > 0 && (group.rows >= GROUP_ROWS || group.bytes + weight > GROUP_BYTES) {
-                self.tell(Encode::Rows(batch.finish()?)).await?;
+                self.tell(EncodeCommand::Rows(batch.finish()?)).await?;
                 batch_bytes = 0;
                 self.close_group(project, std::mem::take(&mut group)).await?;
             }
             // A row that is larger than a batch has one of its own.
             if batch.len() >= BATCH_ROWS || !batch.is_empty() && batch_bytes + weight > BATCH_BYTES {
-                self.tell(Encode::Rows(batch.finish()?)).await?;
+                self.tell(EncodeCommand::Rows(batch.finish()?)).await?;
                 batch_bytes = 0;
             }
             batch.push(&row)?;
             batch_bytes += weight;
             group.add(key, &row, weight);
         }
-        self.tell(Encode::Rows(batch.finish()?)).await?;
+        self.tell(EncodeCommand::Rows(batch.finish()?)).await?;
         self.close_group(project, group).await
     }
 
@@ -153,12 +148,9 @@ impl SegmentWriter {
         self.parts.len()
     }
 
-    /// Ends the segment and makes it visible.
-    ///
-    /// # Errors
-    /// The store refused; then nothing is visible.
+    /// Finishes the segment and makes it visible.
     pub async fn finish(mut self) -> Result<Written> {
-        self.tell(Encode::Finish).await?;
+        self.tell(EncodeCommand::Finish).await?;
         let bytes = joined(&mut self.encoder).await?;
         Ok(Written {
             path: self.path,
@@ -172,7 +164,7 @@ impl SegmentWriter {
         let (Some(day), Some((first, last))) = (group.day, group.keys) else {
             return Ok(());
         };
-        self.tell(Encode::EndGroup).await?;
+        self.tell(EncodeCommand::EndGroup).await?;
         self.parts.push(Part {
             row_group: self.parts.len(),
             project,
@@ -186,7 +178,7 @@ impl SegmentWriter {
         Ok(())
     }
 
-    async fn tell(&mut self, what: Encode) -> Result<()> {
+    async fn tell(&mut self, what: EncodeCommand) -> Result<()> {
         if self.encode.send(what).await.is_err() {
             // It ended before its time, and says why.
             joined(&mut self.encoder).await?;
@@ -200,12 +192,12 @@ async fn joined<T>(task: &mut JoinHandle<Result<T>>) -> Result<T> {
     match task.await.map_err(JoinError::try_into_panic) {
         Ok(answer) => answer,
         Err(Ok(panic)) => std::panic::resume_unwind(panic),
-        // The runtime is going down, and whoever asks with it.
+        // The runtime is shutting down, and the caller with it.
         Err(Err(_)) => std::future::pending().await,
     }
 }
 
-/// A row group in the making.
+/// A row group in progress.
 #[derive(Default)]
 struct Group {
     day: Option<NaiveDate>,
@@ -234,9 +226,9 @@ impl Group {
 fn sorted(rows: impl IntoIterator<Item = Box<Row>>) -> Result<Vec<(Key, Box<Row>)>> {
     let mut keyed = rows
         .into_iter()
-        .map(|row| Ok((row.key().ok_or(Error::Unplaced(row.id()))?, row)))
+        .map(|row| Ok((row.key().ok_or(Error::NoLocation(row.id()))?, row)))
         .collect::<Result<Vec<_>>>()?;
-    // By id first: operations of one id whose senders disagree about its start still become one row.
+    // By id first: operations on one id with different starts still become one row.
     keyed.sort_by_key(|(key, _)| (key.id, key.sort_time));
     let mut merged: Vec<(Key, Box<Row>)> = Vec::with_capacity(keyed.len());
     for (key, row) in keyed {
@@ -253,9 +245,9 @@ fn sorted(rows: impl IntoIterator<Item = Box<Row>>) -> Result<Vec<(Key, Box<Row>
 pub(crate) fn properties() -> WriterProperties {
     let mut properties = common_properties()
         .set_compression(*ZSTD)
-        // Row groups end where `close_group` says, at whatever number of rows.
+        // `close_group` decides where row groups end, not their number of rows.
         .set_max_row_group_row_count(None)
-        // Some rows can be read without decoding all of a column of ids.
+        // Some rows can be read without decoding a whole id column.
         .set_data_page_row_count_limit(PAGE_ROWS)
         // One request then fetches those of all row groups.
         .set_bloom_filter_position(BloomFilterPosition::End);
@@ -264,7 +256,7 @@ pub(crate) fn properties() -> WriterProperties {
         properties = properties
             .set_column_bloom_filter_enabled(column.clone(), true)
             .set_column_bloom_filter_fpp(column.clone(), 0.01)
-            // Sized for the largest group; what a small group doesn't need is folded away.
+            // Sized for the largest group; for a small group the filter is folded to fit.
             .set_column_bloom_filter_max_ndv(column, GROUP_ROWS as u64);
     }
     properties.build()

@@ -1,4 +1,4 @@
-//! What an encoder has written and nobody has sent yet.
+//! What an encoder has written and no one has sent yet.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -10,40 +10,39 @@ use object_store::path::Path;
 use super::Upload;
 use crate::columnar::Result;
 
-/// What an encoder writes into between two awaits: blocks, since one growing buffer would for a moment hold everything
-/// twice. Clones share them, so that what one half-written row group has made so far can be sent already.
+/// The output of an encoder between two awaits: blocks, since growing one buffer would briefly hold everything twice.
+/// Clones share them, so that the beginning of an unfinished row group can already be sent.
 ///
-/// A range of the file may be [`Copied`] from another object. Whatever the encoder writes there stands in for the bytes
-/// of that object, which are read when their turn to be sent has come.
+/// A range of the file may be a [`CopiedRange`] of another object. The encoder's output there stands in for that
+/// object's bytes, which are read when they are sent.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Blocks(Arc<Mutex<Shared>>);
+pub(crate) struct Blocks(Arc<Mutex<BlocksState>>);
 
 /// A range of another object, to be copied.
 #[derive(Clone, Debug)]
-pub(crate) struct Copied {
-    /// Where the object lies.
+pub(crate) struct CopiedRange {
+    /// Where the object is.
     pub(crate) store: Arc<dyn ObjectStore>,
-    /// Its key.
     pub(crate) path: Path,
     /// Bytes of it.
     pub(crate) range: Range<u64>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
-    ready: Vec<Piece>,
+struct BlocksState {
+    ready: Vec<BlockPiece>,
     /// Sent, and to be filled again.
     free: Vec<Vec<u8>>,
     /// How many bytes were taken.
     taken: u64,
     /// Ranges of the file that are copied, in order, from the one at `taken` on.
-    copied: VecDeque<(Range<u64>, Copied)>,
+    copied: VecDeque<(Range<u64>, CopiedRange)>,
 }
 
 #[derive(Debug)]
-enum Piece {
-    Written(Vec<u8>),
-    Copied(Copied),
+enum BlockPiece {
+    Bytes(Vec<u8>),
+    Copied(CopiedRange),
 }
 
 impl Blocks {
@@ -53,9 +52,9 @@ impl Blocks {
     /// So many are kept for what comes.
     const FREE: usize = 4;
 
-    /// Tells that what is going to be written at `at` stands in for bytes of another object. Ranges are told in order,
-    /// before they are written.
-    pub(crate) fn copy(&self, at: u64, from: Copied) {
+    /// Declares that the output at `at` stands in for bytes of another object. Ranges are declared in order, before
+    /// they are written.
+    pub(crate) fn copy(&self, at: u64, from: CopiedRange) {
         let end = at + (from.range.end - from.range.start);
         if end > at {
             self.lock().copied.push_back((at..end, from));
@@ -67,11 +66,11 @@ impl Blocks {
         let ready = std::mem::take(&mut self.lock().ready);
         for piece in ready {
             let mut block = match piece {
-                Piece::Copied(from) => {
+                BlockPiece::Copied(from) => {
                     upload.copy(&from.store, &from.path, from.range).await?;
                     continue;
                 }
-                Piece::Written(block) => block,
+                BlockPiece::Bytes(block) => block,
             };
             upload.write(&block).await?;
             let mut shared = self.lock();
@@ -83,13 +82,13 @@ impl Blocks {
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Shared> {
+    fn lock(&self) -> MutexGuard<'_, BlocksState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Shared {
-    /// Takes some of `bytes`, and says how many: those up to where the next range to be copied begins or ends.
+impl BlocksState {
+    /// Takes some of `bytes` and returns how many: up to the next boundary of a copied range.
     fn take(&mut self, bytes: &[u8]) -> usize {
         let up_to = |end: u64, at: u64| usize::try_from(end - at).unwrap_or(usize::MAX).min(bytes.len());
         let taken = match self.copied.front() {
@@ -118,18 +117,18 @@ impl Shared {
     }
 
     /// Neighbours are read as one.
-    fn push(&mut self, next: Copied) {
+    fn push(&mut self, next: CopiedRange) {
         match self.ready.last_mut() {
-            Some(Piece::Copied(last)) if last.path == next.path && last.range.end == next.range.start => {
+            Some(BlockPiece::Copied(last)) if last.path == next.path && last.range.end == next.range.start => {
                 last.range.end = next.range.end;
             }
-            _ => self.ready.push(Piece::Copied(next)),
+            _ => self.ready.push(BlockPiece::Copied(next)),
         }
     }
 
     fn write(&mut self, bytes: &[u8]) {
         match self.ready.last_mut() {
-            Some(Piece::Written(block)) if block.len() + bytes.len() <= Blocks::BYTES => {
+            Some(BlockPiece::Bytes(block)) if block.len() + bytes.len() <= Blocks::BYTES => {
                 block.extend_from_slice(bytes);
             }
             last => {
@@ -141,7 +140,7 @@ impl Shared {
                 let free = self.free.pop();
                 let mut block = free.unwrap_or_else(|| Vec::with_capacity(least.max(bytes.len()).min(Blocks::BYTES)));
                 block.extend_from_slice(bytes);
-                self.ready.push(Piece::Written(block));
+                self.ready.push(BlockPiece::Bytes(block));
             }
         }
     }
@@ -173,7 +172,7 @@ mod tests {
 
     use super::*;
 
-    /// Whatever is written and copied, in pieces of whatever size and sent at whatever moment: the bytes are those.
+    /// Whatever the sizes of writes and the moments of sends, the bytes are the same.
     async fn check(parts: Vec<(bool, usize)>, step: usize, sends: usize) {
         let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
         let source: Vec<u8> = (0..20_000_u32).map(|at| (at * 31 % 251) as u8).collect();
@@ -187,7 +186,7 @@ mod tests {
             if copied {
                 let range = from..from + bytes;
                 from += bytes;
-                let copied = Copied {
+                let copied = CopiedRange {
                     store: store.clone(),
                     path: other.clone(),
                     range: range.start as u64..range.end as u64,

@@ -1,57 +1,57 @@
-//! How much of what was accepted waits to be folded, and who may bring more.
+//! The backlog of accepted data that wait for a flush, and admission control.
 //!
-//! Accepting is several times as fast as folding. Without a bound, whoever sends more than is folded would be accepted
-//! until the disk is full, and long before that nobody could read: what is open is read along with every question. So
-//! beyond half of the bound, bodies come in by a pace: that of folding, the slower the fuller. Where more is offered
-//! than is folded, just as much comes in as is folded, evenly, and the backlog stands at the bound.
+//! Accepting is several times as fast as flushing. Without a limit, data would be accepted until the disk is full, and
+//! long before that reads would fail: unflushed data are read with every query. So above half of the limit, bodies are
+//! admitted at a rate that approaches that of flushing as the backlog grows. Under overload the admitted rate equals
+//! the flush rate, and the backlog stays at the limit.
 //!
-//! Several processes share a backlog. Each looks at all of it now and then, and adds what it has accepted since.
+//! Several processes share a backlog. Each reads the total periodically and adds what it has accepted since.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
-use towpath_store::{Store, units};
+use towpath_store::{Store, wal_segments};
 
 /// Between two looks while it may matter soon.
 const OFTEN: Duration = Duration::from_millis(250);
 /// Between two looks at a small backlog.
 const SELDOM: Duration = Duration::from_secs(1);
-/// Over this time the pace of folding is measured.
+/// Over this time the pace of flushing is measured.
 const SPAN: Duration = Duration::from_secs(5);
-/// What may come in at once by the pace is what the pace brings in this time.
+/// Burst size, as the time in which the rate yields as much.
 const AT_ONCE: f64 = 0.1;
-/// Nobody comes back sooner, or the answer would only spend one of its few tries.
+/// Minimum wait, or the answer would only use up one of the client's few retries.
 const SHORTEST_WAIT: f64 = 2.0;
-/// Nobody is sent away for longer: much may change.
+/// No one is sent away for longer: much may change.
 const LONGEST_WAIT: f64 = 30.0;
 /// What the smallest body counts as.
 const LEAST_BYTES: u64 = 512;
 
-/// The bytes of open units.
+/// The bytes of open WAL segments.
 pub struct Backlog {
     bound: f64,
-    state: Mutex<State>,
+    state: Mutex<BacklogState>,
     /// Something was accepted.
-    grew: Notify,
+    bytes_added: Notify,
 }
 
 #[derive(Default)]
-struct State {
+struct BacklogState {
     /// At the last look.
-    open: u64,
+    open_bytes: u64,
     /// Accepted by this process since then.
-    since: u64,
-    /// Of the last moments, in bytes; `None` while nothing was folded in them.
-    folded_per_second: Option<f64>,
-    /// Bytes that may come in by the pace; below zero where a body was larger.
-    room: f64,
+    added_since_refresh: u64,
+    /// The recent flush rate in bytes; `None` if nothing was flushed.
+    flushed_per_second: Option<f64>,
+    /// Bytes that may be admitted by the rate; negative after a larger body.
+    allowance: f64,
     filled: Option<Instant>,
 }
 
-impl State {
+impl BacklogState {
     const fn bytes(&self) -> u64 {
-        self.open + self.since
+        self.open_bytes + self.added_since_refresh
     }
 }
 
@@ -61,78 +61,83 @@ impl Backlog {
         Self {
             bound: bound_bytes.max(1) as f64,
             state: Mutex::default(),
-            grew: Notify::new(),
+            bytes_added: Notify::new(),
         }
     }
 
-    /// Whether a body of so many bytes may come in now, or when there will be room.
+    /// Whether a body of this size may be admitted now, or when there will be room.
     pub fn admit(&self, bytes: u64, now: Instant) -> Result<(), Duration> {
         let mut state = self.lock();
         let fill = state.bytes() as f64 / self.bound;
         if fill <= 0.5 {
             return Ok(());
         }
-        let Some(folded) = state.folded_per_second else {
-            // Nothing is known of folding: it has not begun yet, or it stands still.
+        let Some(folded) = state.flushed_per_second else {
+            // The flush rate is unknown: flushing has not begun yet, or it is stuck.
             return if fill < 1.0 {
                 Ok(())
             } else {
-                Err(wait(LONGEST_WAIT / 3.0))
+                Err(retry_after(LONGEST_WAIT / 3.0))
             };
         };
         let pace = folded / (2.0 * fill - 1.0);
         let passed = state.filled.map_or(0.0, |then| now.duration_since(then).as_secs_f64());
-        state.room = (state.room + passed * pace).min(pace * AT_ONCE);
+        state.allowance = (state.allowance + passed * pace).min(pace * AT_ONCE);
         state.filled = Some(now);
-        if state.room <= 0.0 {
-            // By then everybody may come in, if nobody comes before.
-            return Err(wait((fill - 0.5) * self.bound / folded));
+        if state.allowance <= 0.0 {
+            // By then everyone may come in, if no one comes before.
+            return Err(retry_after((fill - 0.5) * self.bound / folded));
         }
-        state.room -= bytes.max(LEAST_BYTES) as f64;
+        state.allowance -= bytes.max(LEAST_BYTES) as f64;
         Ok(())
     }
 
     /// So many bytes were registered by this process.
     pub fn accepted(&self, bytes: u64) {
-        self.lock().since += bytes;
-        self.grew.notify_one();
+        self.lock().added_since_refresh += bytes;
+        self.bytes_added.notify_one();
     }
 
     /// Looks again and again. Ends never.
     pub async fn watch(&self, store: &Store) {
         loop {
             if self.lock().bytes() == 0 {
-                self.grew.notified().await;
+                self.bytes_added.notified().await;
             }
-            self.look(store).await;
+            self.refresh(store).await;
             let full = self.lock().bytes() as f64 > self.bound / 4.0;
             tokio::time::sleep(if full { OFTEN } else { SELDOM }).await;
         }
     }
 
-    async fn look(&self, store: &Store) {
-        let before = self.lock().since;
+    async fn refresh(&self, store: &Store) {
+        let before = self.lock().added_since_refresh;
         let after = store.clock().now().minus(SPAN);
         let seen = store
-            .read(async |tx| Ok((units::backlog(tx).await?.1, units::folded_bytes_since(tx, after).await?)))
+            .read(async |tx| {
+                Ok((
+                    wal_segments::backlog(tx).await?.1,
+                    wal_segments::flushed_bytes_since(tx, after).await?,
+                ))
+            })
             .await;
-        // Without an answer what was known stays; what is accepted meanwhile is still counted.
+        // Without an answer the last value stays; newly accepted data are still added.
         if let Ok((open, folded)) = seen {
             let mut state = self.lock();
-            state.open = u64::try_from(open).unwrap_or_default();
-            state.since = state.since.saturating_sub(before);
-            state.folded_per_second = (folded > 0).then(|| folded as f64 / SPAN.as_secs_f64());
+            state.open_bytes = u64::try_from(open).unwrap_or_default();
+            state.added_since_refresh = state.added_since_refresh.saturating_sub(before);
+            state.flushed_per_second = (folded > 0).then(|| folded as f64 / SPAN.as_secs_f64());
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, BacklogState> {
         // Nothing in here panics half way through a change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// In whole seconds, as the header has them.
-fn wait(seconds: f64) -> Duration {
+fn retry_after(seconds: f64) -> Duration {
     Duration::from_secs_f64(seconds.ceil().clamp(SHORTEST_WAIT, LONGEST_WAIT))
 }
 
@@ -144,15 +149,15 @@ mod tests {
 
     fn backlog(open: u64, folded_per_second: Option<u64>) -> Backlog {
         let backlog = Backlog::new(100 * MB);
-        *backlog.lock() = State {
-            open,
-            folded_per_second: folded_per_second.map(|bytes| bytes as f64),
-            ..State::default()
+        *backlog.lock() = BacklogState {
+            open_bytes: open,
+            flushed_per_second: folded_per_second.map(|bytes| bytes as f64),
+            ..BacklogState::default()
         };
         backlog
     }
 
-    /// Bytes that came in of bodies of 100 kB offered every millisecond for ten seconds.
+    /// Bytes admitted when bodies of 100 kB are offered every millisecond for ten seconds.
     fn admitted(backlog: &Backlog) -> u64 {
         let began = Instant::now();
         let offered = (0..10_000).map(|at| began + Duration::from_millis(at));

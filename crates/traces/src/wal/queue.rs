@@ -1,4 +1,4 @@
-//! What waits to be written: bounded in bytes, taken by whole batches.
+//! The write queue: bounded in bytes, consumed in batches.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,15 +8,15 @@ use tokio::sync::{Notify, oneshot};
 use towpath_domain::TenantId;
 
 use super::{AppendError, MAX_DECODED, MAX_ITEMS, MAX_NAMED};
-use crate::accept::Accepted;
+use crate::accept::AcceptedRequest;
 
 /// A request that waits for its answer.
-pub struct Entry {
-    pub accepted: Accepted,
+pub struct QueuedRequest {
+    pub accepted: AcceptedRequest,
     pub answer: oneshot::Sender<Result<(), AppendError>>,
 }
 
-impl Entry {
+impl QueuedRequest {
     pub fn bytes(&self) -> usize {
         self.accepted.frame.body.len()
     }
@@ -39,20 +39,20 @@ pub struct Bounds {
     /// Bytes that wait or are being written.
     pub bytes: usize,
     /// About how many bytes are written at once.
-    pub unit_bytes: usize,
-    /// How many units are written at the same time.
-    pub flushes: usize,
-    /// The longest time anybody should wait. A sender whose patience ends before its answer comes sends the same body
-    /// again, so what is taken in beyond this is work for nothing.
+    pub segment_bytes: usize,
+    /// How many WAL segments are written at the same time.
+    pub concurrent_writes: usize,
+    /// The longest acceptable wait. A sender that times out sends the same body again, so accepting more would be
+    /// wasted work.
     pub wait: Duration,
 }
 
 #[derive(Default)]
 struct State {
-    waiting: VecDeque<Entry>,
+    waiting: VecDeque<QueuedRequest>,
     bytes: usize,
-    /// Seconds that the latest flushes took; 0 before the first.
-    flush_seconds: f64,
+    /// Seconds that the latest writes took; 0 before the first.
+    write_seconds: f64,
     closed: bool,
 }
 
@@ -65,19 +65,18 @@ impl Queue {
         }
     }
 
-    pub fn push(&self, accepted: Accepted) -> Result<oneshot::Receiver<Result<(), AppendError>>, AppendError> {
+    pub fn push(&self, accepted: AcceptedRequest) -> Result<oneshot::Receiver<Result<(), AppendError>>, AppendError> {
         let (answer, receiver) = oneshot::channel();
-        let entry = Entry { accepted, answer };
+        let entry = QueuedRequest { accepted, answer };
         let mut state = self.lock();
         if state.closed {
             return Err(AppendError::Closed);
         }
-        // One body always fits, or a body larger than the queue could never come in.
+        // One body always fits, or a body larger than the queue could never be accepted.
         let wait = state.time_to_write(&self.bounds);
         let full = state.bytes + entry.bytes() > self.bounds.bytes || wait > self.bounds.wait;
         if state.bytes > 0 && full {
-            // In whole seconds as the header has them. At least two: a client that comes back sooner only spends its
-            // few tries.
+            // Whole seconds, as in the header. At least two: a client that returns sooner only uses up its few retries.
             let seconds = wait.as_secs_f64().ceil().clamp(2.0, 30.0);
             return Err(AppendError::Overloaded {
                 retry_after: Duration::from_secs_f64(seconds),
@@ -90,9 +89,9 @@ impl Queue {
         Ok(receiver)
     }
 
-    /// The next batch of about `most` bytes, at the soonest `linger` after its first request came, unless it is full
+    /// The next batch of about `most` bytes, at the earliest `linger` after its first request, unless it is full
     /// before. `None` when the queue is closed and empty.
-    pub async fn take(&self, most: usize, linger: Duration) -> Option<Vec<Entry>> {
+    pub async fn take(&self, most: usize, linger: Duration) -> Option<Vec<QueuedRequest>> {
         loop {
             let arrived = self.arrived.notified();
             {
@@ -123,22 +122,22 @@ impl Queue {
             let _ = tokio::time::timeout(linger, full).await;
         }
         let batch = self.lock().batch(most);
-        // This flush may have eaten the notice of what it leaves behind.
+        // This write may have consumed the notification for the requests it leaves.
         if !self.lock().waiting.is_empty() {
             self.arrived.notify_one();
         }
         Some(batch)
     }
 
-    /// A flush is over: its bytes make room.
-    pub fn flushed(&self, bytes: usize, took: Duration) {
+    /// A write is over: its bytes make room.
+    pub fn record_write_time(&self, bytes: usize, took: Duration) {
         let mut state = self.lock();
         state.bytes = state.bytes.saturating_sub(bytes);
         let took = took.as_secs_f64();
-        state.flush_seconds = if state.flush_seconds == 0.0 {
+        state.write_seconds = if state.write_seconds == 0.0 {
             took
         } else {
-            state.flush_seconds * 0.7 + took * 0.3
+            state.write_seconds * 0.7 + took * 0.3
         };
     }
 
@@ -158,7 +157,7 @@ impl Queue {
 }
 
 impl State {
-    fn batch(&mut self, most: usize) -> Vec<Entry> {
+    fn batch(&mut self, most: usize) -> Vec<QueuedRequest> {
         let (mut bytes, mut decoded, mut items, mut named, mut count) = (0_usize, 0_u64, 0_u32, 0_usize, 0);
         for entry in &self.waiting {
             let head = &entry.accepted.frame.head;
@@ -175,12 +174,12 @@ impl State {
         self.waiting.drain(..count).collect()
     }
 
-    /// How long it takes to write what waits and what is being written. Counted in flushes: a small one takes hardly less
-    /// time than a full one.
+    /// Estimated time to write everything queued or in progress. Counted in writes: a small one takes hardly less time
+    /// than a full one.
     fn time_to_write(&self, bounds: &Bounds) -> Duration {
-        let units = self.bytes.div_ceil(bounds.unit_bytes.max(1));
-        let rounds = units.div_ceil(bounds.flushes.max(1));
-        Duration::from_secs_f64(rounds as f64 * self.flush_seconds)
+        let units = self.bytes.div_ceil(bounds.segment_bytes.max(1));
+        let rounds = units.div_ceil(bounds.concurrent_writes.max(1));
+        Duration::from_secs_f64(rounds as f64 * self.write_seconds)
     }
 }
 
@@ -195,7 +194,7 @@ mod tests {
     use crate::body::Encoding;
     use crate::wal::{Frame, FrameHead};
 
-    fn body(bytes: usize) -> Accepted {
+    fn body(bytes: usize) -> AcceptedRequest {
         let head = FrameHead {
             tenant: TenantId::nil(),
             route: Route::Batch,
@@ -206,7 +205,7 @@ mod tests {
             decoded_bytes: bytes as u64,
         };
         let body = Bytes::from(vec![b' '; bytes]);
-        Accepted {
+        AcceptedRequest {
             frame: Frame { head, body },
             projects: Vec::new(),
             operations: 1,
@@ -219,8 +218,8 @@ mod tests {
     fn queue() -> Queue {
         Queue::new(Bounds {
             bytes: 1000,
-            unit_bytes: 100,
-            flushes: 1,
+            segment_bytes: 100,
+            concurrent_writes: 1,
             wait: Duration::from_secs(4),
         })
     }
@@ -245,11 +244,11 @@ mod tests {
             "full, and nothing is known about its pace"
         );
 
-        // A disk that takes a second for each unit.
+        // A disk that takes a second for each WAL segment.
         for _ in 0..20 {
             let batch = queue.take(100, Duration::ZERO).await.unwrap();
             assert_eq!(batch.len(), 1);
-            queue.flushed(100, Duration::from_secs(1));
+            queue.record_write_time(100, Duration::from_secs(1));
             if queue.bytes() == 0 {
                 break;
             }
@@ -287,7 +286,7 @@ mod tests {
     #[tokio::test]
     async fn one_body_always_fits() {
         let queue = queue();
-        queue.flushed(0, Duration::from_secs(3600));
+        queue.record_write_time(0, Duration::from_secs(3600));
         assert_eq!(refused(&queue, 5000), None);
         assert_eq!(refused(&queue, 1), Some(30));
     }

@@ -1,24 +1,24 @@
-//! Removes objects of the log that nobody needs any more.
+//! Removes objects of the log that no one needs any more.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
 
 use futures::{StreamExt as _, TryStreamExt as _};
 use object_store::path::Path;
-use towpath_domain::{Timestamp, UnitId};
-use towpath_store::units::{FoldedUnit, Position};
-use towpath_store::{Store, units};
+use towpath_domain::{Timestamp, WalSegmentId};
+use towpath_store::wal_segments::{FlushedWalSegment, Position};
+use towpath_store::{Store, wal_segments};
 
 use crate::objects::{Objects, ObjectsError};
 
-/// Where the objects lie.
+/// Where the objects are.
 pub const FOLDER: &str = "wal";
 /// Objects removed at the same time.
 const AT_ONCE: usize = 32;
 /// Objects looked up in one statement.
 const TOGETHER: usize = 1000;
 
-/// Why sweeping stopped; it goes on next time.
+/// Why sweeping stopped; it continues next time.
 #[derive(Debug, thiserror::Error)]
 pub enum SweepError {
     /// The object store.
@@ -29,15 +29,15 @@ pub enum SweepError {
     Store(#[from] towpath_store::Error),
 }
 
-/// A walk through folded units, the first to be folded first. What cannot be removed is met again when it begins anew.
+/// A scan of flushed WAL segments in order of their flush. Failed removals are retried when it starts again.
 #[derive(Debug)]
-pub struct FoldedWalk {
+pub struct FlushedWalk {
     rows: i64,
     from: Position,
 }
 
-impl FoldedWalk {
-    /// From the beginning, by so many units at a time.
+impl FlushedWalk {
+    /// From the beginning, by so many WAL segments at a time.
     #[must_use]
     pub const fn new(rows: i64) -> Self {
         Self {
@@ -46,12 +46,9 @@ impl FoldedWalk {
         }
     }
 
-    /// Removes and forgets units that were folded before `before`, from where the walk has come to, until it has come to the end or
-    /// `until` is over.
-    ///
-    /// # Errors
-    /// What the object store says, when it removed nothing of a step; the next call goes on behind that. What the database says.
-    pub async fn go_on(
+    /// Removes and deletes WAL segments that were flushed before `before`, from the current position until the end or
+    /// until `until`.
+    pub async fn sweep_next(
         &mut self,
         store: &Store,
         objects: &Objects,
@@ -61,13 +58,13 @@ impl FoldedWalk {
         loop {
             let (from, rows) = (self.from, self.rows);
             let old = store
-                .read(async |tx| units::folded_before(tx, before, from, rows).await)
+                .read(async |tx| wal_segments::flushed_before(tx, before, from, rows).await)
                 .await?;
             let is_last = i64::try_from(old.len()).is_ok_and(|old| old < rows);
             self.from = old.last().filter(|_| !is_last).map_or(Position::START, Position::of);
-            let gone = folded(objects, &old).await?;
+            let gone = sweep_flushed(objects, &old).await?;
             if !gone.is_empty() {
-                store.write(async |tx| units::forget(tx, &gone).await).await?;
+                store.write(async |tx| wal_segments::forget(tx, &gone).await).await?;
             }
             if is_last || Instant::now() >= until {
                 return Ok(());
@@ -76,14 +73,15 @@ impl FoldedWalk {
     }
 }
 
-/// Removes the objects of folded units (from [`units::folded_before`]) that no other unit needs, and answers whose rows may
-/// now be forgotten (with [`units::forget`]): all but those whose object could not be removed, since the last row of an object
-/// takes it along. In this order a crash leaves rows without objects, which the next sweep meets again.
-///
-/// # Errors
-/// What the object store says, when it removed none of them.
-pub async fn folded(objects: &Objects, folded: &[FoldedUnit]) -> Result<Vec<UnitId>, ObjectsError> {
-    let done: BTreeSet<String> = folded
+/// Removes the objects of flushed WAL segments (from
+/// [`flushed_before`](towpath_store::wal_segments::flushed_before)) that no other WAL segment needs, and
+/// returns the rows that may now be deleted: all except those whose object could not be removed. After a crash, rows
+/// without objects remain, which the next sweep finds again.
+pub async fn sweep_flushed(
+    objects: &Objects,
+    flushed: &[FlushedWalSegment],
+) -> Result<Vec<WalSegmentId>, ObjectsError> {
+    let done: BTreeSet<String> = flushed
         .iter()
         .filter(|unit| unit.object_done)
         .map(|unit| unit.path.clone())
@@ -110,9 +108,9 @@ pub async fn folded(objects: &Objects, folded: &[FoldedUnit]) -> Result<Vec<Unit
             return Err(error);
         }
         // One that cannot be removed holds up none of the others.
-        tracing::warn!(objects = stay.len(), %error, "objects of the log cannot be removed; it is tried again");
+        tracing::warn!(objects = stay.len(), %error, "objects of the log cannot be removed; retrying");
     }
-    Ok(folded
+    Ok(flushed
         .iter()
         .filter(|unit| !stay.contains(&unit.path))
         .map(|unit| unit.id)
@@ -120,12 +118,9 @@ pub async fn folded(objects: &Objects, folded: &[FoldedUnit]) -> Result<Vec<Unit
 }
 
 /// Removes objects older than `before` that no row names: their transaction never committed. `before` must be longer
-/// ago than a transaction can take. Answers how many.
+/// ago than a transaction can take. Returns how many.
 ///
-/// All of them are listed: neither a folder nor every kind of bucket lists names in order.
-///
-/// # Errors
-/// What the object store or the database says.
+/// All objects are listed: neither a folder nor every kind of bucket lists names in order.
 pub async fn orphans(store: &Store, objects: &Objects, before: Timestamp) -> Result<usize, SweepError> {
     let folder = Path::from(FOLDER);
     let mut listed = objects.store().list(Some(&folder));
@@ -133,10 +128,10 @@ pub async fn orphans(store: &Store, objects: &Objects, before: Timestamp) -> Res
     while let Some(object) = listed.try_next().await.map_err(ObjectsError::from)? {
         let name = object.location.filename().and_then(|name| name.strip_suffix(".unit"));
         // What does not carry such a name was not put there by us.
-        let Some(id) = name.and_then(|name| name.parse::<UnitId>().ok()) else {
+        let Some(id) = name.and_then(|name| name.parse::<WalSegmentId>().ok()) else {
             continue;
         };
-        // By both clocks, that of its writer and that of the store: neither may be ahead.
+        // By both clocks, that of its writer and that of the store, since either may be ahead.
         if object.last_modified < before.to_utc() && !is_younger(id, before) {
             old.push(object.location);
         }
@@ -148,7 +143,7 @@ pub async fn orphans(store: &Store, objects: &Objects, before: Timestamp) -> Res
 }
 
 /// Whether an id was made at or after `time`.
-fn is_younger(id: UnitId, time: Timestamp) -> bool {
+fn is_younger(id: WalSegmentId, time: Timestamp) -> bool {
     id.0.get_timestamp().is_some_and(|made| {
         let (seconds, nanos) = made.to_unix();
         let micros = seconds
@@ -158,13 +153,15 @@ fn is_younger(id: UnitId, time: Timestamp) -> bool {
     })
 }
 
-/// Removes those of these objects that no row names, and says how many those were.
+/// Removes those of these objects that no row names, and returns how many.
 async fn remove_unnamed(store: &Store, objects: &Objects, paths: Vec<Path>) -> Result<usize, SweepError> {
     if paths.is_empty() {
         return Ok(0);
     }
     let texts: Vec<String> = paths.iter().map(Path::to_string).collect();
-    let named = store.read(async |tx| units::named_among(tx, &texts).await).await?;
+    let named = store
+        .read(async |tx| wal_segments::referenced_objects(tx, &texts).await)
+        .await?;
     let named: BTreeSet<String> = named.into_iter().collect();
     let mut swept = 0;
     for (path, text) in paths.iter().zip(&texts) {

@@ -14,14 +14,14 @@ use object_store::{
 };
 
 #[derive(Debug, Default)]
-pub struct Counting {
+pub struct CountingStore {
     objects: InMemory,
     reads: AtomicUsize,
     /// An object that is said not to be there, and how often.
     hidden: Mutex<Option<(Path, usize)>>,
 }
 
-impl Counting {
+impl CountingStore {
     /// Requests for bytes since this was last asked.
     pub fn reads(&self) -> usize {
         self.reads.swap(0, Ordering::SeqCst)
@@ -43,15 +43,15 @@ impl Counting {
     }
 }
 
-impl fmt::Display for Counting {
+impl fmt::Display for CountingStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Counting({})", self.objects)
     }
 }
 
-// Ranges that lie close together are joined by the trait itself, and then counted here.
+// Ranges that are close together are joined by the trait itself, and then counted here.
 #[async_trait]
-impl ObjectStore for Counting {
+impl ObjectStore for CountingStore {
     async fn put_opts(&self, location: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
         self.objects.put_opts(location, payload, options).await
     }

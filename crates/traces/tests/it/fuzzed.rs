@@ -125,7 +125,10 @@ fn what_is_changed_there_is_good_before() {
     for filter in FILTERS {
         towpath_domain::filter::Filter::parse(text(filter)).unwrap();
     }
-    assert_eq!(towpath_domain::trace::links(text(ORDER)).flatten().count(), 2);
+    assert_eq!(
+        towpath_domain::trace::dotted_order_parts(text(ORDER)).flatten().count(),
+        2
+    );
     for (route, encoding, operations, body) in INGEST {
         let content_type = if matches!(route, Route::Multipart) {
             bodies::CONTENT_TYPE

@@ -1,13 +1,13 @@
-//! From recorded and generated bodies through the write-ahead log to folded rows.
+//! From recorded and generated bodies through the write-ahead log to flushed rows.
 
 mod bounds;
 mod catalog;
+mod faulty_store;
 mod folding;
 mod index;
+mod locations;
 mod log;
-mod odd;
-mod places;
 mod recorded;
-mod units;
 mod upgrade;
+mod wal_segments;
 mod world;

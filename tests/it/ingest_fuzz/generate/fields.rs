@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use towpath_tests::{Dice, rfc3339};
+use towpath_tests::{Random, rfc3339};
 use uuid::Uuid;
 
 use super::{DAYS, Draft, FIRST_DAY, Generator};
@@ -146,7 +146,7 @@ impl Generator {
         values::order(&mut self.dice, links)
     }
 
-    /// Ids of the tree. Where there is a `dotted_order`, they say nothing.
+    /// Ids of the tree. If there is a `dotted_order`, they say nothing.
     fn tree_fields(&mut self, tenant: Tenant, operation: &mut Operation) {
         let id = operation.id;
         let other = self.known(tenant).unwrap_or(id);
@@ -176,7 +176,7 @@ impl Generator {
     fn fill(&mut self, operation: &mut Operation, start: i64, rare: u64) {
         let features = self.features;
         let dice = &mut self.dice;
-        let mut set = |dice: &mut Dice, field: Field, one_in: u64, raw: fn(&mut Dice, Features, i64) -> String| {
+        let mut set = |dice: &mut Random, field: Field, one_in: u64, raw: fn(&mut Random, Features, i64) -> String| {
             if dice.one_in(one_in) {
                 let raw = if dice.one_in(20) {
                     "null".to_owned()
@@ -245,7 +245,7 @@ impl Generator {
 }
 
 /// The members of a piece of feedback.
-pub fn judgement(dice: &mut Dice, features: Features) -> Vec<(&'static str, String)> {
+pub fn judgement(dice: &mut Random, features: Features) -> Vec<(&'static str, String)> {
     let mut members = Vec::new();
     if !dice.one_in(4) {
         let plain = ["1", "0", "0.5", "-3", "true", "false", "null"];

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{Draft, Form, Generator, Once};
+use super::{Draft, Form, Generator, SpecialCase};
 use crate::ingest_fuzz::json::quoted;
 use crate::ingest_fuzz::operation::{Field, Handle, Moment, Naming, Operation, Verb};
 use crate::ingest_fuzz::step::{Key, Mode, Step};
@@ -12,33 +12,38 @@ use crate::ingest_fuzz::values;
 use crate::ingest_fuzz::wire::{Encoding, Expect, Request, Route};
 
 const DAY: i64 = 86_400_000_000;
-/// The most bytes of a field after decoding.
+/// The maximum number of bytes of a field after decoding.
 const FIELD_BYTES: usize = 64 << 20;
-/// The most projects that a body may name.
+/// The maximum number of projects that a body may name.
 const PROJECTS: usize = 1_000;
 /// The most days on which the runs of a body may start.
 const DAYS: i64 = 4_096;
-/// The most bytes of a body as it is sent.
+/// The maximum number of bytes of a body as it is sent.
 const BODY_BYTES: usize = 24 << 20;
 
 impl Generator {
     /// What is done once. `None` where the server cannot do it yet.
-    pub(super) fn once(&mut self, once: Once) -> Option<Step> {
+    pub(super) fn once(&mut self, once: SpecialCase) -> Option<Step> {
         let (long, features) = (self.form == Form::Long, self.features);
         match once {
-            Once::ManyDays => Some(self.many_days(if long { DAYS } else { 1_100 })),
-            Once::TooManyDays => Some(self.too_many_days()),
-            Once::ManyProjects if features.names_at_registration => Some(self.many_projects()),
-            Once::TooManyProjects if features.names_at_registration => {
+            SpecialCase::ManyDays => Some(self.many_days(if long { DAYS } else { 1_100 })),
+            SpecialCase::TooManyDays => Some(self.too_many_days()),
+            SpecialCase::ManyProjects if features.names_at_registration => Some(self.many_projects()),
+            SpecialCase::TooManyProjects if features.names_at_registration => {
                 Some(self.too_many_projects(if long { 100_000 } else { PROJECTS + 1 }))
             }
-            Once::LargeField => Some(self.large_field(if long { BODY_BYTES - (1 << 20) } else { 1 << 20 })),
-            Once::LargestField if features.field_limit => Some(self.repetitive_field(FIELD_BYTES, Expect::Accepted)),
-            Once::TooLargeField if features.field_limit => {
+            SpecialCase::LargeField => Some(self.large_field(if long { BODY_BYTES - (1 << 20) } else { 1 << 20 })),
+            SpecialCase::LargestField if features.field_limit => {
+                Some(self.repetitive_field(FIELD_BYTES, Expect::Accepted))
+            }
+            SpecialCase::TooLargeField if features.field_limit => {
                 Some(self.repetitive_field(FIELD_BYTES + 1, Expect::Refused(&[413])))
             }
-            Once::Bomb => Some(self.bomb()),
-            Once::ManyProjects | Once::TooManyProjects | Once::LargestField | Once::TooLargeField => None,
+            SpecialCase::Bomb => Some(self.bomb()),
+            SpecialCase::ManyProjects
+            | SpecialCase::TooManyProjects
+            | SpecialCase::LargestField
+            | SpecialCase::TooLargeField => None,
         }
     }
 
@@ -61,7 +66,7 @@ impl Generator {
         post
     }
 
-    /// Tells the oracle of a run that no other operation goes on with.
+    /// Tells the oracle of a run that no other operation continues with.
     fn say_alone(&mut self, draft: &mut Draft, operation: Operation) {
         let run = (draft.request.tenant, operation.id);
         draft.keys.add(Key::Run(run), Mode::Exclusive);
@@ -175,7 +180,7 @@ impl Generator {
     }
 }
 
-/// Makes a request one that is refused, with this body.
+/// Turns a request into one that is refused, with this body.
 pub(super) fn refused(request: &mut Request, body: Vec<u8>, statuses: &'static [u16]) {
     request.operations.clear();
     request.body = Some(Bytes::from(body));

@@ -7,7 +7,7 @@ use crate::ingest_fuzz::step::{Key, Keys, Mode, Step, Work};
 use crate::ingest_fuzz::values;
 
 impl Generator {
-    /// The project that a naming means, made where there is none of its name. `None` where it names none.
+    /// The project that a naming means, made if there is none of its name. `None` where it names none.
     pub(super) fn address(&mut self, draft: &mut Draft, naming: &Naming, verb: Verb) -> Option<Handle> {
         if let Some(handle) = naming.id {
             draft.keys.add(Key::Project(handle), Mode::Shared);
@@ -22,7 +22,7 @@ impl Generator {
         Some(self.named(draft, name))
     }
 
-    /// The project of that name, made where there is none.
+    /// The project of that name, made if there is none.
     pub(super) fn named(&mut self, draft: &mut Draft, name: String) -> Handle {
         let tenant = draft.request.tenant;
         draft.keys.add(Key::Name(tenant, name.clone()), Mode::Shared);
@@ -31,7 +31,7 @@ impl Generator {
             return *handle;
         }
         let handle = self.new_project(tenant, &name);
-        // Whoever comes next must find it made.
+        // A caller that comes next must find it made.
         draft.keys.add(Key::Project(handle), Mode::Exclusive);
         draft.request.makes.push((handle, name));
         handle
@@ -86,7 +86,7 @@ impl Generator {
             };
         }
         let handle = *self.dice.pick(&common);
-        // Nobody can know the id of one that this very request makes.
+        // No one can know the id of one that this very request makes.
         let made = draft.request.makes.iter().any(|(made, _)| *made == handle);
         match choice {
             0 => Naming::default(),

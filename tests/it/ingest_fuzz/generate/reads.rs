@@ -4,7 +4,7 @@ use super::{Generator, LARGEST_WALK};
 use crate::ingest_fuzz::derived::stats;
 use crate::ingest_fuzz::operation::{Handle, Run, Tenant};
 use crate::ingest_fuzz::oracle::Outcome;
-use crate::ingest_fuzz::step::{Key, Keys, Mode, Shown, Step, Work};
+use crate::ingest_fuzz::step::{ExpectedRun, Key, Keys, Mode, Step, Work};
 use crate::ingest_fuzz::values;
 
 impl Generator {
@@ -35,7 +35,7 @@ impl Generator {
     }
 
     /// What may be shown of a run; where a project is given, in that.
-    pub fn shown(&self, run: Run, project: Option<Handle>) -> Shown {
+    pub fn shown(&self, run: Run, project: Option<Handle>) -> ExpectedRun {
         let mut outcomes = self.oracle.outcomes(run);
         if let Some(project) = project {
             for outcome in &mut outcomes {
@@ -48,7 +48,7 @@ impl Generator {
             .iter()
             .map(|given| (given.feedback.key.as_str(), given.feedback.members.as_slice()));
         let files = self.oracle.files_of(run).into_iter();
-        Shown {
+        ExpectedRun {
             id: run.1,
             outcomes,
             stats: certain.then(|| stats(given)),
@@ -57,7 +57,7 @@ impl Generator {
     }
 
     /// All runs that may be shown in a project.
-    pub fn all_shown(&self, project: Handle) -> Vec<Shown> {
+    pub fn all_shown(&self, project: Handle) -> Vec<ExpectedRun> {
         let runs = self.oracle.runs_of(project);
         let shown = runs.map(|run| self.shown(run, Some(project)));
         shown.filter(|run| run.outcomes.iter().any(Outcome::is_some)).collect()

@@ -46,7 +46,7 @@ fn the_first_that_states_a_project_and_a_start_decides() {
         oracle.say(0, operation);
     }
     let row = only(&oracle);
-    assert_eq!((row.project, row.place.bounds()), (1, (9, 9)));
+    assert_eq!((row.project, row.sort_key.bounds()), (1, (9, 9)));
     assert_eq!((raw(&row, Field::Name), raw(&row, Field::Inputs)), ("\"waits\"", "{}"));
     assert!(row.posted);
 }
@@ -124,7 +124,7 @@ fn a_post_without_a_time_starts_when_it_came_in() {
         micros: 3,
     });
     let row = only(&oracle(&[Arc::new(post.clone())]));
-    assert_eq!(row.place.bounds(), (3, 3));
+    assert_eq!(row.sort_key.bounds(), (3, 3));
     // The place counts, whatever is said of the start.
     let order = operation(Verb::Patch, Some(1), Some(8), &[]);
     let row = only(&oracle(&[order, Arc::new(post)]));
@@ -148,7 +148,7 @@ fn what_a_deleted_project_takes_with_it_depends_on_the_fold() {
             .all(|row| row.project == 2 && raw(row, Field::Name) == "\"new\"")
     );
     let kept = rows.iter().filter(|row| row.fields.contains_key(&Field::Status));
-    // The patch goes with the project where it was folded before, and waits where it was not.
+    // The patch goes with the project where it was flushed before, and waits where it was not.
     assert_eq!(kept.count(), 2);
 }
 

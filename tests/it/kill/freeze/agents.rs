@@ -12,7 +12,7 @@ use towpath_tests::{Api, World, until};
 
 use super::Freezes;
 use super::barrier::Barrier;
-use crate::aftermath;
+use crate::final_state;
 use crate::kill::graphs::{LONG, SHORT, log, quick_walk, slow_walk, steps, text};
 use crate::load::{PATIENCE, ask};
 
@@ -52,7 +52,7 @@ pub async fn drill(world: &World, freezes: &mut Freezes<'_>) {
 }
 
 /// A run that the server said it has recorded.
-struct Accepted {
+struct AcceptedRun {
     run: String,
     /// Whether its thread stays.
     kept: bool,
@@ -62,8 +62,8 @@ struct Accepted {
 
 struct Load<'w> {
     apis: &'w [Api],
-    accepted: RefCell<Vec<Accepted>>,
-    /// Runs that somebody may have cancelled, and whether that was acknowledged.
+    accepted: RefCell<Vec<AcceptedRun>>,
+    /// Runs that a caller may have cancelled, and whether that was acknowledged.
     cancelled: RefCell<BTreeMap<String, bool>>,
     over: Cell<bool>,
 }
@@ -113,8 +113,8 @@ impl Load<'_> {
         self.start(self.quiet(), "/runs", body, SHORT).await;
     }
 
-    /// Cancels the runs of a thread, one at work and others behind it, and stops the process in the middle of that. Meanwhile
-    /// another process takes one more run for the thread.
+    /// Cancels the runs of a thread, one at work and others behind it, and stops the process in the middle of that.
+    /// Meanwhile another process takes one more run for the thread.
     async fn cancel(&self, world: &World, freezes: &mut Freezes<'_>) {
         let [quiet, stopped] = self.apis else {
             panic!("two processes serve the API")
@@ -143,7 +143,7 @@ impl Load<'_> {
     async fn start(&self, api: &Api, path: &str, body: Value, length: u32) -> String {
         let kept = body["on_completion"] != "delete";
         let run = text(&record(api, path, body).await, "run_id");
-        self.accepted.borrow_mut().push(Accepted {
+        self.accepted.borrow_mut().push(AcceptedRun {
             run: run.clone(),
             kept,
             length,
@@ -164,7 +164,7 @@ impl Load<'_> {
             (count(&mut tables, "SELECT count(*) FROM run WHERE status = 'pending'").await == 0).then_some(())
         })
         .await;
-        aftermath::settles(world).await;
+        final_state::settles(world).await;
 
         let accepted = self.accepted.take();
         assert!(accepted.len() > 2 * WALKS, "only {} runs were accepted", accepted.len());
@@ -187,7 +187,7 @@ impl Load<'_> {
 
         let states = states(&mut tables).await;
         let jobs = jobs(&mut tables).await;
-        for Accepted { run, kept, length } in &accepted {
+        for AcceptedRun { run, kept, length } in &accepted {
             assert_eq!(
                 jobs.get(run),
                 Some(&vec!["succeeded".to_owned()]),

@@ -1,4 +1,5 @@
-//! A transaction of the test that another transaction waits for, so that a process can be stopped in the middle of its own.
+//! A transaction of the test that another transaction waits for, so that a process can be stopped in the middle of its
+//! own.
 
 use sqlx::{Connection, Executor, PgConnection};
 use towpath_tests::World;
@@ -28,8 +29,8 @@ impl Barrier {
         self.session
     }
 
-    /// Holds the row of a job that runs now. `question` finds and locks one, and gives the process that performs it; without
-    /// one the barrier stays open.
+    /// Holds the row of a job that runs now. `question` finds and locks one, and gives the process that performs it;
+    /// without one the barrier stays open.
     pub async fn close_at_job(&mut self, question: &'static str) -> Option<i64> {
         self.say("BEGIN").await;
         let found = sqlx::query_scalar(question).fetch_optional(&mut self.tables).await;

@@ -3,25 +3,25 @@
 use std::cell::{Cell, RefCell};
 
 use futures::future::join_all;
-use towpath_tests::{Api, Dice, Generated, World, generate};
+use towpath_tests::{Api, GeneratedProject, Random, World, generate};
 
 use super::Freezes;
 use super::barrier::Barrier;
-use crate::{aftermath, load};
+use crate::{final_state, load};
 
 const TREES: usize = 16;
 const DAYS: i64 = 2;
 const PREFIX: &str = "freezes";
 /// A job that commits for itself, and the process that performs it.
 const COMMITTING: &str = "SELECT w.pid FROM job j JOIN worker w ON w.id = j.worker_id
-    WHERE j.state = 'running' AND j.kind IN ('fold_units', 'export_part') LIMIT 1 FOR UPDATE OF j SKIP LOCKED";
+    WHERE j.state = 'running' AND j.kind IN ('flush_wal', 'export_part') LIMIT 1 FOR UPDATE OF j SKIP LOCKED";
 
 /// Lets processes stand still one after another, and compares what was exported with what was sent.
 pub async fn drill(world: &World, freezes: &mut Freezes<'_>) {
     let load = Load {
         world,
         destination: world.api.file_destination(PREFIX).await,
-        dice: RefCell::new(Dice::new(31)),
+        dice: RefCell::new(Random::new(31)),
         exported: RefCell::default(),
         over: Cell::new(false),
     };
@@ -33,22 +33,22 @@ pub async fn drill(world: &World, freezes: &mut Freezes<'_>) {
         load.over.set(true);
     };
     tokio::join!(load.run(), freezing);
-    aftermath::settles(world).await;
+    final_state::settles(world).await;
     load.compare();
 }
 
 /// What was sent to a project, and the export of it.
-struct Exported {
+struct ProjectExport {
     export: String,
     project: String,
-    generated: Generated,
+    generated: GeneratedProject,
 }
 
 struct Load<'w> {
     world: &'w World,
     destination: String,
-    dice: RefCell<Dice>,
-    exported: RefCell<Vec<Exported>>,
+    dice: RefCell<Random>,
+    exported: RefCell<Vec<ProjectExport>>,
     over: Cell<bool>,
 }
 
@@ -65,8 +65,8 @@ impl Load<'_> {
         join_all(clients).await;
     }
 
-    /// Sends the first body of a project through a process that is stopped in the middle of it. The rest of the project comes
-    /// through another process meanwhile.
+    /// Sends the first body of a project through a process that is stopped in the middle of it. The rest of the project
+    /// comes through another process meanwhile.
     async fn ingest(&self, freezes: &mut Freezes<'_>) {
         let [quiet, stopped] = &self.world.apis[..] else {
             panic!("two processes serve the API")
@@ -81,16 +81,16 @@ impl Load<'_> {
         self.export(quiet, generated).await;
     }
 
-    fn generated(&self) -> Generated {
-        generate(self.dice.borrow_mut().roll(), TREES, DAYS)
+    fn generated(&self) -> GeneratedProject {
+        generate(self.dice.borrow_mut().next_u64(), TREES, DAYS)
     }
 
-    async fn export(&self, api: &Api, generated: Generated) {
+    async fn export(&self, api: &Api, generated: GeneratedProject) {
         let project = load::project(api, &generated.project).await;
         let export = load::export(api, &self.destination, &project, &generated).await;
         let record = api.export_ended(&export, load::PATIENCE).await;
         assert_eq!(record["status"], "COMPLETED", "{record}");
-        self.exported.borrow_mut().push(Exported {
+        self.exported.borrow_mut().push(ProjectExport {
             export,
             project,
             generated,
@@ -103,7 +103,7 @@ impl Load<'_> {
         assert!(exported.len() > 2, "only {} projects were exported", exported.len());
         let folder = self.world.exports().join(PREFIX);
         let tenant = self.world.tenant.to_string();
-        for Exported {
+        for ProjectExport {
             export,
             project,
             generated,

@@ -30,18 +30,18 @@ pub async fn walk(api: &Api, number: u64) {
 }
 
 /// A run at work.
-pub struct Walking {
+pub struct SlowRun {
     thread: String,
     run: String,
 }
 
 /// Begins runs that take a while.
-pub async fn begin(api: &Api) -> Vec<Walking> {
+pub async fn begin(api: &Api) -> Vec<SlowRun> {
     let mut walking = Vec::new();
     for _ in 0..WALKING {
         let thread = new_thread(api, &json!({})).await;
         let run = post(api, &format!("{thread}/runs"), &slow_walk()).await;
-        walking.push(Walking {
+        walking.push(SlowRun {
             run: text(&run, "run_id"),
             thread,
         });
@@ -50,8 +50,8 @@ pub async fn begin(api: &Api) -> Vec<Walking> {
 }
 
 /// Each has ended well, and no superstep counted twice.
-pub async fn end(api: &Api, walking: &[Walking]) {
-    for Walking { thread, run } in walking {
+pub async fn end(api: &Api, walking: &[SlowRun]) {
+    for SlowRun { thread, run } in walking {
         get(api, &format!("{thread}/runs/{run}/join")).await;
         let run = get(api, &format!("{thread}/runs/{run}")).await;
         assert_eq!(run["status"], "success", "{run}");

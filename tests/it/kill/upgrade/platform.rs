@@ -2,7 +2,7 @@
 
 use reqwest::Method;
 use serde_json::{Value, json};
-use towpath_tests::{Api, Generated, World, generate};
+use towpath_tests::{Api, GeneratedProject, World, generate};
 use uuid::Uuid;
 
 use super::client::{ask, delete, get, operate, patch, post};
@@ -33,22 +33,22 @@ pub async fn walk(api: &Api, number: u64) {
 }
 
 /// What was sent, and an export of it.
-pub struct Begun {
-    generated: Generated,
+pub struct PendingExport {
+    generated: GeneratedProject,
     project: String,
     destination: String,
     export: String,
 }
 
 /// Sends a project and begins to export it.
-pub async fn begin(world: &World, seed: u64) -> Begun {
+pub async fn begin(world: &World, seed: u64) -> PendingExport {
     let api = &world.api;
     let generated = generate(seed, TREES, DAYS);
     load::send(api, &generated.bodies).await;
     let project = load::project(api, &generated.project).await;
     let destination = api.file_destination(PREFIX).await;
     let export = load::export(api, &destination, &project, &generated).await;
-    Begun {
+    PendingExport {
         generated,
         project,
         destination,
@@ -57,8 +57,8 @@ pub async fn begin(world: &World, seed: u64) -> Begun {
 }
 
 /// The export holds everything once, and so does one that begins now.
-pub async fn end(world: &World, begun: &Begun) {
-    let Begun {
+pub async fn end(world: &World, begun: &PendingExport) {
+    let PendingExport {
         generated,
         project,
         destination,
@@ -120,7 +120,7 @@ fn root(id: Uuid, project: &str) -> Value {
     run
 }
 
-/// Where a trace run stands.
+/// Where a trace run is.
 fn place(id: Uuid) -> Value {
     json!({"trace_id": id, "dotted_order": format!("20260201T100000000000Z{id}")})
 }
@@ -207,7 +207,7 @@ async fn access(api: &Api) {
     post(api, &format!("/internal/keys/{}/revoke", text(&made, "id")), &json!({})).await;
 }
 
-/// What deployments need; none is made, for nobody here runs them.
+/// What deployments need; none is made, for no one here runs them.
 async fn deployments(api: &Api, number: u64) {
     let config = json!({"k8s_namespaces": ["walks"]});
     let listener = json!({"compute_type": "k8s", "compute_id": format!("walk-{number}"), "compute_config": config});

@@ -1,11 +1,12 @@
-//! The schema of a later build, made up: each table has one more column, and there are one more table and one more index.
+//! The schema of a later build, made up: each table has one more column, and there are one more table and one more
+//! index.
 
 use sqlx::{AssertSqlSafe, Executor, PgConnection};
 use towpath_tests::until;
 
 use crate::load::PATIENCE;
 
-/// What every migration begins with: while it waits for a table, everybody waits behind it.
+/// What every migration begins with: while it waits for a table, everyone waits behind it.
 const SHORT_WAITS: &str = "SET lock_timeout = '2s'";
 /// An index is made beside the work, and waits as long as that takes.
 const LONG_WAITS: &str = "SET lock_timeout = 0";

@@ -1,4 +1,4 @@
-//! The rows of threads compared with the model, and the tables searched for what belongs to nobody.
+//! Compares the rows of threads with the model, and checks the tables for orphans.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use towpath_workflows::thread_state::StateHost;
 use super::World;
 use super::reference::Log;
 
-/// Tables that name a thread by its text.
+/// Tables that name a thread in a text column.
 const OF_THREADS: [&str; 4] = ["checkpoints", "checkpoint_blobs", "checkpoint_writes", "replaced_write"];
 
 /// The log in a state.
@@ -28,7 +28,7 @@ fn log_of(values: &Value) -> Log {
 impl World {
     /// Compares a thread, its runs and its checkpoints with the model.
     pub(super) async fn check(&mut self, at: usize) {
-        let did = self.did.clone();
+        let did = self.last_step.clone();
         let thread = self.threads[at].clone();
         let id = thread.id;
         let row = self.server.thread(id).await;
@@ -69,7 +69,7 @@ impl World {
     }
 
     async fn check_checkpoints(&self, at: usize) {
-        let (did, thread) = (&self.did, &self.threads[at]);
+        let (did, thread) = (&self.last_step, &self.threads[at]);
         let (id, known) = (thread.id, thread.ids());
         let found: BTreeSet<String> = self.server.checkpoints(id).await.into_iter().collect();
         assert!(
@@ -105,9 +105,9 @@ impl World {
         read.await.unwrap()
     }
 
-    /// No row belongs to a thread, a run or a job that is not there.
+    /// No row belongs to a missing thread, run or job.
     pub(super) async fn check_tables(&self) {
-        let did = &self.did;
+        let did = &self.last_step;
         let live: BTreeSet<String> = self.threads.iter().map(|thread| thread.id.to_string()).collect();
         for table in OF_THREADS {
             let text = format!("SELECT DISTINCT thread_id FROM {table}");
@@ -129,8 +129,12 @@ impl World {
         let found = self.server.count("SELECT count(*) FROM run").await;
         assert_eq!(usize::try_from(found), Ok(runs), "{did}: rows of runs");
         let open: usize = self.threads.iter().map(|thread| thread.open().count()).sum();
-        // Workers that did not hear yet that their thread is gone.
-        let doomed = self.held.iter().filter(|held| self.find(held.job).is_none()).count();
+        // Workers that have not noticed yet that their thread is deleted.
+        let doomed = self
+            .running_jobs
+            .iter()
+            .filter(|held| self.find(held.job).is_none())
+            .count();
         let found = self
             .server
             .count("SELECT count(*) FROM job WHERE kind = 'run_agent' AND finished_at IS NULL")
@@ -142,11 +146,11 @@ impl World {
         );
     }
 
-    /// Ends what is open, compares all there is, then deletes it.
+    /// Ends open runs, compares everything, then deletes it.
     pub(super) async fn rest(&mut self) {
         let most = 4 * (self.threads.iter().map(|thread| thread.runs.len()).sum::<usize>() + 1);
         for _ in 0..most {
-            if self.held.is_empty() && !self.threads.iter().any(super::Thread::is_open) {
+            if self.running_jobs.is_empty() && !self.threads.iter().any(super::Thread::is_open) {
                 break;
             }
             for at in 0..self.threads.len() {
@@ -156,7 +160,7 @@ impl World {
                     self.cancel_runs(at, &held, CancelAction::Interrupt).await;
                 }
             }
-            while !self.held.is_empty() {
+            while !self.running_jobs.is_empty() {
                 self.deliver().await;
             }
             while self.claim().await {}
@@ -166,7 +170,7 @@ impl World {
             assert!(open.is_empty(), "nobody can claim {open:?}");
             self.check(at).await;
         }
-        self.did = "at rest".to_owned();
+        self.last_step = "at rest".to_owned();
         self.check_tables().await;
         self.check_references().await;
         while !self.threads.is_empty() {
@@ -178,9 +182,9 @@ impl World {
         assert_eq!(held, 0, "places in lanes are held");
     }
 
-    /// No write without its checkpoint, no value without a checkpoint that names it, no event that is kept for ever.
+    /// No write without its checkpoint, no value without a checkpoint that names it, no event without an expiry.
     async fn check_references(&self) {
-        let did = &self.did;
+        let did = &self.last_step;
         for table in ["checkpoint_writes", "replaced_write"] {
             let text = format!(
                 "SELECT count(*) FROM {table} AS w WHERE NOT EXISTS (

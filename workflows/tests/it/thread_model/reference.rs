@@ -1,30 +1,30 @@
-//! What threads have to be: a model of them in memory.
+//! A model of threads in memory.
 
 use std::collections::BTreeSet;
 
 use towpath_domain::agent::{CancelAction, RunStatus, ThreadStatus};
 use towpath_domain::{JobId, RunId, ThreadId};
 
-/// What the channel `log` holds.
+/// The content of the channel `log`.
 pub type Log = Vec<String>;
 
-/// A graph, by what becomes of its runs.
+/// A graph, by the fate of its runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Two nodes that each append to the log.
     Steps,
-    /// Appends once, and is at work until it is stopped.
+    /// Appends once, and runs until it is stopped.
     Slow,
     /// Stops at a question.
     Asks,
-    /// Raises.
+    /// Raises an exception.
     Broken,
 }
 
 impl Kind {
     pub const ALL: [Self; 4] = [Self::Steps, Self::Slow, Self::Asks, Self::Broken];
 
-    /// As the file of graphs names it.
+    /// Its id in the graph file.
     pub const fn graph(self) -> &'static str {
         match self {
             Self::Steps => "steps",
@@ -34,7 +34,7 @@ impl Kind {
         }
     }
 
-    /// What a run of it appends before it ends, or before it waits to be stopped.
+    /// What one of its runs appends before it ends or waits to be stopped.
     pub const fn appends(self) -> &'static [&'static str] {
         match self {
             Self::Steps => &["one", "two"],
@@ -44,39 +44,37 @@ impl Kind {
     }
 }
 
-/// A run whose row is there.
+/// A run with a row.
 #[derive(Clone, Debug)]
 pub struct Run {
     pub id: RunId,
     pub job: JobId,
     pub kind: Kind,
-    /// How it ended.
     pub over: Option<RunStatus>,
     /// How it was asked to stop.
     pub cancel: Option<CancelAction>,
-    /// Workers that began it.
+    /// Workers that started it.
     pub claims: u32,
-    /// Workers that vanished with it.
+    /// Workers that were lost with it.
     pub crashes: u32,
 }
 
-/// Checkpoints that came together: of a run, of an update, or with the thread that was copied.
+/// Checkpoints that were created together: by a run, an update, or a copy of the thread.
 #[derive(Clone, Debug)]
 pub struct Layer {
-    /// The run that goes with them.
+    /// The run that they are deleted with.
     pub owner: Option<RunId>,
     pub ids: BTreeSet<String>,
     /// The log at the latest of them.
     pub log: Log,
 }
 
-/// A thread.
 #[derive(Clone, Debug)]
 pub struct Thread {
     pub id: ThreadId,
-    /// It goes with its run.
+    /// Whether it is deleted with its run.
     pub temporary: bool,
-    /// Where it may stand when no run is open. More than one where that depends on how far a worker came.
+    /// Possible states without an open run; several if it depends on the progress of a worker.
     pub rest: Vec<ThreadStatus>,
     /// The log that its row may show.
     pub shown: Vec<Log>,
@@ -98,7 +96,7 @@ impl Thread {
         }
     }
 
-    /// Runs that are not over, oldest first.
+    /// Open runs, oldest first.
     pub fn open(&self) -> impl Iterator<Item = &Run> {
         self.runs.iter().filter(|run| run.over.is_none())
     }
@@ -107,7 +105,7 @@ impl Thread {
         self.open().next().is_some()
     }
 
-    /// The open run that a worker began. It may be at work, or wait for another worker.
+    /// The open run that a worker started. It may be running, or wait for another worker.
     pub fn begun(&self) -> Option<&Run> {
         self.open().find(|run| run.claims > 0)
     }
@@ -121,24 +119,24 @@ impl Thread {
         self.runs.retain(|run| run.id != id);
     }
 
-    /// The ids of its checkpoints, but for those of the run that was begun.
+    /// Ids of its checkpoints, except those of the started run.
     pub fn ids(&self) -> BTreeSet<String> {
         self.layers.iter().flat_map(|layer| &layer.ids).cloned().collect()
     }
 
-    /// The log that its next run begins with.
+    /// The log that its next run starts with.
     pub fn log(&self) -> Log {
         self.layers.last().map(|layer| layer.log.clone()).unwrap_or_default()
     }
 
-    /// That log, and what a run of this kind appends.
+    /// That log, and what a run of this graph appends.
     pub fn log_after(&self, kind: Kind) -> Log {
         let mut log = self.log();
         log.extend(kind.appends().iter().map(|&text| text.to_owned()));
         log
     }
 
-    /// The log at the latest checkpoint that is there.
+    /// The log at the latest existing checkpoint.
     pub fn latest_log(&self) -> Log {
         self.begun().map_or_else(|| self.log(), |run| self.log_after(run.kind))
     }

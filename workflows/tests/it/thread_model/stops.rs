@@ -1,4 +1,4 @@
-//! How runs and threads of the model end otherwise than by themselves.
+//! Ends of the model's runs and threads that are not by themselves.
 
 use std::time::{Duration, Instant};
 
@@ -10,10 +10,10 @@ use towpath_store::query::Query;
 use towpath_store::{self as store, jobs, runs};
 use towpath_workflows::run_agent::{self, Deletion};
 
-use super::{CRASHES, Held, PATIENCE, World};
+use super::{CRASHES, PATIENCE, RunningJob, World};
 
 impl World {
-    /// These open runs of a thread were cancelled.
+    /// Cancels these open runs of a thread.
     pub(super) async fn stopped(&mut self, at: usize, ids: &[RunId], action: CancelAction) {
         for &id in ids {
             let run = self.threads[at].run(id);
@@ -25,7 +25,7 @@ impl World {
         }
     }
 
-    /// A run that was cancelled ended while no worker had it.
+    /// A cancelled run ended without a worker.
     async fn over_without_worker(&mut self, at: usize, id: RunId) {
         if self.threads[at].temporary {
             self.threads.remove(at);
@@ -45,7 +45,7 @@ impl World {
         }
     }
 
-    /// A worker stopped a run that was cancelled.
+    /// A worker stopped a cancelled run.
     async fn over_at_work(&mut self, at: usize, id: RunId) {
         let run = self.threads[at].run(id);
         if run.cancel == Some(CancelAction::Rollback) {
@@ -61,38 +61,38 @@ impl World {
             thread.rest = vec![ThreadStatus::Interrupted];
             thread.shown = vec![log];
         } else {
-            // Another attempt may be stopped before it comes to its graph.
+            // Another attempt may be stopped before it reaches its graph.
             thread.rest.extend([ThreadStatus::Interrupted, ThreadStatus::Idle]);
             thread.shown.push(log);
         }
     }
 
-    /// One of the workers for which this holds.
-    fn some_held(&mut self, wanted: impl Fn(&Self, &Held) -> bool) -> Option<Held> {
+    /// A worker that matches.
+    fn some_held(&mut self, wanted: impl Fn(&Self, &RunningJob) -> bool) -> Option<RunningJob> {
         let world = &*self;
-        let fit: Vec<usize> = (0..world.held.len())
-            .filter(|&at| wanted(world, &world.held[at]))
+        let fit: Vec<usize> = (0..world.running_jobs.len())
+            .filter(|&at| wanted(world, &world.running_jobs[at]))
             .collect();
         if fit.is_empty() {
             return None;
         }
         let at = *self.dice.pick(&fit);
-        Some(self.held.remove(at))
+        Some(self.running_jobs.remove(at))
     }
 
-    /// How the run of a worker was asked to stop; `None` where it was not. One whose thread is gone is rolled back.
-    fn cancel_of(&self, held: &Held) -> Option<CancelAction> {
+    /// How the run of a worker was asked to stop; `None` if it was not. A run with a deleted thread is rolled back.
+    fn cancel_of(&self, held: &RunningJob) -> Option<CancelAction> {
         match self.find(held.job) {
             Some((at, id)) => self.threads[at].open().find(|run| run.id == id)?.cancel,
             None => Some(CancelAction::Rollback),
         }
     }
 
-    /// A worker hears that its run was cancelled.
+    /// A worker is signalled that its run was cancelled.
     pub(super) async fn deliver(&mut self) {
         let told = self.some_held(|world, held| world.cancel_of(held).is_some());
         let Some(held) = told else { return };
-        self.did = format!("the worker of job {} heard of its cancel", held.job);
+        self.last_step = format!("the worker of job {} heard of its cancel", held.job);
         held.tell.send_replace(Signal::Cancel);
         self.ended(held.task).await;
         if let Some((at, id)) = self.find(held.job) {
@@ -100,7 +100,7 @@ impl World {
         }
     }
 
-    /// A worker vanishes, and its jobs are taken back.
+    /// A worker is lost, and its jobs are taken back.
     pub(super) async fn crash(&mut self) {
         let crashed = self.some_held(|world, held| {
             let Some((at, id)) = world.find(held.job) else {
@@ -110,11 +110,11 @@ impl World {
             run.is_some_and(|run| run.crashes < CRASHES)
         });
         let Some(held) = crashed else { return };
-        self.did = format!("the worker of job {} vanished", held.job);
+        self.last_step = format!("the worker of job {} vanished", held.job);
         let cancel = self.cancel_of(&held);
         held.task.abort();
         let gone = held.task.await;
-        assert!(gone.is_err_and(|error| error.is_cancelled()), "{}", self.did);
+        assert!(gone.is_err_and(|error| error.is_cancelled()), "{}", self.last_step);
         let deadline = Instant::now() + PATIENCE;
         // Rows that its connection still has locked are taken back a little later.
         loop {
@@ -125,7 +125,11 @@ impl World {
             if job.unwrap().is_none_or(|job| job.state != JobState::Running) {
                 break;
             }
-            assert!(Instant::now() < deadline, "{}, and nobody takes it back", self.did);
+            assert!(
+                Instant::now() < deadline,
+                "{}, and nobody takes it back",
+                self.last_step
+            );
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         self.hurry().await;
@@ -137,17 +141,17 @@ impl World {
         }
     }
 
-    /// A worker leaves in good order.
+    /// A worker stops in an orderly way.
     pub(super) async fn hand_back(&mut self) {
         let left = self.some_held(|world, held| world.cancel_of(held).is_none());
         let Some(held) = left else { return };
-        self.did = format!("the worker of job {} handed it back", held.job);
+        self.last_step = format!("the worker of job {} handed it back", held.job);
         held.tell.send_replace(Signal::HandBack);
         self.ended(held.task).await;
         self.hurry().await;
     }
 
-    /// Jobs that rest are due at once.
+    /// Makes jobs that back off due at once.
     async fn hurry(&self) {
         let text = "UPDATE job SET run_at = created_at WHERE state = 'scheduled'";
         let hurried = self
@@ -178,14 +182,16 @@ impl World {
 
     pub(super) async fn cancel_runs(&mut self, at: usize, ids: &[RunId], action: CancelAction) {
         let thread = self.threads[at].id;
-        self.did = format!("{} runs of thread {thread} were cancelled with {action:?}", ids.len());
+        self.last_step = format!("{} runs of thread {thread} were cancelled with {action:?}", ids.len());
         let (server, tenant) = (&self.server, self.server.tenant);
         let cancelled = server.store().write(async |tx| {
             let mut open = runs::open(tx, tenant, Some(thread), None).await?;
             open.retain(|run| ids.contains(&run.id));
             run_agent::cancel(tx, tenant, &open, action).await
         });
-        cancelled.await.unwrap_or_else(|error| panic!("{}: {error}", self.did));
+        cancelled
+            .await
+            .unwrap_or_else(|error| panic!("{}: {error}", self.last_step));
         self.stopped(at, ids, action).await;
     }
 
@@ -201,7 +207,7 @@ impl World {
         }
         let (at, id) = *self.dice.pick(&all);
         let thread = self.threads[at].id;
-        self.did = format!("run {id} of thread {thread} was deleted");
+        self.last_step = format!("run {id} of thread {thread} was deleted");
         let (server, tenant) = (&self.server, self.server.tenant);
         let deleted = server
             .store()
@@ -215,23 +221,23 @@ impl World {
             } else {
                 Deletion::Done
             };
-            let deleted = deleted.unwrap_or_else(|error| panic!("{}: {error}", self.did));
-            assert_eq!(deleted, expected, "{}", self.did);
+            let deleted = deleted.unwrap_or_else(|error| panic!("{}: {error}", self.last_step));
+            assert_eq!(deleted, expected, "{}", self.last_step);
             self.stopped(at, &[id], CancelAction::Rollback).await;
             return;
         }
         let begun = self.threads[at].begun().map(|run| run.job);
         match deleted {
             Ok(deleted) => {
-                assert_eq!(deleted, Deletion::Done, "{}", self.did);
+                assert_eq!(deleted, Deletion::Done, "{}", self.last_step);
                 let is_at_work = begun.is_some_and(|job| self.is_held(job));
-                assert!(!is_at_work, "{}, under one at work", self.did);
+                assert!(!is_at_work, "{}, under one at work", self.last_step);
                 let thread = &mut self.threads[at];
                 thread.layers.retain(|layer| layer.owner != Some(id));
                 thread.forget(id);
             }
-            Err(store::Error::Rejected(_)) => assert!(begun.is_some(), "{}: refused", self.did),
-            Err(error) => panic!("{}: {error}", self.did),
+            Err(store::Error::Rejected(_)) => assert!(begun.is_some(), "{}: refused", self.last_step),
+            Err(error) => panic!("{}: {error}", self.last_step),
         }
     }
 
@@ -242,13 +248,13 @@ impl World {
 
     pub(super) async fn remove_thread(&mut self, at: usize) {
         let id = self.threads[at].id;
-        self.did = format!("thread {id} was deleted");
+        self.last_step = format!("thread {id} was deleted");
         let (server, tenant) = (&self.server, self.server.tenant);
         let deleted = server
             .store()
             .write(async |tx| run_agent::delete_thread(tx, tenant, id).await)
             .await;
-        deleted.unwrap_or_else(|error| panic!("{}: {error}", self.did));
+        deleted.unwrap_or_else(|error| panic!("{}: {error}", self.last_step));
         self.threads.remove(at);
     }
 }

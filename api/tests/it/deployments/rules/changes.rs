@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::super::{github, image};
-use super::Then::{NoRevision, Refused, Revision, Shape, Shows};
+use super::Expectation::{NoRevision, Refused, Revision, Shape, Shows};
 use super::{NOBODY, Row, change, config};
 
 pub(super) fn changes() -> Vec<Row> {

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::super::{github, image, with};
-use super::Then::{Refused, Shape, Shows};
+use super::Expectation::{Refused, Shape, Shows};
 use super::{Row, config, internal, new, without};
 
 pub(super) fn shape_of_requests() -> Vec<Row> {

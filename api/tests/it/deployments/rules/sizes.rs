@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::super::github;
-use super::Then::{Refused, Shape, Shows};
+use super::Expectation::{Refused, Shape, Shows};
 use super::{Row, change, config, new, secrets, sized, spec};
 
 pub(super) fn secrets_and_sizes() -> Vec<Row> {
@@ -42,7 +42,7 @@ pub(super) fn secrets_and_sizes() -> Vec<Row> {
         new(
             "secrets.masked",
             secrets(json!([{"name": "A", "value": "********"}])),
-            Refused("secrets: A has the masked value, and no value is stored under that name"),
+            Refused("secrets: A has the masked value, but no value is stored under that name"),
         ),
         new(
             "secrets.reserved",
@@ -198,7 +198,7 @@ pub(super) fn secrets_and_sizes() -> Vec<Row> {
         new(
             "volumes",
             spec(json!({"volumes": [{"name": "a"}, {"name": "a"}]})),
-            Refused("source_config.resource_spec.volumes: the volume name a is there twice"),
+            Refused("source_config.resource_spec.volumes: duplicate volume name a"),
         ),
         new(
             "containers",

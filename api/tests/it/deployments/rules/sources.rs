@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::super::{github, image, with};
-use super::Then::{NoRevision, Refused, Revision, Shape, Shows};
+use super::Expectation::{NoRevision, Refused, Revision, Shape, Shows};
 use super::{NOBODY, Row, change, config, internal, new, revision};
 
 pub(super) fn source_config() -> Vec<Row> {
@@ -173,17 +173,14 @@ pub(super) fn source_config() -> Vec<Row> {
             "key_scopes",
             config(image(), "key_scopes", json!(["deployments"])),
             Refused(
-                "source_config.key_scopes cannot have deployments: the key of a deployment may have traces:read, sandboxes, \
+                "source_config.key_scopes cannot contain deployments: the key of a deployment supports traces:read, sandboxes, \
                  agents:invoke and agents:invoke:<deployment id>",
             ),
         ),
         new(
             "key_scopes",
             config(github(), "key_scopes", json!([format!("agents:invoke:{NOBODY}")])),
-            Refused(
-                "source_config.key_scopes: there is no such deployment in this workspace as agents:invoke:<deployment id> \
-                 names",
-            ),
+            Refused("source_config.key_scopes: agents:invoke:<deployment id>: this workspace has no such deployment"),
         ),
         new(
             "own_auth",
@@ -278,7 +275,7 @@ pub(super) fn source_revision_config() -> Vec<Row> {
         new(
             "graph_config_path",
             revision(github(), "langgraph_config_path", "other.json"),
-            Refused("source_revision_config.graph_config_path and langgraph_config_path are one field and must agree"),
+            Refused("source_revision_config.graph_config_path and langgraph_config_path are aliases and must agree"),
         ),
         new(
             "image_uri",
@@ -318,8 +315,8 @@ pub(super) fn source_revision_config() -> Vec<Row> {
                 "a.json",
             ),
             Refused(
-                "source_revision_config.source_tarball_path: was not handed out for this deployment; \
-                 POST /v2/deployments/{id}/upload-url hands one out",
+                "source_revision_config.source_tarball_path: was not issued for this deployment; \
+                 POST /v2/deployments/{id}/upload-url issues one",
             ),
         ),
     ]

@@ -1,7 +1,6 @@
-//! Whether the memory of an agent server stays where it is however many runs it has performed.
+//! Measures whether the memory of an agent server stays constant over many runs.
 //!
-//! Runs come in the three forms that clients use, a third of each: alone and waited for, alone and streamed, on a
-//! thread that is kept.
+//! A third of the runs each: stateless and waited for, stateless and streamed, on a kept thread.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,12 +13,12 @@ use crate::bench::client::Client;
 use crate::bench::report::Report;
 use crate::bench::server::Child;
 
-/// Looks at the memory, spread over the runs.
+/// Samples, spread over the runs.
 const LOOKS: u64 = 10;
-/// Clients, each of which waits for an answer before it asks again.
+/// Closed-loop clients.
 const CLIENTS: u64 = 16;
 
-/// Performs `runs` runs, and notes the memory and the rate after each tenth of them.
+/// Performs `runs` runs, and reports memory and rate after each tenth.
 pub(super) async fn measure(client: &Client, child: &Child, runs: u64, report: &mut Report) -> anyhow::Result<()> {
     let memory = || child.memory_mb().context("the memory of the server cannot be read");
     let done = Arc::new(AtomicU64::new(0));
@@ -32,7 +31,7 @@ pub(super) async fn measure(client: &Client, child: &Child, runs: u64, report: &
         for _ in 0..CLIENTS {
             let (client, done) = (client.clone(), done.clone());
             clients.spawn(async move {
-                // Taken, and given back when there is none left.
+                // Claims one of the remaining runs.
                 loop {
                     let number = done.fetch_add(1, Ordering::Relaxed);
                     if number >= until {
@@ -61,6 +60,6 @@ async fn one(client: &Client, number: u64) -> anyhow::Result<()> {
     match number % 3 {
         0 => client.clone().create_and_wait().await,
         1 => client.clone().stream().await,
-        _ => client.on_a_thread().await,
+        _ => client.run_on_thread().await,
     }
 }

@@ -1,5 +1,5 @@
-//! One way of exporting, day after day, as export runs do it: heavy work on its own threads, as many days at a time as
-//! a worker has places for.
+//! One way to export, day by day like export runs: CPU-bound work on its own threads, as many days at a time as a
+//! worker has slots.
 
 use std::collections::BTreeMap;
 use std::path::Path as Folder;
@@ -14,24 +14,24 @@ use tokio_util::sync::CancellationToken;
 use towpath_domain::export::{Credentials, DestinationConfig, DestinationKind, FormatVersion, S3Options};
 use towpath_domain::{ExportRunId, Secret, Timestamp};
 use towpath_outbound::{Destination, Guard, Policy, Settings};
-use towpath_traces::feed::{Feed, SPLICE_ROWS};
 use towpath_traces::objects::Objects;
 use towpath_traces::parquet_file::{Compression, End, FileOptions, file_name, write_file};
+use towpath_traces::row_source::{RowSource, SPLICE_ROWS};
 use towpath_traces::scan::{Request, Scan};
 use towpath_traces::schema::Selection;
-use towpath_workflows::heavy::Heavy;
+use towpath_workflows::cpu_pool::CpuPool;
 
 use super::prepare::{DAYS, Layout, PROJECT, TENANT, day};
-use super::{Seen, used};
+use super::{PhaseResult, resource_usage};
 use crate::arguments::ExportPhase;
 
 const SUBSET: [&str; 6] = ["id", "name", "start_time", "status", "inputs", "total_tokens"];
 
-pub async fn run(folder: &Folder, phase: ExportPhase, to: Option<&str>) -> anyhow::Result<Seen> {
+pub async fn run(folder: &Folder, phase: ExportPhase, to: Option<&str>) -> anyhow::Result<PhaseResult> {
     let layout = Layout::read(folder)?;
     let objects = Objects::folder(&folder.join("objects"))?;
     let destination = destination(folder, to)?;
-    let heavy = Arc::new(Heavy::new().context("threads for heavy work")?);
+    let heavy = Arc::new(CpuPool::new().context("threads for CPU-bound work")?);
     let selection = match phase {
         ExportPhase::SplicedSubset | ExportPhase::ScannedSubset => Selection::of(&SUBSET)?,
         _ => Selection::all(),
@@ -57,16 +57,16 @@ pub async fn run(folder: &Folder, phase: ExportPhase, to: Option<&str>) -> anyho
             after: None,
             selection: selection.clone(),
         };
-        let store = objects.near_store();
+        let store = objects.blocking_store();
         let feed = if scans {
-            Feed::new(Scan::new(store, request))
+            RowSource::new(Scan::new(store, request))
         } else {
-            Feed::splicing(store, request, SPLICE_ROWS)
+            RowSource::splicing(store, request, SPLICE_ROWS)
         };
         let prefix = format!("{}/day={number:02}", phase.name());
         let (heavy, target, options) = (Arc::clone(&heavy), destination.objects().clone(), options.clone());
         work.spawn(async move {
-            let place = heavy.place(&CancellationToken::new()).await;
+            let place = heavy.memory_permit(&CancellationToken::new()).await;
             let written = heavy.run(one_day(feed, target, prefix, options)).await;
             drop(place);
             written.map_err(|failure| anyhow::anyhow!("{failure}"))?
@@ -79,8 +79,8 @@ pub async fn run(folder: &Folder, phase: ExportPhase, to: Option<&str>) -> anyho
         bytes += size;
     }
     let seconds = began.elapsed().as_secs_f64();
-    let (peak_mb, cpu_seconds) = used()?;
-    Ok(Seen {
+    let (peak_mb, cpu_seconds) = resource_usage()?;
+    Ok(PhaseResult {
         rows,
         bytes,
         seconds,
@@ -90,7 +90,7 @@ pub async fn run(folder: &Folder, phase: ExportPhase, to: Option<&str>) -> anyho
 }
 
 async fn one_day(
-    mut feed: Feed,
+    mut feed: RowSource,
     target: Arc<dyn ObjectStore>,
     prefix: String,
     options: FileOptions,
@@ -107,7 +107,7 @@ async fn one_day(
     Ok((rows, bytes))
 }
 
-/// A folder beside the rows, or `s3://bucket/prefix` with the usual AWS variables.
+/// A folder next to the rows, or `s3://bucket/prefix` with the usual AWS variables.
 fn destination(folder: &Folder, to: Option<&str>) -> anyhow::Result<Destination> {
     let settings = Settings {
         guard: Guard::new(Policy::development()),
@@ -120,7 +120,7 @@ fn destination(folder: &Folder, to: Option<&str>) -> anyhow::Result<Destination>
     };
     let address = url::Url::parse(address).context("--destination")?;
     if address.scheme() != "s3" {
-        bail!("--destination is file or s3://bucket/prefix");
+        bail!("--destination: expected file or s3://bucket/prefix");
     }
     let environment: BTreeMap<String, String> = crate::config::read_environment().into_iter().collect();
     let variable = |name: &str| environment.get(name).cloned();
@@ -130,7 +130,7 @@ fn destination(folder: &Folder, to: Option<&str>) -> anyhow::Result<Destination>
         prefix: address.path().trim_matches('/').to_owned(),
         region: variable("AWS_REGION"),
         endpoint_url: variable("AWS_ENDPOINT_URL"),
-        // As with an endpoint that speaks TLS.
+        // The same options as with a TLS endpoint.
         config_kwargs_s3: Some(S3Options {
             payload_signing_enabled: Some(false),
             ..S3Options::default()

@@ -1,4 +1,4 @@
-//! Makes the rows: segments as folds leave them, one compacted segment per day, and rows that came late.
+//! Creates the rows: segments as flushes write them, one compacted segment for each day, and late rows.
 
 use std::path::Path as Folder;
 use std::time::Instant;
@@ -15,50 +15,47 @@ use towpath_traces::scan::PartRef;
 use towpath_traces::segment::{self, Written};
 use uuid::Uuid;
 
-use super::{Seen, used};
+use super::{PhaseResult, resource_usage};
 use crate::bench::runs::{Runs, TREE};
 
 pub const TENANT: TenantId = TenantId(Uuid::from_u128(1));
 pub const PROJECT: ProjectId = ProjectId(Uuid::from_u128(2));
-/// Days, as a month has.
 pub const DAYS: u64 = 31;
-/// Rows of a segment as a fold leaves it.
+/// Rows of a segment as a flush writes it.
 const FOLD: u64 = 16_000;
 
-/// The day of that number.
 pub fn day(number: u64) -> NaiveDate {
     let first = NaiveDate::from_ymd_opt(2026, 3, 1).unwrap_or_default();
     first + chrono::Days::new(number)
 }
 
-/// A row group as the phases are told of it.
+/// A row group, as passed to the phases.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Listed {
+struct RowGroupEntry {
     path: String,
     row_group: usize,
     min: Timestamp,
     max: Timestamp,
 }
 
-/// The row groups of each day.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Layout {
     rows: u64,
-    compacted: Vec<Vec<Listed>>,
-    late: Vec<Vec<Listed>>,
+    compacted: Vec<Vec<RowGroupEntry>>,
+    late: Vec<Vec<RowGroupEntry>>,
 }
 
 impl Layout {
-    /// Reads what [`run`] wrote.
+    /// Reads the layout that [`run`] wrote.
     pub fn read(folder: &Folder) -> anyhow::Result<Self> {
-        let text = std::fs::read_to_string(folder.join("layout.json")).context("what was prepared")?;
+        let text = std::fs::read_to_string(folder.join("layout.json")).context("reading the layout of the rows")?;
         Ok(serde_json::from_str(&text)?)
     }
 
-    /// The row groups of a day, those that came late too if they are asked for.
+    /// The row groups of a day, with late ones on request.
     pub fn parts(&self, day: u64, late: bool) -> Vec<PartRef> {
         let at = usize::try_from(day).unwrap_or_default();
-        let of = |listed: &[Vec<Listed>]| listed.get(at).cloned().unwrap_or_default();
+        let of = |listed: &[Vec<RowGroupEntry>]| listed.get(at).cloned().unwrap_or_default();
         let mut parts = of(&self.compacted);
         if late {
             parts.extend(of(&self.late));
@@ -74,7 +71,7 @@ impl Layout {
             .collect()
     }
 
-    /// Files that hold the compacted rows.
+    /// Files with the compacted rows.
     pub fn files(&self, folder: &Folder) -> Vec<String> {
         let mut files: Vec<String> = self
             .compacted
@@ -87,7 +84,7 @@ impl Layout {
     }
 }
 
-pub async fn run(folder: &Folder, rows: u64, late: f64) -> anyhow::Result<Seen> {
+pub async fn run(folder: &Folder, rows: u64, late: f64) -> anyhow::Result<PhaseResult> {
     let objects = Objects::folder(&folder.join("objects"))?;
     let each = (rows / DAYS).max(TREE);
     let began = Instant::now();
@@ -119,8 +116,8 @@ pub async fn run(folder: &Folder, rows: u64, late: f64) -> anyhow::Result<Seen> 
         layout.late.push(made.late);
     }
     std::fs::write(folder.join("layout.json"), serde_json::to_vec(&layout)?)?;
-    let (peak_mb, cpu_seconds) = used()?;
-    Ok(Seen {
+    let (peak_mb, cpu_seconds) = resource_usage()?;
+    Ok(PhaseResult {
         rows: layout.rows,
         bytes,
         seconds: began.elapsed().as_secs_f64(),
@@ -129,17 +126,17 @@ pub async fn run(folder: &Folder, rows: u64, late: f64) -> anyhow::Result<Seen> 
     })
 }
 
-struct Made {
+struct DaySegments {
     bytes: u64,
-    compacted: Vec<Listed>,
-    late: Vec<Listed>,
+    compacted: Vec<RowGroupEntry>,
+    late: Vec<RowGroupEntry>,
 }
 
-async fn make(objects: &Objects, number: u64, each: u64, late: f64) -> anyhow::Result<Made> {
+async fn make(objects: &Objects, number: u64, each: u64, late: f64) -> anyhow::Result<DaySegments> {
     let date = day(number);
     let from = number * each;
     let traces = i64::try_from(each / TREE + 1)?;
-    // All within the day, with some room at both ends.
+    // All within the day, with a margin at both ends.
     let runs = Runs::new(
         Timestamp::from_micros(Timestamp::start_of(date).micros() + 1_000_000),
         86_000_000_000 / traces,
@@ -160,7 +157,7 @@ async fn make(objects: &Objects, number: u64, each: u64, late: f64) -> anyhow::R
     let mut patches = Vec::new();
     for index in (from..from + each).filter(|index| (index * 7919) % each < wanted) {
         let seq = i64::try_from(index)? + 1_000_000_000;
-        patches.push((PROJECT, Row::from_operation(runs.late(index - from), seq)));
+        patches.push((PROJECT, Row::from_operation(runs.patch(index - from), seq)));
     }
     let late = write(objects, patches).await?;
     let of = Day {
@@ -176,8 +173,8 @@ async fn make(objects: &Objects, number: u64, each: u64, late: f64) -> anyhow::R
     for segment in scattered {
         objects.delete(&segment.path).await?;
     }
-    let list = |segments: &[Written]| -> Vec<Listed> {
-        let listed = segments.iter().flat_map(refs).map(|part| Listed {
+    let list = |segments: &[Written]| -> Vec<RowGroupEntry> {
+        let listed = segments.iter().flat_map(refs).map(|part| RowGroupEntry {
             path: part.path.to_string(),
             row_group: part.row_group,
             min: part.min_sort_time,
@@ -186,7 +183,7 @@ async fn make(objects: &Objects, number: u64, each: u64, late: f64) -> anyhow::R
         listed.collect()
     };
     let written: Vec<Written> = made.into_iter().map(|made| made.written).collect();
-    Ok(Made {
+    Ok(DaySegments {
         bytes: written.iter().map(|written| written.bytes).sum(),
         compacted: list(&written),
         late: list(&late),

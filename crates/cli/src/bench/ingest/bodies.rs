@@ -5,21 +5,17 @@ use towpath_traces::operation::{Fields, Operation};
 
 use crate::bench::runs::Runs;
 
-/// Trace runs of one body.
 pub const BODY: u64 = 100;
-/// What parts the parts.
 pub const BOUNDARY: &str = "7d1b6c0e9b4f4b0a8a2d6f1c3e5b9d70";
 
-/// Bodies ready to send.
 #[derive(Default)]
 pub struct Bodies {
-    /// Each compressed.
+    /// The compressed bodies.
     pub packed: Vec<Bytes>,
-    /// Bytes before that, of all together.
+    /// Total size before compression.
     pub plain: u64,
 }
 
-/// Makes all bodies.
 pub fn render(runs: &Runs, rows: u64) -> Bodies {
     let bodies = rows.div_ceil(BODY);
     let threads = std::thread::available_parallelism().map_or(1, usize::from) as u64;

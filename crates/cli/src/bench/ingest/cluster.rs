@@ -1,4 +1,4 @@
-//! A cluster of the benchmark's own: one API, one scheduler and some workers on PostgreSQL, each a process of this binary.
+//! A cluster for the benchmark: one API, one scheduler and some workers on PostgreSQL, each a process of this binary.
 
 use anyhow::Context as _;
 use tempfile::TempDir;
@@ -6,29 +6,24 @@ use tempfile::TempDir;
 use crate::bench::process::cpu_seconds;
 use crate::bench::server::{self, Child};
 
-/// The cluster at work.
 pub struct Cluster {
     api: Child,
     workers: Vec<Child>,
     scheduler: Child,
-    // Last: its files go after the processes that write them.
+    // Dropped last, after the processes that write to it.
     _objects: TempDir,
 }
 
-/// Processor seconds so far.
+/// CPU seconds.
 #[derive(Clone, Copy)]
 pub struct Cpu {
-    /// Of the API.
     pub api: f64,
-    /// Of all workers.
+    /// Sum of all workers.
     pub workers: f64,
 }
 
 impl Cluster {
-    /// Starts it on the database at `uri`, ready. Each worker performs at most so many folds at a time.
-    ///
-    /// # Errors
-    /// A process cannot be started, or does not become ready.
+    /// Starts a cluster on the database at `uri`. Each worker performs at most `flushes` flushes at a time.
     pub async fn start(uri: &str, workers: u64, folds: u64) -> anyhow::Result<Self> {
         let objects = server::folder()?;
         let environment = [
@@ -37,8 +32,8 @@ impl Cluster {
                 "TOWPATH_OBJECTS",
                 format!("file://{}/objects", objects.path().display()),
             ),
-            ("TOWPATH_WORKERS_POOL_SLOTS", format!("folds={folds}")),
-            // Each process has a data folder of its own.
+            ("TOWPATH_WORKERS_POOL_SLOTS", format!("flushes={folds}")),
+            // Each process has its own data folder.
             ("TOWPATH_ENCRYPTION_KEY", "5a".repeat(32)),
         ];
         let start = async |role: &str| {
@@ -59,12 +54,11 @@ impl Cluster {
         })
     }
 
-    /// Address of the API.
     pub fn base(&self) -> String {
         self.api.base()
     }
 
-    /// Processor time so far, where the system tells.
+    /// CPU time so far, if the system reports it.
     pub fn cpu(&self) -> Option<Cpu> {
         let of = |child: &Child| cpu_seconds(&child.pid()?.to_string());
         Some(Cpu {
@@ -73,10 +67,7 @@ impl Cluster {
         })
     }
 
-    /// Lets every process drain.
-    ///
-    /// # Errors
-    /// One fails, or does not end.
+    /// Drains every process.
     pub async fn stop(self) -> anyhow::Result<()> {
         self.api.stop().await.context("the API")?;
         for worker in self.workers {

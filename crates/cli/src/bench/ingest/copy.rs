@@ -1,26 +1,26 @@
-//! The same trace runs by PostgreSQL's COPY.
+//! The same trace runs with PostgreSQL's COPY.
 
 use anyhow::Context as _;
 use serde_json::json;
-use towpath_store::baseline::{self, Copied, Copies};
+use towpath_store::baseline::{self, CopyResult, CopyWriters};
 
 use super::bodies::extra;
 use crate::bench::report::Report;
 use crate::bench::runs::Runs;
 
-/// Its figure in the report.
+/// Name of its row in the report.
 pub const NAME: &str = "PostgreSQL, COPY";
 
 /// Trace runs of one COPY, which is one transaction.
 const TRANSACTION: u64 = 1000;
-/// Copies made before the clock runs.
+/// Copies rendered before the measurement.
 const AHEAD: u64 = 40;
 
 pub async fn measure(server: &str, runs: &Runs, rows: u64, report: &mut Report) -> anyhow::Result<()> {
     let name = format!("towpath_bench_{}", std::process::id());
     let uri = baseline::make_database(server, &name)
         .await
-        .context("making a database for the benchmark")?;
+        .context("creating a database for the benchmark")?;
     let copied = copy(&uri, runs, rows).await;
     baseline::drop_database(server, &name)
         .await
@@ -35,9 +35,9 @@ pub async fn measure(server: &str, runs: &Runs, rows: u64, report: &mut Report) 
     Ok(())
 }
 
-async fn copy(uri: &str, runs: &Runs, rows: u64) -> anyhow::Result<Copied> {
+async fn copy(uri: &str, runs: &Runs, rows: u64) -> anyhow::Result<CopyResult> {
     let connections = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut copies = Copies::open(uri, connections).await?;
+    let mut copies = CopyWriters::open(uri, connections).await?;
     for first in (0..rows).step_by(usize::try_from(TRANSACTION * AHEAD)?) {
         let last = (first + TRANSACTION * AHEAD).min(rows);
         let texts = (first..last)
@@ -48,7 +48,7 @@ async fn copy(uri: &str, runs: &Runs, rows: u64) -> anyhow::Result<Copied> {
     Ok(copies.finish().await?)
 }
 
-/// Rows as COPY reads them, in the order of [`Copies`].
+/// Rows in the format of COPY, in the order of the table's columns.
 fn text(runs: &Runs, from: u64, to: u64) -> Vec<u8> {
     let mut text = String::new();
     for index in from..to {

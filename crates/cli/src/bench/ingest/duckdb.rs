@@ -1,4 +1,4 @@
-//! The same trace runs into a DuckDB file, in a Python that has it: through its appender, and as Arrow tables.
+//! The same trace runs in a DuckDB file, through its appender and as Arrow tables, in a Python that has it.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -8,15 +8,15 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::bodies::extra;
-use crate::bench::peer;
+use crate::bench::comparison;
 use crate::bench::report::Report;
 use crate::bench::runs::Runs;
 
-/// The faster of its two ways.
+/// The faster one of the two ways.
 pub const BEST: &str = "DuckDB, the better of both";
 
-/// Rows are parsed before the clock runs, 20,000 at a time; the clock sees them go in, committed, and the checkpoint at the
-/// end. No index, no primary key, and texts are not looked at.
+/// Rows are parsed outside of the measured time, 20,000 at a time. The time covers inserts, commits and the final
+/// checkpoint. There is no index and no primary key, and texts are not parsed.
 const SCRIPT: &str = r#"
 import datetime, json, os, resource, sys, time, uuid
 import duckdb
@@ -82,20 +82,20 @@ print(json.dumps(told))
 "#;
 
 #[derive(Deserialize)]
-struct Told {
-    appender: Seen,
-    arrow: Option<Seen>,
+struct DuckDbReport {
+    appender: LoadResult,
+    arrow: Option<LoadResult>,
 }
 
 #[derive(Deserialize)]
-struct Seen {
+struct LoadResult {
     rows: u64,
     seconds: f64,
     cpu_seconds: f64,
     bytes: u64,
 }
 
-impl Seen {
+impl LoadResult {
     fn rate(&self) -> f64 {
         self.rows as f64 / self.seconds
     }
@@ -106,7 +106,7 @@ pub async fn measure(python: &Path, runs: &Runs, rows: u64, report: &mut Report)
     let file = folder.path().join("rows.jsonl");
     write(&file, runs, rows).context("writing rows for DuckDB")?;
     let asked = json!({"rows": file, "folder": folder.path()});
-    let told: Told = peer::ask(python, SCRIPT, &asked).await?;
+    let told: DuckDbReport = comparison::run_script(python, SCRIPT, &asked).await?;
     note(report, "DuckDB, appender", &told.appender);
     let mut best = told.appender.rate();
     if let Some(arrow) = &told.arrow {
@@ -117,7 +117,7 @@ pub async fn measure(python: &Path, runs: &Runs, rows: u64, report: &mut Report)
     Ok(())
 }
 
-fn note(report: &mut Report, name: &str, seen: &Seen) {
+fn note(report: &mut Report, name: &str, seen: &LoadResult) {
     report.note(name, seen.rate(), "runs/s");
     report.note(format!("{name}: CPU"), seen.cpu_seconds, "s");
     report.note(
@@ -127,7 +127,7 @@ fn note(report: &mut Report, name: &str, seen: &Seen) {
     );
 }
 
-/// One JSON array a line, in the order of the script's columns.
+/// One JSON array per line, in the order of the script's columns.
 fn write(file: &Path, runs: &Runs, rows: u64) -> anyhow::Result<()> {
     let mut to = std::io::BufWriter::new(std::fs::File::create(file)?);
     for index in 0..rows {

@@ -1,8 +1,7 @@
-//! A database that is further away: a TCP proxy in front of it that delays every byte by half of the latency in each
-//! direction.
+//! A TCP proxy that simulates a more distant database: it delays every byte by half of the latency in each direction.
 //!
-//! Bytes that follow one another are under way together, as on a long line: only their arrival is delayed, never their
-//! rate. A thread of its own watches the time, since the timers of the runtime count whole milliseconds.
+//! Only the arrival of bytes is delayed, not their rate, as on a long line. A separate thread keeps the time, because
+//! the timers of the runtime count whole milliseconds.
 
 use std::net::SocketAddr;
 use std::sync::mpsc;
@@ -17,22 +16,18 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
 use url::{Host, Url};
 
-/// Read at once from either side.
 const CHUNK_BYTES: usize = 16 * 1024;
-/// Of PostgreSQL, where an address names none.
+/// Default port of PostgreSQL.
 const PORT: u16 = 5432;
 
-/// The proxy. Dropping it closes its port and every connection.
+/// Dropping it closes its port and every connection.
 pub struct Proxy {
     uri: String,
     _accepting: JoinSet<()>,
 }
 
 impl Proxy {
-    /// A proxy in front of the database at `uri`, over which a round trip takes so much longer.
-    ///
-    /// # Errors
-    /// The address names no host, or there is no free port.
+    /// Starts a proxy for the database at `uri` that adds `latency` to each round trip.
     pub async fn start(uri: &str, latency: Duration) -> anyhow::Result<Self> {
         let database = Url::parse(uri).context("the address of the database")?;
         let upstream = (host(&database)?, database.port().unwrap_or(PORT));
@@ -42,8 +37,8 @@ impl Proxy {
         std::thread::Builder::new()
             .name("latency".to_owned())
             .spawn(move || deliver(&due))?;
-        let line = Line {
-            held,
+        let line = ProxyDirection {
+            delayed: held,
             delay: latency / 2,
         };
         let mut accepting = JoinSet::new();
@@ -54,7 +49,7 @@ impl Proxy {
         })
     }
 
-    /// The database's address over the proxy.
+    /// The address of the database through the proxy.
     pub fn uri(&self) -> &str {
         &self.uri
     }
@@ -69,7 +64,7 @@ fn host(database: &Url) -> anyhow::Result<String> {
     }
 }
 
-/// The same database at another address.
+/// `database` with another address.
 fn at(mut database: Url, address: SocketAddr) -> anyhow::Result<String> {
     database
         .set_ip_host(address.ip())
@@ -78,22 +73,22 @@ fn at(mut database: Url, address: SocketAddr) -> anyhow::Result<String> {
     Ok(database.into())
 }
 
-/// Bytes under way.
+/// Bytes in transit.
 struct Chunk {
     due: Instant,
     bytes: Bytes,
     to: UnboundedSender<Bytes>,
 }
 
-/// What a direction of a connection knows of its proxy.
+/// Shared state of the directions of a connection.
 #[derive(Clone)]
-struct Line {
-    held: mpsc::Sender<Chunk>,
+struct ProxyDirection {
+    delayed: mpsc::Sender<Chunk>,
     delay: Duration,
 }
 
-/// Hands each chunk over when it is due. All have the same delay, so they are due in the order in which they came. Ends
-/// with the proxy and its last connection.
+/// Delivers each chunk when it is due. All have the same delay, so they are due in order of arrival. Ends with the
+/// proxy and its last connection.
 fn deliver(chunks: &mpsc::Receiver<Chunk>) {
     for chunk in chunks {
         loop {
@@ -104,13 +99,13 @@ fn deliver(chunks: &mpsc::Receiver<Chunk>) {
             // It may return early.
             std::thread::park_timeout(left);
         }
-        // Its connection may be over by now.
+        // Its connection may have ended.
         let _ = chunk.to.send(chunk.bytes);
     }
 }
 
-async fn accept(listener: TcpListener, upstream: (String, u16), line: Line) {
-    // Owned here, so that the end of this task closes every connection.
+async fn accept(listener: TcpListener, upstream: (String, u16), line: ProxyDirection) {
+    // Owned by this task, so that its end closes every connection.
     let mut connections = JoinSet::new();
     while let Ok((client, _)) = listener.accept().await {
         connections.spawn(serve(client, upstream.clone(), line.clone()));
@@ -118,25 +113,25 @@ async fn accept(listener: TcpListener, upstream: (String, u16), line: Line) {
     }
 }
 
-async fn serve(client: TcpStream, upstream: (String, u16), line: Line) {
-    // Closing the connection tells the client all there is to say about an error.
+async fn serve(client: TcpStream, upstream: (String, u16), line: ProxyDirection) {
+    // Closing the connection is enough to report the error to the client.
     let Ok(server) = TcpStream::connect(upstream).await else {
         return;
     };
-    // Otherwise the kernel would add a delay of its own.
+    // Otherwise the kernel would add a delay.
     if client.set_nodelay(true).is_err() || server.set_nodelay(true).is_err() {
         return;
     }
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
     tokio::join!(
-        pass(from_client, to_server, line.clone()),
-        pass(from_server, to_client, line)
+        forward(from_client, to_server, line.clone()),
+        forward(from_server, to_client, line)
     );
 }
 
-/// One direction. Reading does not wait for writing, so that what is under way is not bounded.
-async fn pass(mut from: OwnedReadHalf, mut into: OwnedWriteHalf, line: Line) {
+/// Forwards one direction. Reading does not wait for writing, so the data in transit is unbounded.
+async fn forward(mut from: OwnedReadHalf, mut into: OwnedWriteHalf, line: ProxyDirection) {
     let (to, mut due) = unbounded_channel();
     let reading = async move {
         loop {
@@ -149,13 +144,13 @@ async fn pass(mut from: OwnedReadHalf, mut into: OwnedWriteHalf, line: Line) {
                 bytes: bytes.freeze(),
                 to: to.clone(),
             };
-            if line.held.send(chunk).is_err() {
+            if line.delayed.send(chunk).is_err() {
                 break;
             }
         }
     };
     let writing = async move {
-        // Over once nothing is read any more and everything that was is written.
+        // Ends when reading has ended and everything is written.
         while let Some(bytes) = due.recv().await {
             if into.write_all(&bytes).await.is_err() {
                 break;
@@ -171,7 +166,7 @@ mod tests {
     use super::*;
 
     const LATENCY: Duration = Duration::from_millis(200);
-    /// So many would take more than six seconds if each waited for the one before it.
+    /// Would take more than six seconds if each chunk waited for the previous one.
     const CHUNKS: usize = 64;
 
     #[tokio::test]

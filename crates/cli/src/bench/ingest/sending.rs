@@ -1,4 +1,4 @@
-//! Sending bodies until each is acknowledged.
+//! Sends bodies until each is acknowledged.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,23 +8,18 @@ use bytes::Bytes;
 use reqwest::Client;
 use tokio::task::JoinSet;
 
-/// Between a refusal and the next try.
+/// Delay before a refused body is retried.
 const AFTER_REFUSAL: Duration = Duration::from_millis(20);
 
-/// Where bodies go.
+/// Target of the bodies.
 pub struct Target {
-    /// A client that sends the key.
     pub http: Client,
-    /// Address of the route.
     pub url: String,
-    /// Bodies take turns between these workspaces. Empty where the key opens only one.
+    /// Bodies alternate between these workspaces. Empty if the key opens only one.
     pub workspaces: Vec<String>,
 }
 
-/// Sends every body by so many senders that each wait for their answer. How often a body was refused for a moment.
-///
-/// # Errors
-/// The server answers anything but an acknowledgement or such a refusal.
+/// Sends all bodies with `senders` closed-loop senders. Returns the number of temporary refusals.
 pub async fn send(target: Target, bodies: &Arc<Vec<Bytes>>, senders: u64) -> anyhow::Result<u64> {
     let target = Arc::new(target);
     let next = Arc::new(AtomicUsize::new(0));
@@ -49,7 +44,7 @@ pub async fn send(target: Target, bodies: &Arc<Vec<Bytes>>, senders: u64) -> any
 }
 
 impl Target {
-    /// Sends one body. Refused for a moment is no failure: the body is sent again.
+    /// Sends one body, and retries it after temporary refusals.
     async fn acknowledged(&self, at: usize, body: &Bytes) -> anyhow::Result<u64> {
         let mut refused = 0;
         loop {

@@ -1,4 +1,4 @@
-//! Requests at appointed times, and what became of them.
+//! Requests at scheduled times, and their results.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -14,41 +14,41 @@ use uuid::fmt::Hyphenated;
 
 use crate::arguments::BenchOverload;
 
-/// A client that has waited for so long goes away.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Requests of this generator under way at once. More is counted as not sent: the figure must be zero, or the
-/// generator is what was measured.
-const UNDER_WAY: usize = 8192;
-/// Who waits for answers comes back after a refusal so late: sooner than asked for, or the server would not stay full.
+/// A client gives up after this time.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Concurrent requests of this generator. Requests beyond it count as not sent; unless that count is zero, the
+/// generator was the bottleneck.
+const MAX_IN_FLIGHT: usize = 8192;
+/// Pause of a closed-loop sender after a refusal; shorter than requested, so that the server stays full.
 const AFTER_REFUSAL: Duration = Duration::from_millis(50);
 
-/// One server, one key, one body but for the ids in it.
+/// One server, one key, and one body in which only the ids change.
 pub(super) struct Load {
     http: reqwest::Client,
     url: String,
     metrics: String,
     body: Vec<u8>,
-    /// Where in the body each trace run's ids stand.
+    /// Positions of each trace run's ids in the body.
     ids: Vec<[usize; 2]>,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
-/// What became of the requests of one phase.
+/// Results of one phase.
 #[derive(Default)]
-pub(super) struct Seen {
+pub(super) struct LoadResult {
     took: Duration,
     offered: u64,
     unsent: u64,
     lost: u64,
-    /// Retry-After in seconds to how often; 0 stands for none.
+    /// Number of refusals by Retry-After in seconds; 0 is none.
     refusals: BTreeMap<u64, u64>,
     others: BTreeMap<u16, u64>,
-    /// Of accepted requests.
+    /// Latencies of accepted requests.
     latencies: Vec<Duration>,
 }
 
 #[derive(Clone, Copy)]
-enum Fate {
+enum RequestOutcome {
     Accepted(Duration),
     Refused(u64),
     Other(u16),
@@ -66,7 +66,7 @@ impl Load {
             .default_headers(headers)
             .no_proxy()
             .pool_max_idle_per_host(1024)
-            .timeout(PATIENCE)
+            .timeout(TIMEOUT)
             .build()?;
         let (body, ids) = rendered(options);
         Ok(Self {
@@ -75,28 +75,28 @@ impl Load {
             metrics: format!("{base}/metrics"),
             body,
             ids,
-            places: Arc::new(Semaphore::new(UNDER_WAY)),
+            permits: Arc::new(Semaphore::new(MAX_IN_FLIGHT)),
         })
     }
 
-    /// `rate` requests per second for as long as `span`, each at its time.
-    pub(super) async fn offer(&self, rate: f64, span: Duration) -> Seen {
+    /// Sends `rate` requests per second for the time of `span`, at scheduled times.
+    pub(super) async fn offer(&self, rate: f64, span: Duration) -> LoadResult {
         let began = Instant::now();
         let mut requests = JoinSet::new();
-        let mut seen = Seen::default();
+        let mut seen = LoadResult::default();
         let wanted = (rate * span.as_secs_f64()) as u64;
         while seen.offered < wanted {
-            // A timer has whole milliseconds; whatever is due by now goes out at once.
+            // Timers have a resolution of a millisecond; all due requests are sent at once.
             tokio::time::sleep(Duration::from_millis(1)).await;
             let due = ((began.elapsed().as_secs_f64() * rate) as u64).min(wanted);
             while seen.offered < due {
                 let appointed = began + Duration::from_secs_f64(seen.offered as f64 / rate);
                 seen.offered += 1;
-                match Arc::clone(&self.places).try_acquire_owned() {
+                match Arc::clone(&self.permits).try_acquire_owned() {
                     Ok(place) => {
                         let request = self.request();
                         requests.spawn(async move {
-                            let fate = fate(request, appointed).await;
+                            let fate = send_at(request, appointed).await;
                             drop(place);
                             fate
                         });
@@ -115,33 +115,36 @@ impl Load {
         seen
     }
 
-    /// As much as `senders` bring that each wait for their answer, and a moment after a refusal.
-    pub(super) async fn saturate(&self, senders: usize, span: Duration) -> Seen {
+    /// Closed-loop load of `senders`, with a short pause after each refusal.
+    pub(super) async fn saturate(&self, senders: usize, span: Duration) -> LoadResult {
         self.send(senders, span, false).await
     }
 
-    /// As [`Load::saturate`], until the first refusal.
-    pub(super) async fn fill(&self, senders: usize, longest: Duration) -> Seen {
+    /// Like [`Load::saturate`], until the first refusal.
+    pub(super) async fn fill(&self, senders: usize, longest: Duration) -> LoadResult {
         self.send(senders, longest, true).await
     }
 
-    /// Requests whose trace runs are folded, counted from the server's start.
-    pub(super) async fn folded(&self) -> anyhow::Result<f64> {
-        let runs = self.metric("towpath_folded_operations_total").await?;
+    /// Requests whose trace runs are flushed, since the start of the server.
+    pub(super) async fn flushed_requests(&self) -> anyhow::Result<f64> {
+        let runs = self.metric("towpath_flushed_operations_total").await?;
         Ok(runs / self.ids.len() as f64)
     }
 
-    /// Waits until hardly anything waits to be folded; answers how long that took.
-    pub(super) async fn rest(&self, longest: Duration) -> anyhow::Result<Duration> {
+    /// Waits until almost everything is flushed, and returns the time it took.
+    pub(super) async fn wait_until_flushed(&self, longest: Duration) -> anyhow::Result<Duration> {
         let began = Instant::now();
         loop {
-            let before = self.folded().await?;
-            // Longer than a fold waits for company.
+            let before = self.flushed_requests().await?;
+            // Longer than the flush delay.
             tokio::time::sleep(Duration::from_secs(4)).await;
-            if self.folded().await? <= before {
+            if self.flushed_requests().await? <= before {
                 return Ok(began.elapsed());
             }
-            anyhow::ensure!(began.elapsed() < longest, "the server still folds what it accepted");
+            anyhow::ensure!(
+                began.elapsed() < longest,
+                "the server has not flushed everything it accepted"
+            );
         }
     }
 
@@ -153,14 +156,14 @@ impl Load {
             .unwrap_or_default())
     }
 
-    async fn send(&self, senders: usize, span: Duration, until_refused: bool) -> Seen {
+    async fn send(&self, senders: usize, span: Duration, until_refused: bool) -> LoadResult {
         let began = Instant::now();
-        let seen = Arc::new(Mutex::new(Seen::default()));
+        let seen = Arc::new(Mutex::new(LoadResult::default()));
         let sending = (0..senders).map(|_| {
             let seen = Arc::clone(&seen);
             async move {
                 while began.elapsed() < span {
-                    let fate = fate(self.request(), Instant::now()).await;
+                    let fate = send_at(self.request(), Instant::now()).await;
                     let refused = {
                         let mut seen = seen.lock().expect("no holder of it panics");
                         seen.offered += 1;
@@ -170,7 +173,7 @@ impl Load {
                     if refused && until_refused {
                         return;
                     }
-                    if matches!(fate, Fate::Refused(_)) {
+                    if matches!(fate, RequestOutcome::Refused(_)) {
                         tokio::time::sleep(AFTER_REFUSAL).await;
                     }
                 }
@@ -182,7 +185,7 @@ impl Load {
         seen
     }
 
-    /// New trace runs.
+    /// A request with new trace runs.
     fn request(&self) -> reqwest::RequestBuilder {
         let mut body = self.body.clone();
         for places in &self.ids {
@@ -196,7 +199,7 @@ impl Load {
     }
 }
 
-/// A body, and where the ids of its trace runs stand. Rendered once: making text is not what is measured.
+/// A body, and the positions of its ids. It is rendered once, because rendering is not measured.
 fn rendered(options: &BenchOverload) -> (Vec<u8>, Vec<[usize; 2]>) {
     let filling = "x".repeat(options.body_bytes as usize);
     let nil = Uuid::nil();
@@ -217,37 +220,37 @@ fn rendered(options: &BenchOverload) -> (Vec<u8>, Vec<[usize; 2]>) {
     (body.into_bytes(), ids)
 }
 
-async fn fate(request: reqwest::RequestBuilder, appointed: Instant) -> Fate {
+async fn send_at(request: reqwest::RequestBuilder, appointed: Instant) -> RequestOutcome {
     let Ok(answer) = request.send().await else {
-        return Fate::Lost;
+        return RequestOutcome::Lost;
     };
     let status = answer.status();
     let wait = answer
         .headers()
         .get(RETRY_AFTER)
         .and_then(|value| value.to_str().ok()?.parse().ok());
-    // Read to its end, so that the connection serves again.
+    // Read to its end, so that the connection can be reused.
     if answer.bytes().await.is_err() {
-        return Fate::Lost;
+        return RequestOutcome::Lost;
     }
     match status.as_u16() {
-        202 => Fate::Accepted(appointed.elapsed()),
-        429 | 503 => Fate::Refused(wait.unwrap_or(0)),
-        other => Fate::Other(other),
+        202 => RequestOutcome::Accepted(appointed.elapsed()),
+        429 | 503 => RequestOutcome::Refused(wait.unwrap_or(0)),
+        other => RequestOutcome::Other(other),
     }
 }
 
-impl Seen {
-    fn count(&mut self, fate: Fate) {
+impl LoadResult {
+    fn count(&mut self, fate: RequestOutcome) {
         match fate {
-            Fate::Accepted(latency) => self.latencies.push(latency),
-            Fate::Refused(wait) => *self.refusals.entry(wait).or_default() += 1,
-            Fate::Other(status) => *self.others.entry(status).or_default() += 1,
-            Fate::Lost => self.lost += 1,
+            RequestOutcome::Accepted(latency) => self.latencies.push(latency),
+            RequestOutcome::Refused(wait) => *self.refusals.entry(wait).or_default() += 1,
+            RequestOutcome::Other(status) => *self.others.entry(status).or_default() += 1,
+            RequestOutcome::Lost => self.lost += 1,
         }
     }
 
-    pub(super) const fn took(&self) -> Duration {
+    pub(super) const fn duration(&self) -> Duration {
         self.took
     }
 
@@ -255,7 +258,7 @@ impl Seen {
         self.latencies.len()
     }
 
-    /// Accepted per second of the phase.
+    /// Accepted requests per second of the phase.
     pub(super) fn goodput(&self) -> f64 {
         self.latencies.len() as f64 / self.took.as_secs_f64()
     }
@@ -268,8 +271,8 @@ impl Seen {
         self.refusals.values().sum()
     }
 
-    /// Refused without being told when to come back.
-    pub(super) fn untold(&self) -> u64 {
+    /// Refusals without Retry-After.
+    pub(super) fn without_retry_after(&self) -> u64 {
         self.refusals.get(&0).copied().unwrap_or(0)
     }
 
@@ -289,7 +292,7 @@ impl Seen {
         self.unsent
     }
 
-    /// Of the latencies of accepted requests, in milliseconds; 0 where there are none.
+    /// Quantile of the latencies of accepted requests, in milliseconds; 0 if there are none.
     pub(super) fn quantile(&self, share: f64) -> f64 {
         let mut sorted = self.latencies.clone();
         sorted.sort_unstable();
@@ -297,8 +300,8 @@ impl Seen {
         sorted.get(at).map_or(0.0, |latency| latency.as_secs_f64() * 1000.0)
     }
 
-    /// Everything that was not accepted.
-    pub(super) fn told(&self) -> String {
+    /// Summary of all requests that were not accepted.
+    pub(super) fn rejections(&self) -> String {
         format!(
             "refused {}, other statuses {:?}, no answer {}",
             self.refused(),
@@ -314,20 +317,23 @@ mod tests {
 
     #[test]
     fn fates_are_told_apart() {
-        let mut seen = Seen {
+        let mut seen = LoadResult {
             took: Duration::from_secs(2),
-            ..Seen::default()
+            ..LoadResult::default()
         };
         for millis in 1..=100 {
-            seen.count(Fate::Accepted(Duration::from_millis(millis)));
+            seen.count(RequestOutcome::Accepted(Duration::from_millis(millis)));
         }
         for wait in [0, 3, 3] {
-            seen.count(Fate::Refused(wait));
+            seen.count(RequestOutcome::Refused(wait));
         }
-        seen.count(Fate::Other(500));
-        seen.count(Fate::Lost);
+        seen.count(RequestOutcome::Other(500));
+        seen.count(RequestOutcome::Lost);
         assert!((seen.goodput() - 50.0).abs() < 0.001);
-        assert_eq!((seen.refused(), seen.untold(), seen.longest_wait()), (3, 1, 3));
+        assert_eq!(
+            (seen.refused(), seen.without_retry_after(), seen.longest_wait()),
+            (3, 1, 3)
+        );
         assert_eq!((seen.others(), seen.lost()), (1, 1));
         assert!((seen.quantile(0.99) - 100.0).abs() < 0.001, "{}", seen.quantile(0.99));
     }

@@ -1,22 +1,18 @@
-//! Many runs through one process of the graph: neither it nor the server may grow with them.
+//! Many runs through one graph process: neither it nor the server may grow.
 
 use anyhow::Context as _;
 
 use super::super::client::Client;
-use super::super::closed::times;
+use super::super::closed_loop::run_count;
 use super::super::process;
 use super::super::report::Report;
 use super::super::server::Child;
 
-/// Clients at a time.
+/// Concurrent clients.
 const CLIENTS: usize = 20;
-/// Memory is told after so many runs, or ten times.
+/// Memory is reported after this number of runs, or ten times.
 const TOLD_EVERY: u64 = 10_000;
 
-/// Runs the graph so many times.
-///
-/// # Errors
-/// A run fails.
 pub async fn run(child: &Child, client: &Client, runs: u64, report: &mut Report) -> anyhow::Result<()> {
     let server = child.pid().context("the server runs")?;
     let every = TOLD_EVERY.min(runs.div_ceil(10)).max(1);
@@ -25,7 +21,7 @@ pub async fn run(child: &Child, client: &Client, runs: u64, report: &mut Report)
     while done < runs {
         let now = every.min(runs - done);
         let one = client.clone();
-        let seen = times(CLIENTS, now, move || one.clone().create_and_wait()).await?;
+        let seen = run_count(CLIENTS, now, move || one.clone().create_and_wait()).await?;
         done += now;
         report.note(format!("{done} runs"), seen.rate(), "runs/s");
         tell(child, server, done, report)?;

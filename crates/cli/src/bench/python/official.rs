@@ -1,4 +1,4 @@
-//! The official development server on the same project, where its user has installed it.
+//! The official development server on the same project, if its user has installed it.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -14,12 +14,12 @@ use tokio::process::{Child, Command};
 use super::super::server;
 use super::project;
 
-/// How long a start may take.
+/// Time limit of a start.
 const START: Duration = Duration::from_secs(90);
-/// Between the request to end and the signal that cannot be refused.
+/// Time between SIGTERM and SIGKILL.
 const TERM_TO_KILL: Duration = Duration::from_secs(10);
 
-/// `langgraph dev` at work: in memory, with its own defaults, but without reloading and without its log.
+/// `langgraph dev`: in memory, with its own defaults, without reloading and logging.
 pub struct Official {
     process: Child,
     base: String,
@@ -27,10 +27,7 @@ pub struct Official {
 }
 
 impl Official {
-    /// Starts the one that this interpreter has.
-    ///
-    /// # Errors
-    /// It has none, or that does not serve.
+    /// Starts the one of this interpreter.
     pub async fn start(python: &Path) -> anyhow::Result<Self> {
         let folder = server::folder()?;
         project::write(folder.path())?;
@@ -79,17 +76,16 @@ impl Official {
         })
     }
 
-    /// Its address.
     pub fn base(&self) -> String {
         self.base.clone()
     }
 
-    /// Its number, while it lives.
+    /// Process id while it runs.
     pub fn pid(&self) -> Option<u32> {
         self.process.id()
     }
 
-    /// Ends it with all it started.
+    /// Ends it with all its children.
     pub async fn stop(mut self) -> anyhow::Result<()> {
         let Some(pid) = self.process.id() else { return Ok(()) };
         let group = Pid::from_raw(i32::try_from(pid)?);

@@ -1,4 +1,4 @@
-//! The project that is measured.
+//! The measured project.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use towpath_runtime::hosted::environment;
 
 use crate::config::{Config, Inputs, Mode};
 
-/// Two channels, one with a reducer, two asynchronous nodes.
+/// Two channels, one with a reducer, and two asynchronous nodes.
 const GRAPH: &str = r#"from operator import add
 from typing import Annotated, TypedDict
 
@@ -37,38 +37,30 @@ builder.add_edge("b", END)
 graph = builder.compile()
 "#;
 
-/// Its graph.
 pub const ID: &str = "agent";
-/// Its config file.
 pub const CONFIG: &str = "langgraph.json";
 
-/// What a run is given.
+/// Input of a run.
 pub fn input() -> Value {
     json!({"items": ["start"]})
 }
 
-/// Writes the project into a folder.
-///
-/// # Errors
-/// The folder cannot be written.
+/// Writes the project to a folder.
 pub fn write(folder: &Path) -> anyhow::Result<()> {
     std::fs::write(folder.join("agent.py"), GRAPH)?;
-    // The official server takes no config file without a dependency.
+    // The official server requires a dependency in the config file.
     let config = json!({"graphs": {ID: "./agent.py:graph"}, "dependencies": ["."]});
     std::fs::write(folder.join(CONFIG), config.to_string())?;
     Ok(())
 }
 
-/// The interpreter that was named, or one of an environment that is made below the data folder.
-///
-/// # Errors
-/// There is none, and none can be made.
+/// The configured interpreter, or one of a new environment below the data folder.
 pub async fn interpreter(named: Option<&Path>, folder: &Path) -> anyhow::Result<PathBuf> {
-    let config = Config::load(&Inputs::of_process(Mode::Agent, Vec::new(), None))?;
+    let config = Config::load(&Inputs::from_process(Mode::Agent, Vec::new(), None))?;
     if let Some(named) = named.or(config.settings.agent.hosts.python.as_deref()) {
         return Ok(std::path::absolute(named)?);
     }
-    let wanted = environment::Wanted {
+    let wanted = environment::EnvironmentSpec {
         folder: folder.to_owned(),
         dependencies: Vec::new(),
         version: None,

@@ -14,7 +14,7 @@ use super::system::System;
 use super::workload::{Meter, Tally};
 use crate::bench::process;
 
-/// Grace of the workers' drain; no job is at work by then.
+/// Grace of the workers' drain; no job is running by then.
 const GRACE: Duration = Duration::from_secs(30);
 
 /// The sample of a day.
@@ -47,9 +47,6 @@ pub struct Day {
 }
 
 /// Runs all days of the plan.
-///
-/// # Errors
-/// A job was not performed exactly once, or the scheduler does not catch up.
 pub async fn measure(plan: &Plan, uri: &str) -> anyhow::Result<Summary> {
     let mut system = System::open(uri, plan.keep()).await?;
     let mut probe = Probe::open(uri).await.context("connecting to the database")?;
@@ -71,8 +68,8 @@ pub async fn measure(plan: &Plan, uri: &str) -> anyhow::Result<Summary> {
 /// A run takes minutes, so each day is reported on standard error.
 fn report_progress(day: &Day) {
     eprintln!(
-        "day {}: {:.0} jobs/s; recorded in {:.1} s, drained in {:.1} s, pruned in {:.1} s, vacuumed in {:.1} s; {} rows in \
-         job, {} in job_history, {:.0} MB, memory {:.0} MB",
+        "day {}: {:.0} jobs/s; recorded in {:.1} s, drained in {:.1} s, pruned in {:.1} s, vacuumed in {:.1} s; {} \
+         rows in job, {} in job_history, {:.0} MB, memory {:.0} MB",
         day.day,
         day.jobs_per_s,
         day.recorded_s,
@@ -130,7 +127,7 @@ fn check(meter: &Meter, outcomes: &Outcomes) -> anyhow::Result<()> {
     ensure!(missing == 0, "{missing} of {jobs} jobs were not performed");
     ensure!(
         u64::try_from(outcomes.succeeded)? == jobs && outcomes.bad == 0 && outcomes.open == 0,
-        "of {jobs} jobs {} succeeded, {} ended otherwise, and {} are not over",
+        "of {jobs} jobs {} succeeded, {} ended otherwise, and {} have not ended",
         outcomes.succeeded,
         outcomes.bad,
         outcomes.open

@@ -28,7 +28,7 @@ pub struct DayJobs {
     pub number: i64,
     /// Number of jobs, children included.
     pub count: u64,
-    /// Number of lanes, each of one place; half of the jobs are in them.
+    /// Number of lanes, each with one slot; half of the jobs are in them.
     pub lanes: u64,
 }
 
@@ -48,9 +48,6 @@ impl DayJobs {
     }
 
     /// Records all jobs. Returns the id of a plain one.
-    ///
-    /// # Errors
-    /// As every statement.
     pub async fn record(&self, store: &Store, owners: &[TenantId]) -> store::Result<Option<JobId>> {
         let (first, (), ()) = tokio::try_join!(
             self.record_plain(store, owners),

@@ -67,9 +67,6 @@ impl Summary {
     }
 
     /// Prints the summary on standard output.
-    ///
-    /// # Errors
-    /// JSON serialization fails.
     pub fn print(&self, output: Output) -> anyhow::Result<()> {
         match output {
             Output::Json => {

@@ -58,9 +58,6 @@ pub struct System {
 
 impl System {
     /// Opens the database and continues at the day of its calendar. The history is kept for `keep`.
-    ///
-    /// # Errors
-    /// The database cannot be opened or migrated.
     pub async fn open(uri: &str, keep: Duration) -> anyhow::Result<Self> {
         let options = Options {
             connections: CONNECTIONS,
@@ -110,9 +107,6 @@ impl System {
     }
 
     /// Records the jobs of a day, then refreshes a dashboard while all of them wait. Returns the time of the recording.
-    ///
-    /// # Errors
-    /// As every statement.
     pub async fn record(&mut self, jobs: &DayJobs) -> anyhow::Result<Duration> {
         let began = Instant::now();
         let recorded = jobs.record(&self.store, &self.tenants).await?;
@@ -142,9 +136,6 @@ impl System {
     }
 
     /// Starts workers and waits until all jobs of the meter are written. Returns the running workers and the time it took.
-    ///
-    /// # Errors
-    /// No job ends for [`STALL`].
     pub async fn drain(&self, meter: &Arc<Meter>) -> anyhow::Result<(Workers, Duration)> {
         let options = towpath_workers::Options::new([(POOL, SLOTS)]);
         let began = Instant::now();
@@ -152,7 +143,7 @@ impl System {
         let (mut before, mut progressed) = (0, began);
         loop {
             let performed = meter.performed();
-            if performed == meter.jobs() && workers.at_work() == 0 {
+            if performed == meter.jobs() && workers.running_jobs() == 0 {
                 return Ok((workers, began.elapsed()));
             }
             if performed > before {
@@ -163,16 +154,13 @@ impl System {
                 "{performed} of {} jobs ended, and none within the last {} s; {} are running",
                 meter.jobs(),
                 STALL.as_secs(),
-                workers.at_work()
+                workers.running_jobs()
             );
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
 
     /// Moves the clock ahead by one day. Workers must have been drained.
-    ///
-    /// # Errors
-    /// As every statement.
     pub async fn next_day(&mut self) -> anyhow::Result<()> {
         self.stop().await;
         let next = Calendar {
@@ -191,9 +179,6 @@ impl System {
     }
 
     /// Waits until nothing is left to archive, forget or prune. Returns the time it took.
-    ///
-    /// # Errors
-    /// The scheduler does not catch up within [`CATCH_UP`].
     pub async fn wait_until_pruned(&self) -> anyhow::Result<Duration> {
         let began = Instant::now();
         loop {
@@ -201,8 +186,8 @@ impl System {
             let (over, old) = (now.minus(ARCHIVE), now.minus(self.settings.keep_jobs));
             let left = self.store.read(async |tx| {
                 Ok((
-                    jobs::unarchived(tx, over, Position::START, COUNTED).await?,
-                    jobs::unforgotten(tx, old, COUNTED).await?,
+                    jobs::count_unarchived(tx, over, Position::START, COUNTED).await?,
+                    jobs::count_deletable(tx, old, COUNTED).await?,
                     lanes::count_behind(tx, "", COUNTED).await?,
                 ))
             });
@@ -212,8 +197,8 @@ impl System {
             }
             ensure!(
                 began.elapsed() < CATCH_UP,
-                "the scheduler has not caught up within {} s: {over} jobs to archive, {old} to forget, {lanes} lanes to prune \
-                 (counted up to {COUNTED})",
+                "the scheduler has not caught up within {} s: {over} jobs to archive, {old} to forget, {lanes} lanes \
+                 to prune (counted up to {COUNTED})",
                 CATCH_UP.as_secs()
             );
             tokio::time::sleep(POLL_EVERY).await;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use towpath_domain::job::{Ended, RetryPolicy};
+use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_durable::{Ctx, Failure, Outcome, Start, Workflow};
 use towpath_store::{self as store, Tx};
 
@@ -121,10 +121,10 @@ impl Workflow for Job {
             ctx.step(&format!("step {step}"), async || Ok(step)).await?;
         }
         meter.note(self);
-        ctx.done()
+        ctx.complete()
     }
 
-    async fn end(_: &mut Tx<'_>, _: &Self, _: Ended) -> store::Result<()> {
+    async fn end(_: &mut Tx<'_>, _: &Self, _: EndReason) -> store::Result<()> {
         Ok(())
     }
 }

@@ -19,14 +19,14 @@ pub const KEYS: &[Key] = &[
             least: 16,
             most: 1_048_576,
         },
-        about: "trace data, as sent, that may wait to be folded; beyond half of it more comes in at the pace of folding only, the rest is answered 429",
+        about: "trace data, as sent, that may wait for its flush. Beyond half of it, data is accepted only at the pace of the flush; the rest is answered 429",
     },
     Key {
-        name: "ingest.fold_delay_ms",
+        name: "ingest.flush_delay_ms",
         environment: &[],
         default: Fallback::Text("2000"),
         kind: Kind::Count { least: 0, most: 60_000 },
-        about: "how long trace data waits for more before it is folded; an export does not wait for this",
+        about: "how long trace data waits for more before it is flushed; an export does not wait for this",
     },
     Key {
         name: "ingest.pending_patches",
@@ -36,7 +36,7 @@ pub const KEYS: &[Key] = &[
             least: 1,
             most: 100_000_000,
         },
-        about: "patches of one workspace that may wait for trace runs that have not come; the oldest beyond that are dropped",
+        about: "patches of one workspace that may wait for trace runs that have not arrived; the oldest beyond that are dropped",
     },
     Key {
         name: "ingest.pending_bytes",
@@ -46,7 +46,7 @@ pub const KEYS: &[Key] = &[
             least: 1_048_576,
             most: 1_099_511_627_776,
         },
-        about: "bytes of patches of one workspace that may wait for trace runs that have not come; the oldest beyond that are dropped",
+        about: "bytes of patches of one workspace that may wait for trace runs that have not arrived; the oldest beyond that are dropped",
     },
     Key {
         name: "ingest.memory_mb",
@@ -56,7 +56,7 @@ pub const KEYS: &[Key] = &[
             least: 16,
             most: 65_536,
         },
-        about: "memory that ingest bodies under way may take together; more are answered 503",
+        about: "memory that ingest bodies in progress may take together; more are answered 503",
     },
     Key {
         name: "ingest.quarantine_bytes",
@@ -66,7 +66,7 @@ pub const KEYS: &[Key] = &[
             least: 1 << 20,
             most: 1 << 50,
         },
-        about: "accepted trace data of one workspace that could not be folded and is kept for another try; beyond it the oldest is dropped",
+        about: "accepted trace data of one workspace that could not be flushed and is kept for a retry; beyond it, the oldest is dropped",
     },
     Key {
         name: "ingest.quarantine_entries",

@@ -10,17 +10,17 @@ pub const KEYS: &[Key] = &[
         environment: &[],
         default: Fallback::Text(".towpath"),
         kind: Kind::Path,
-        about: "folder for everything that is kept on this machine",
+        about: "folder for all data kept on this machine",
     },
     Key {
-        name: "disk.least_free_mb",
+        name: "disk.min_free_mb",
         environment: &[],
         default: Fallback::Text("256"),
         kind: Kind::Count {
             least: 0,
             most: 1 << 30,
         },
-        about: "where less is free on the disk of the data folder, or of objects in a folder, traces and uploads are refused with 507 and builds wait; where less is free on that of `exports.file_root`, exports to it wait; 0 is no limit",
+        about: "minimum free space on the disk of the data folder, or of objects in a folder; below it, traces and uploads are refused with 507 and builds wait. On the disk of `exports.file_root`, exports to it wait. 0 is no limit",
     },
     Key {
         name: "database_uri",
@@ -51,7 +51,7 @@ pub const KEYS: &[Key] = &[
         environment: &["REDIS_URI"],
         default: Fallback::Absent,
         kind: Kind::Uri(&["redis", "rediss", "unix", "redis+unix"]),
-        about: "Redis for wake-ups between processes; without it they find work by looking",
+        about: "Redis for wakes between processes; without it, they poll",
     },
     Key {
         name: "objects",
@@ -61,7 +61,7 @@ pub const KEYS: &[Key] = &[
             file: "objects",
         },
         kind: Kind::Uri(&["file", "s3"]),
-        about: "where trace data lies: file:///folder or s3://bucket/prefix with the usual AWS variables",
+        about: "where trace data is stored: file:///folder (all of it on one file system) or s3://bucket/prefix with the usual AWS variables",
     },
     Key {
         name: "listen",
@@ -73,14 +73,14 @@ pub const KEYS: &[Key] = &[
             Mode::Agent => "127.0.0.1:8123",
         }),
         kind: Kind::Address,
-        about: "address of the platform API, or of health and metrics where this process serves no API",
+        about: "address of the platform API; of health and metrics in a process without an API",
     },
     Key {
         name: "public_url",
         environment: &["TOWPATH_PUBLIC_URL"],
         default: Fallback::Absent,
         kind: Kind::Uri(&["http", "https"]),
-        about: "where others reach the platform: what the addresses of deployments, uploads and webhooks begin with; of towpath agent, where others reach that, as the metadata of its runs say; absent: where it listens",
+        about: "address at which others reach the platform; addresses of deployments, uploads and webhooks begin with it. For towpath agent: the address of the agent server, shown in the metadata of its runs",
     },
     Key {
         name: "agent_listen",

@@ -23,7 +23,7 @@ pub struct Deployments {
 pub enum DeploymentsCommand {
     /// List deployments, the latest first.
     Ls {
-        /// At most so many.
+        /// Maximum number of rows.
         #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=100))]
         limit: u64,
     },
@@ -34,7 +34,7 @@ pub enum DeploymentsCommand {
     },
     /// Deploy a repository or an image.
     Create(NewDeployment),
-    /// Change a deployment; what it is made from and its secrets make a new revision.
+    /// Change a deployment; changes of its source or secrets create a new revision.
     Update(DeploymentUpdate),
     /// Delete a deployment with its database.
     Delete {
@@ -43,22 +43,22 @@ pub enum DeploymentsCommand {
         /// Delete its tracing project too.
         #[arg(long)]
         with_project: bool,
-        /// Wait until it is torn down.
+        /// Wait until the deletion has finished.
         #[arg(long)]
         wait: bool,
     },
-    /// Let a deployment start on the database that is there, or on an empty one: the one it had is away. Operators may.
+    /// Let a deployment whose database is missing start on the existing one, or on an empty one. Operators only.
     AcceptDatabase {
         /// Its name or id.
         deployment: String,
     },
-    /// Show what a deployment says, the latest lines.
+    /// Show the latest log lines of a deployment.
     Logs {
         /// Its name or id.
         deployment: String,
         /// How much.
         #[command(flatten)]
-        lines: Lines,
+        lines: LogOptions,
     },
 }
 
@@ -70,14 +70,14 @@ impl Default for DeploymentsCommand {
 
 /// How much of a log.
 #[derive(Debug, Args)]
-pub struct Lines {
-    /// Go on with what comes.
+pub struct LogOptions {
+    /// Follow new lines.
     #[arg(long, short)]
     pub follow: bool,
-    /// At most so many lines before that.
+    /// Maximum number of earlier lines.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub limit: u64,
-    /// At least this loud.
+    /// Minimum level.
     #[arg(long, value_enum)]
     pub level: Option<Level>,
 }
@@ -94,7 +94,7 @@ pub enum Level {
 /// A deployment to be made.
 #[derive(Debug, Args)]
 pub struct NewDeployment {
-    /// What it is called, and its tracing project too.
+    /// Name of the deployment and of its tracing project.
     #[arg(long)]
     pub name: String,
     /// A git repository to build it from.
@@ -114,10 +114,10 @@ pub struct NewDeployment {
     /// The integration that may read the repository.
     #[arg(long, value_name = "UUID", requires = "repo")]
     pub integration: Option<IntegrationId>,
-    /// Have each push to the branch make a revision.
+    /// Create a revision at each push to the branch.
     #[arg(long, requires = "repo")]
     pub build_on_push: bool,
-    /// Sizes.
+    /// Default sizes.
     #[arg(long = "type", value_enum, requires = "repo")]
     pub kind: Option<DeploymentKind>,
     /// An image to run.
@@ -154,13 +154,13 @@ pub struct DeploymentUpdate {
     /// Another image.
     #[arg(long, value_name = "REFERENCE")]
     pub image: Option<String>,
-    /// Whether a push makes a revision.
+    /// Whether a push creates a revision.
     #[arg(long, value_name = "BOOL")]
     pub build_on_push: Option<bool>,
-    /// A file with a line NAME=VALUE for each secret; they replace all there are.
+    /// A file with a line NAME=VALUE for each secret; they replace all existing ones.
     #[arg(long, value_name = "FILE")]
     pub secrets: Option<PathBuf>,
-    /// Build what the branch is now, also if nothing else changes.
+    /// Build the current state of the branch, even if nothing else changes.
     #[arg(long)]
     pub rebuild: bool,
     /// Wait until the new revision is deployed. Exit code 1 unless it is.
@@ -186,7 +186,7 @@ pub enum RevisionsCommand {
     Ls {
         /// The deployment's name or id.
         deployment: String,
-        /// At most so many.
+        /// Maximum number of rows.
         #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=100))]
         limit: u64,
     },
@@ -197,7 +197,7 @@ pub enum RevisionsCommand {
         /// The revision.
         revision: RevisionId,
     },
-    /// Deploy what a revision built once more, with the secrets it had.
+    /// Deploy again what a revision built, with the secrets it had.
     Redeploy {
         /// The deployment's name or id.
         deployment: String,
@@ -207,24 +207,24 @@ pub enum RevisionsCommand {
         #[arg(long)]
         wait: bool,
     },
-    /// Stop a revision that is not over.
+    /// Stop an unfinished revision.
     Interrupt {
         /// The deployment's name or id.
         deployment: String,
         /// The revision.
         revision: RevisionId,
     },
-    /// Show what the build of a revision says.
+    /// Show the build log of a revision.
     Logs {
         /// The deployment's name or id.
         deployment: String,
         /// The revision [default: the latest]
         revision: Option<RevisionId>,
-        /// Not the build: what it says when it is deployed and while it serves.
+        /// The deploy log instead: lines of the rollout and of the running agent server.
         #[arg(long)]
         deploy: bool,
         /// How much.
         #[command(flatten)]
-        lines: Lines,
+        lines: LogOptions,
     },
 }

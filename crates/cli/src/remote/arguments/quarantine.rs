@@ -11,7 +11,7 @@ use crate::arguments::Output;
 /// `towpath traces`
 #[derive(Debug, Args)]
 pub struct Traces {
-    /// What about.
+    /// What to do.
     #[command(subcommand)]
     pub command: TracesCommand,
 }
@@ -19,14 +19,14 @@ pub struct Traces {
 /// What `towpath traces` is about.
 #[derive(Debug, Subcommand)]
 pub enum TracesCommand {
-    /// Show accepted trace data that could not be folded, fold it again, drop it.
+    /// Show, retry or drop accepted trace data that could not be flushed.
     Quarantine(Quarantine),
 }
 
 /// `towpath traces quarantine`
 #[derive(Debug, Args)]
 pub struct Quarantine {
-    /// Which server. Here --tenant narrows ls, retry --all and drop --all to one workspace.
+    /// Which server. Here --tenant restricts ls, retry --all and drop --all to one workspace.
     #[command(flatten)]
     pub server: ServerOptions,
     /// The same as --output json.
@@ -49,29 +49,29 @@ impl Quarantine {
 pub enum QuarantineCommand {
     /// List entries, the latest of each workspace first; those of one workspace with --tenant.
     Ls {
-        /// At most so many.
+        /// Maximum number of rows.
         #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
         limit: u64,
     },
-    /// Show an entry with what is known of its frames.
+    /// Show an entry and its frames.
     Show {
         /// Id of the entry.
         entry: QuarantineId,
-        /// Write the body of a frame into this file, as it was sent; it holds data of users.
+        /// Write the body of a frame to this file, as it was sent; it contains user data.
         #[arg(long, value_name = "FILE")]
         body: Option<PathBuf>,
-        /// Which frame that is, counted from 0. Only an entry whose object was missing can have several.
+        /// Index of that frame, counted from 0. Only an entry with a missing object can have several.
         #[arg(long, default_value_t = 0, requires = "body", value_parser = clap::value_parser!(u32).range(..1 << 20))]
         frame: u32,
     },
-    /// Fold entries again. They count as accepted now, behind everything else.
-    Retry(ChosenEntries),
-    /// Drop entries for good. What was accepted with them is lost.
+    /// Flush entries again. They count as accepted now, behind all other data.
+    Retry(EntrySelection),
+    /// Drop entries permanently. Their data is lost.
     Drop {
         /// Which.
         #[command(flatten)]
-        chosen: ChosenEntries,
-        /// Confirm that it is lost.
+        chosen: EntrySelection,
+        /// Confirm the loss.
         #[arg(long, required = true)]
         yes: bool,
     },
@@ -85,7 +85,7 @@ impl Default for QuarantineCommand {
 
 /// Entries named, or all of them.
 #[derive(Debug, Args)]
-pub struct ChosenEntries {
+pub struct EntrySelection {
     /// These entries.
     #[arg(value_name = "ENTRY", required_unless_present = "all", conflicts_with = "all")]
     pub entries: Vec<QuarantineId>,

@@ -1,5 +1,5 @@
-//! What has to hold of the unpacker whatever bytes it is given: the body of the fuzz target `tarball` in `fuzz/`, and of the
-//! test beside this file.
+//! What has to hold of the unpacker whatever bytes it is given: the body of the fuzz target `tarball` in `fuzz/`, and
+//! of the test beside this file.
 
 use std::fs;
 use std::io::Write as _;
@@ -17,8 +17,8 @@ const LIMITS: Limits = Limits {
     free: 0,
 };
 
-/// Whatever an archive says: nothing is written beside its folder, and no more in it than may be; what is unpacked leads
-/// nowhere else, and what is refused is not there.
+/// Whatever an archive says: nothing is written beside its folder, and no more in it than may be; what is unpacked
+/// leads nowhere else, and what is refused is not there.
 pub fn tarball(data: &[u8]) {
     unpacked(data);
     let mut gzip = GzEncoder::new(Vec::new(), Compression::none());

@@ -4,10 +4,10 @@ use serde_json::{Value, json};
 
 use super::Dialect;
 use super::part::Part;
-use super::task::{Task, TaskState, status};
+use super::task::{Task, TaskState, task_status};
 use crate::Timestamp;
 
-/// The task itself. Version 1.0 names what an event is around it, version 0.3 inside of it.
+/// The event of the task itself. Version 1.0 wraps it in an envelope that names the event, version 0.3 names it inside.
 #[must_use]
 pub fn task_event(dialect: Dialect, task: Value) -> Value {
     match dialect {
@@ -16,14 +16,14 @@ pub fn task_event(dialect: Dialect, task: Value) -> Value {
     }
 }
 
-/// The task stands elsewhere now, or the assistant says something on its way.
+/// A change of state, or a message of the assistant in between.
 #[must_use]
 pub fn status_update(dialect: Dialect, task: &Task, said: Option<(&[Part], Timestamp)>) -> Value {
     let status = match said {
-        None => task.status(dialect),
+        None => task.status_json(dialect),
         Some((parts, at)) => {
-            let message = (!parts.is_empty()).then(|| task.says(dialect, "message", parts));
-            status(dialect, TaskState::Working, at, message)
+            let message = (!parts.is_empty()).then(|| task.message_json(dialect, "message", parts));
+            task_status(dialect, TaskState::Working, at, message)
         }
     };
     let update = json!({"taskId": task.id.to_string(), "contextId": task.id.thread.to_string(), "status": status});
@@ -31,10 +31,10 @@ pub fn status_update(dialect: Dialect, task: &Task, said: Option<(&[Part], Times
     event(dialect, "status-update", "statusUpdate", update, ("final", is_last))
 }
 
-/// What the task brought, where it brought something.
+/// The output of the task, if it has any.
 #[must_use]
 pub fn artifact_update(dialect: Dialect, task: &Task) -> Option<Value> {
-    let artifact = task.artifact(dialect)?;
+    let artifact = task.artifact_json(dialect)?;
     let mut update = json!({
         "taskId": task.id.to_string(), "contextId": task.id.thread.to_string(), "artifact": artifact,
     });
@@ -48,7 +48,7 @@ pub fn artifact_update(dialect: Dialect, task: &Task) -> Option<Value> {
     ))
 }
 
-/// `mark` is a field of version 0.3 alone: the end of a stream is the end of its body in version 1.0.
+/// Only version 0.3 has `mark`: in version 1.0 a stream ends with its body.
 fn event(dialect: Dialect, kind: &str, key: &str, mut update: Value, mark: (&str, bool)) -> Value {
     match dialect {
         Dialect::V03 => {

@@ -2,18 +2,16 @@
 
 use serde_json::{Map, Value, json};
 
+use super::error::{A2aError, ErrorCode};
 use super::part::Part;
-use super::refusal::{Code, Refusal};
 use super::{Dialect, TaskId};
 use crate::ThreadId;
 use crate::agent::Object;
 
-/// The most parts of a message.
-const MOST_PARTS: usize = 100;
-/// The longest id that a client gives.
-const LONGEST_ID: usize = 256;
+const MAX_PARTS: usize = 100;
+const MAX_ID_LENGTH: usize = 256;
 
-/// Who speaks.
+/// The author of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// The client.
@@ -23,18 +21,17 @@ pub enum Role {
 }
 
 impl Role {
-    /// Reads it, in either version.
-    fn read(value: Option<&Value>) -> Result<Self, Refusal> {
+    fn parse(value: Option<&Value>) -> Result<Self, A2aError> {
         match value.and_then(Value::as_str) {
             Some("user" | "ROLE_USER") => Ok(Self::User),
             Some("agent" | "ROLE_AGENT") => Ok(Self::Agent),
-            _ => Err(Refusal::params(
+            _ => Err(A2aError::invalid_params(
                 "message.role: expected ROLE_USER or ROLE_AGENT (user or agent)",
             )),
         }
     }
 
-    const fn write(self, dialect: Dialect) -> &'static str {
+    const fn as_str(self, dialect: Dialect) -> &'static str {
         match (self, dialect) {
             (Self::User, Dialect::V03) => "user",
             (Self::User, Dialect::V10) => "ROLE_USER",
@@ -44,75 +41,66 @@ impl Role {
     }
 }
 
-/// What a client or an assistant says at once.
+/// A message of a client or an assistant.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Message {
-    /// Its id, which the sender made.
+    /// Chosen by the sender.
     pub id: String,
-    /// Who speaks.
     pub role: Role,
-    /// What is said.
     pub parts: Vec<Part>,
-    /// The context that it names.
+    /// The context named by the message.
     pub context: Option<ThreadId>,
-    /// The task that it names, as text: one that is none is not found.
+    /// The task named by the message. Text, because an invalid id is answered with "not found".
     pub task: Option<String>,
 }
 
 impl Message {
-    /// Reads the message of a request.
-    ///
-    /// # Errors
-    /// It names the field that is missing or wrong.
-    pub fn read(value: Option<&Value>) -> Result<Self, Refusal> {
+    pub fn parse(value: Option<&Value>) -> Result<Self, A2aError> {
         let Some(Value::Object(message)) = value else {
-            return Err(Refusal::params("message: expected an object"));
+            return Err(A2aError::invalid_params("message: expected an object"));
         };
-        let id = match named(message, "messageId")? {
-            Some(id) if id.len() <= LONGEST_ID => id,
+        let id = match optional_id(message, "messageId")? {
+            Some(id) if id.len() <= MAX_ID_LENGTH => id,
             Some(_) => {
-                let text = format!("message.messageId: expected at most {LONGEST_ID} bytes");
-                return Err(Refusal::params(text));
+                let text = format!("message.messageId: expected at most {MAX_ID_LENGTH} bytes");
+                return Err(A2aError::invalid_params(text));
             }
-            None => return Err(Refusal::params("message.messageId: field required")),
+            None => return Err(A2aError::invalid_params("message.messageId: field required")),
         };
-        let role = Role::read(message.get("role"))?;
+        let role = Role::parse(message.get("role"))?;
         let parts = match message.get("parts") {
-            Some(Value::Array(parts)) if (1..=MOST_PARTS).contains(&parts.len()) => parts,
+            Some(Value::Array(parts)) if (1..=MAX_PARTS).contains(&parts.len()) => parts,
             _ => {
-                let text = format!("message.parts: expected a list of 1 to {MOST_PARTS} parts");
-                return Err(Refusal::params(text));
+                let text = format!("message.parts: expected a list of 1 to {MAX_PARTS} parts");
+                return Err(A2aError::invalid_params(text));
             }
         };
         let parts = parts
             .iter()
             .enumerate()
-            .map(|(nth, part)| Part::read(part, &format!("message.parts.{nth}")));
+            .map(|(nth, part)| Part::parse(part, &format!("message.parts.{nth}")));
         let parts = parts.collect::<Result<Vec<_>, _>>()?;
-        let context = named(message, "contextId")?.map(|text| {
+        let context = optional_id(message, "contextId")?.map(|text| {
             let id = text.parse::<ThreadId>();
-            id.map_err(|_| Refusal::params("message.contextId: must be a UUID, or absent for a new context"))
+            id.map_err(|_| A2aError::invalid_params("message.contextId: must be a UUID, or absent for a new context"))
         });
         Ok(Self {
             id,
             role,
             parts,
             context: context.transpose()?,
-            task: named(message, "taskId")?,
+            task: optional_id(message, "taskId")?,
         })
     }
 
-    /// Whether the graph must have messages to take it.
+    /// Whether the graph needs a `messages` channel to accept it.
     #[must_use]
     pub fn needs_messages(&self) -> bool {
         self.parts.iter().any(|part| !matches!(part, Part::Data { .. }))
     }
 
-    /// The input of a run: its text and files as a message, its data as further fields.
-    ///
-    /// # Errors
-    /// A part of data that is no object, or that has messages beside text or files.
-    pub fn input(&self, task: TaskId) -> Result<Object, Refusal> {
+    /// The input of a run: text and files become a message, data becomes further fields.
+    pub fn input(&self, task: TaskId) -> Result<Object, A2aError> {
         let mut input = Object::new();
         if self.needs_messages() {
             let role = match self.role {
@@ -120,14 +108,14 @@ impl Message {
                 Role::Agent => "assistant",
             };
             let message = json!({
-                "role": role, "content": self.content(), "id": self.id,
+                "role": role, "content": self.message_content(), "id": self.id,
                 "additional_kwargs": {"a2a": {"task_id": task.to_string()}},
             });
             input.insert("messages".to_owned(), json!([message]));
         }
         let data = self.data()?;
         if input.contains_key("messages") && data.contains_key("messages") {
-            return Err(Refusal::params(
+            return Err(A2aError::invalid_params(
                 "message.parts: expected either text and files, or a part of data with messages, not both",
             ));
         }
@@ -135,11 +123,8 @@ impl Message {
         Ok(input)
     }
 
-    /// The answer to what an interrupted run asked: the `resume` of a part of data, else the text, else the data.
-    ///
-    /// # Errors
-    /// It says several things, or only files.
-    pub fn resume(&self) -> Result<Value, Refusal> {
+    /// The answer to an interrupt: the `resume` field of a data part, else the text, else the data.
+    pub fn resume_value(&self) -> Result<Value, A2aError> {
         let mut answers = self.parts.iter().filter_map(|part| match part {
             Part::Data { data } => data.get("resume"),
             _ => None,
@@ -147,7 +132,7 @@ impl Message {
         if let Some(answer) = answers.next() {
             return match answers.next() {
                 None => Ok(answer.clone()),
-                Some(_) => Err(Refusal::params(
+                Some(_) => Err(A2aError::invalid_params(
                     "message.parts: expected one part of data with resume, not several",
                 )),
             };
@@ -157,18 +142,17 @@ impl Message {
         }
         let data = self.data()?;
         if data.is_empty() {
-            return Err(Refusal::new(
-                Code::ContentTypeNotSupported,
-                "message.parts: expected text or data, which answers what the task asked",
+            return Err(A2aError::new(
+                ErrorCode::ContentTypeNotSupported,
+                "message.parts: expected text or data that answers the question of the task",
             ));
         }
         Ok(Value::Object(data))
     }
 
-    /// As a message of an answer.
     #[must_use]
-    pub fn write(&self, dialect: Dialect, task: TaskId) -> Value {
-        written(dialect, &self.id, self.role, &self.parts, task)
+    pub fn to_json(&self, dialect: Dialect, task: TaskId) -> Value {
+        message_json(dialect, &self.id, self.role, &self.parts, task)
     }
 
     fn text(&self) -> Option<String> {
@@ -183,16 +167,16 @@ impl Message {
         (!texts.is_empty()).then(|| texts.join("\n"))
     }
 
-    /// Text alone is a text, as simple graphs expect it.
-    fn content(&self) -> Value {
+    /// Text alone stays a string, as simple graphs expect it.
+    fn message_content(&self) -> Value {
         let files = self.parts.iter().any(|part| matches!(part, Part::File { .. }));
         match self.text() {
             Some(text) if !files => json!(text),
-            _ => self.parts.iter().filter_map(Part::block).collect(),
+            _ => self.parts.iter().filter_map(Part::to_content_block).collect(),
         }
     }
 
-    fn data(&self) -> Result<Object, Refusal> {
+    fn data(&self) -> Result<Object, A2aError> {
         let mut all = Object::new();
         for (nth, part) in self.parts.iter().enumerate() {
             match part {
@@ -200,8 +184,8 @@ impl Message {
                     data: Value::Object(data),
                 } => all.extend(data.clone()),
                 Part::Data { .. } => {
-                    return Err(Refusal::new(
-                        Code::ContentTypeNotSupported,
+                    return Err(A2aError::new(
+                        ErrorCode::ContentTypeNotSupported,
                         format!("message.parts.{nth}.data: expected an object"),
                     ));
                 }
@@ -212,11 +196,10 @@ impl Message {
     }
 }
 
-/// A message of an answer.
-pub(super) fn written(dialect: Dialect, id: &str, role: Role, parts: &[Part], task: TaskId) -> Value {
-    let parts: Vec<Value> = parts.iter().map(|part| part.write(dialect)).collect();
+pub(super) fn message_json(dialect: Dialect, id: &str, role: Role, parts: &[Part], task: TaskId) -> Value {
+    let parts: Vec<Value> = parts.iter().map(|part| part.to_json(dialect)).collect();
     let mut message = json!({
-        "messageId": id, "role": role.write(dialect), "parts": parts,
+        "messageId": id, "role": role.as_str(dialect), "parts": parts,
         "taskId": task.to_string(), "contextId": task.thread.to_string(),
     });
     if dialect == Dialect::V03 {
@@ -225,12 +208,12 @@ pub(super) fn written(dialect: Dialect, id: &str, role: Role, parts: &[Part], ta
     message
 }
 
-/// A text that names something; an empty one names nothing, as protobuf writes it.
-fn named(of: &Map<String, Value>, key: &str) -> Result<Option<String>, Refusal> {
+/// An optional id. An empty string counts as absent, as in protobuf.
+fn optional_id(of: &Map<String, Value>, key: &str) -> Result<Option<String>, A2aError> {
     match of.get(key) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) => Ok(Some(text.clone()).filter(|text| !text.is_empty())),
-        Some(_) => Err(Refusal::params(format!("message.{key}: expected a string"))),
+        Some(_) => Err(A2aError::invalid_params(format!("message.{key}: expected a string"))),
     }
 }
 
@@ -242,7 +225,7 @@ mod tests {
     #[expect(clippy::needless_pass_by_value, reason = "what `json!` makes is given away")]
     fn message(parts: Value) -> Message {
         let sent = json!({"messageId": "m", "role": "ROLE_USER", "parts": parts});
-        Message::read(Some(&sent)).unwrap()
+        Message::parse(Some(&sent)).unwrap()
     }
 
     #[test]
@@ -259,11 +242,11 @@ mod tests {
         ] {
             let mut sent = whole.clone();
             sent[key] = value;
-            let refusal = Message::read(Some(&sent)).unwrap_err();
-            assert_eq!(refusal.code, Code::InvalidParams);
+            let refusal = Message::parse(Some(&sent)).unwrap_err();
+            assert_eq!(refusal.code, ErrorCode::InvalidParams);
             assert!(refusal.message.contains(key), "{}", refusal.message);
         }
-        assert!(Message::read(None).is_err());
+        assert!(Message::parse(None).is_err());
     }
 
     #[test]
@@ -285,7 +268,7 @@ mod tests {
         assert_eq!(Value::Object(alone), json!({"log": []}));
         assert!(message(json!([{"data": [1]}])).input(task).is_err());
         let both = message(json!([{"text": "hi"}, {"data": {"messages": []}}])).input(task);
-        assert_eq!(both.unwrap_err().code, Code::InvalidParams);
+        assert_eq!(both.unwrap_err().code, ErrorCode::InvalidParams);
         let file = message(json!([{"text": "see"}, {"url": "https://example.com/a.png", "mediaType": "image/png"}]));
         let content = &file.input(task).unwrap()["messages"][0]["content"];
         assert_eq!(
@@ -304,13 +287,13 @@ mod tests {
             (json!([{"text": "hi"}, {"data": {"x": 1}}]), json!("hi")),
             (json!([{"data": {"x": 1}}]), json!({"x": 1})),
         ] {
-            assert_eq!(message(parts).resume().unwrap(), expected);
+            assert_eq!(message(parts).resume_value().unwrap(), expected);
         }
         assert!(
             message(json!([{"data": {"resume": 1}}, {"data": {"resume": 2}}]))
-                .resume()
+                .resume_value()
                 .is_err()
         );
-        assert!(message(json!([{"url": "https://example.com"}])).resume().is_err());
+        assert!(message(json!([{"url": "https://example.com"}])).resume_value().is_err());
     }
 }

@@ -1,65 +1,63 @@
-//! What a run left to its task.
+//! The outcome of a run for its task.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::part::Part;
 
-/// What a run left: kept with its task, because the thread goes on and its state changes.
+/// The outcome of a run. Stored with the task, because the state of the thread changes later.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
-    /// What the assistant answered.
+    /// The response of the assistant.
     Answer(Vec<Part>),
-    /// What it asks before it goes on.
+    /// The questions it asks before it continues.
     Question(Vec<Interrupt>),
-    /// Why it failed.
     Failure(String),
 }
 
-/// A question of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Interrupt {
-    /// Its id.
     pub id: Option<String>,
-    /// What is asked.
     pub value: Value,
-    /// How an answer looks.
+    /// The expected shape of an answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub response_schema: Option<Value>,
 }
 
-/// The most bytes that are kept of an outcome.
-const MOST_BYTES: usize = 1 << 20;
-/// The most interrupts that are kept of a question that is too large.
-const MOST_INTERRUPTS: usize = 100;
-const TOO_LARGE: &str = "This has more than 1 MiB. The state of the thread holds it.";
+/// Size limit of a stored outcome.
+const MAX_BYTES: usize = 1 << 20;
+/// Interrupts that are kept of an outcome above the size limit.
+const MAX_INTERRUPTS: usize = 100;
+const TOO_LARGE: &str = "The output exceeds 1 MiB. Read it from the state of the thread.";
 
 impl Outcome {
-    /// Of a run that ended well, with this state.
+    /// The outcome of a successful run with this final state.
     #[must_use]
-    pub fn answer(values: &Value) -> Self {
+    pub fn from_values(values: &Value) -> Self {
         let Some(messages) = values.get("messages").and_then(Value::as_array) else {
             return Self::Answer(vec![Part::Data { data: values.clone() }]);
         };
-        let turn = messages.iter().rposition(|message| speaker(message) == Speaker::User);
+        let turn = messages
+            .iter()
+            .rposition(|message| message_role(message) == MessageRole::User);
         let turn = &messages[turn.map_or(0, |at| at + 1)..];
-        let mut replies = turn.iter().rev().map(reply);
+        let mut replies = turn.iter().rev().map(reply_parts);
         let parts = replies.find(|parts| !parts.is_empty());
         Self::Answer(parts.unwrap_or_else(|| vec![Part::Text { text: String::new() }]))
     }
 
-    /// Of a run that waits: interrupts by task, as threads keep them.
+    /// The outcome of an interrupted run; interrupts by task, as threads store them.
     #[must_use]
-    pub fn question(interrupts: &Value) -> Self {
+    pub fn from_interrupts(interrupts: &Value) -> Self {
         let tasks = interrupts.as_object().into_iter().flatten();
         let all = tasks.filter_map(|(_, list)| list.as_array()).flatten();
-        Self::Question(all.map(Interrupt::of).collect())
+        Self::Question(all.map(Interrupt::from_value).collect())
     }
 
-    /// Of a run that failed with an error as callers see it: `{error, message}`.
+    /// The outcome of a failed run, from `{error, message}`.
     #[must_use]
-    pub fn failure(error: &Value) -> Self {
+    pub fn from_error(error: &Value) -> Self {
         let text = |key: &str| error.get(key).and_then(Value::as_str).unwrap_or_default();
         let (sort, message) = (text("error"), text("message"));
         Self::Failure(match (sort, message) {
@@ -69,28 +67,28 @@ impl Outcome {
         })
     }
 
-    /// As JSON that can be read back. A value that is nested too deeply for that becomes its text; an outcome of more than 1 MiB is
-    /// replaced by a note.
+    /// As JSON that can be read back. A value that is nested too deeply for that becomes its text; an outcome of more
+    /// than 1 MiB is replaced by a note.
     ///
     /// # Panics
     /// Never: an outcome has text keys only.
     #[must_use]
     pub fn to_json(&self) -> String {
-        let mut json = self.write();
-        if json.len() <= MOST_BYTES && !is_readable(&json) {
-            json = self.flattened().write();
+        let mut json = self.encode();
+        if json.len() <= MAX_BYTES && !is_readable(&json) {
+            json = self.flattened().encode();
         }
-        if json.len() > MOST_BYTES {
-            json = self.shortened().write();
+        if json.len() > MAX_BYTES {
+            json = self.shortened().encode();
         }
         json
     }
 
-    fn write(&self) -> String {
+    fn encode(&self) -> String {
         serde_json::to_string(self).expect("an outcome with text keys is JSON")
     }
 
-    /// Values that cannot be read back are replaced by their text.
+    /// Replaces values that cannot be read back with their text.
     fn flattened(&self) -> Self {
         match self {
             Self::Answer(parts) => Self::Answer(parts.iter().map(flattened_part).collect()),
@@ -105,25 +103,25 @@ impl Outcome {
                 text: TOO_LARGE.to_owned(),
             }]),
             Self::Question(interrupts) => {
-                let kept = interrupts.iter().take(MOST_INTERRUPTS).map(|interrupt| Interrupt {
+                let kept = interrupts.iter().take(MAX_INTERRUPTS).map(|interrupt| Interrupt {
                     id: interrupt.id.clone().filter(|id| id.len() <= 256),
                     value: json!(TOO_LARGE),
                     response_schema: None,
                 });
                 Self::Question(kept.collect())
             }
-            Self::Failure(text) => Self::Failure(text.chars().take(MOST_BYTES / 16).collect()),
+            Self::Failure(text) => Self::Failure(text.chars().take(MAX_BYTES / 16).collect()),
         }
     }
 
-    /// What the status of the task says.
+    /// The parts of the status message.
     #[must_use]
-    pub(super) fn said(&self) -> Vec<Part> {
+    pub(super) fn message_parts(&self) -> Vec<Part> {
         match self {
             Self::Answer(_) => Vec::new(),
             Self::Failure(why) => vec![Part::Text { text: why.clone() }],
             Self::Question(asked) if asked.is_empty() => vec![Part::Text {
-                text: "The task waits before its next step. A message to it lets it go on.".to_owned(),
+                text: "The task is paused before its next step. Send it a message to continue.".to_owned(),
             }],
             Self::Question(asked) => asked
                 .iter()
@@ -135,16 +133,16 @@ impl Outcome {
         }
     }
 
-    /// Name, description and parts of the artifact that it is.
+    /// Name, description and parts of the artifact.
     #[must_use]
     pub(super) fn artifact(&self) -> Option<(&'static str, &'static str, Vec<Part>)> {
         match self {
-            Self::Answer(parts) => Some(("Assistant Response", "What the assistant answered", parts.clone())),
+            Self::Answer(parts) => Some(("Assistant Response", "The response of the assistant", parts.clone())),
             Self::Question(asked) if !asked.is_empty() => {
                 let parts = asked.iter().map(|interrupt| Part::Data { data: json!(interrupt) });
                 Some((
                     "Interrupt",
-                    "What the assistant asks before it goes on",
+                    "The input that the assistant needs to continue",
                     parts.collect(),
                 ))
             }
@@ -159,7 +157,7 @@ fn is_readable(json: &str) -> bool {
 
 fn flattened_part(part: &Part) -> Part {
     match part {
-        Part::Data { data } if !is_readable(&Outcome::Answer(vec![part.clone()]).write()) => {
+        Part::Data { data } if !is_readable(&Outcome::Answer(vec![part.clone()]).encode()) => {
             Part::Text { text: data.to_string() }
         }
         part => part.clone(),
@@ -168,7 +166,7 @@ fn flattened_part(part: &Part) -> Part {
 
 impl Interrupt {
     fn flattened(&self) -> Self {
-        if is_readable(&Outcome::Question(vec![self.clone()]).write()) {
+        if is_readable(&Outcome::Question(vec![self.clone()]).encode()) {
             return self.clone();
         }
         let text = |value: &Value| json!(value.to_string());
@@ -179,7 +177,7 @@ impl Interrupt {
         }
     }
 
-    fn of(interrupt: &Value) -> Self {
+    fn from_value(interrupt: &Value) -> Self {
         Self {
             id: interrupt.get("id").and_then(Value::as_str).map(str::to_owned),
             value: interrupt.get("value").cloned().unwrap_or_default(),
@@ -191,31 +189,29 @@ impl Interrupt {
     }
 }
 
-/// Who speaks in a message of a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Speaker {
-    /// The caller.
+pub(super) enum MessageRole {
     User,
     /// The assistant.
     Agent,
-    /// Tools and systems: callers do not hear them.
+    /// Tools and system messages, which callers do not see.
     Other,
 }
 
-pub(super) fn speaker(message: &Value) -> Speaker {
+pub(super) fn message_role(message: &Value) -> MessageRole {
     let text = |key: &str| message.get(key).and_then(Value::as_str).unwrap_or_default();
     match (text("type"), text("role")) {
-        ("human" | "HumanMessage" | "HumanMessageChunk", _) | (_, "user" | "human") => Speaker::User,
-        ("ai" | "AIMessage" | "AIMessageChunk", _) | (_, "assistant" | "ai" | "agent") => Speaker::Agent,
-        _ => Speaker::Other,
+        ("human" | "HumanMessage" | "HumanMessageChunk", _) | (_, "user" | "human") => MessageRole::User,
+        ("ai" | "AIMessage" | "AIMessageChunk", _) | (_, "assistant" | "ai" | "agent") => MessageRole::Agent,
+        _ => MessageRole::Other,
     }
 }
 
-/// What the assistant says in a message of a graph; nothing of messages of others.
+/// The parts of an assistant's message; none for messages of other roles.
 #[must_use]
-pub fn reply(message: &Value) -> Vec<Part> {
-    match (speaker(message), message.get("content")) {
-        (Speaker::Agent, Some(content)) => Part::of_content(content),
+pub fn reply_parts(message: &Value) -> Vec<Part> {
+    match (message_role(message), message.get("content")) {
+        (MessageRole::Agent, Some(content)) => Part::from_content(content),
         _ => Vec::new(),
     }
 }
@@ -234,12 +230,12 @@ mod tests {
             {"type": "ai", "content": "old"}, {"type": "human", "content": "q"},
             {"type": "ai", "content": "new"}, {"type": "tool", "content": "inside"}, {"type": "ai", "content": ""},
         ]});
-        assert_eq!(Outcome::answer(&values), Outcome::Answer(vec![text("new")]));
+        assert_eq!(Outcome::from_values(&values), Outcome::Answer(vec![text("new")]));
         let silent = json!({"messages": [{"type": "ai", "content": "old"}, {"type": "human", "content": "q"}]});
-        assert_eq!(Outcome::answer(&silent), Outcome::Answer(vec![text("")]));
+        assert_eq!(Outcome::from_values(&silent), Outcome::Answer(vec![text("")]));
         let other = json!({"log": ["a"]});
         assert_eq!(
-            Outcome::answer(&other),
+            Outcome::from_values(&other),
             Outcome::Answer(vec![Part::Data { data: other }])
         );
     }
@@ -249,7 +245,7 @@ mod tests {
         for depth in 115..=127 {
             let state = (0..depth).fold(json!("core"), |inner, _| json!({ "in": inner }));
             let interrupts = json!({"task": [{"id": "i", "value": state}]});
-            for outcome in [Outcome::answer(&state), Outcome::question(&interrupts)] {
+            for outcome in [Outcome::from_values(&state), Outcome::from_interrupts(&interrupts)] {
                 let kept = outcome.to_json();
                 let read = serde_json::from_str::<Outcome>(&kept);
                 let read = read.unwrap_or_else(|error| panic!("{depth} levels: {error}"));
@@ -259,20 +255,20 @@ mod tests {
                 }
             }
         }
-        let shallow = Outcome::answer(&json!({"log": ["a"]}));
+        let shallow = Outcome::from_values(&json!({"log": ["a"]}));
         assert_eq!(serde_json::from_str::<Outcome>(&shallow.to_json()).unwrap(), shallow);
     }
 
     #[test]
     fn what_is_too_large_is_replaced_by_a_note() {
-        let large = "x".repeat(MOST_BYTES + 1);
+        let large = "x".repeat(MAX_BYTES + 1);
         for outcome in [
-            Outcome::answer(&json!({"log": large})),
-            Outcome::question(&json!({"task": [{"id": "i", "value": large}]})),
-            Outcome::failure(&json!({"error": "ValueError", "message": large})),
+            Outcome::from_values(&json!({"log": large})),
+            Outcome::from_interrupts(&json!({"task": [{"id": "i", "value": large}]})),
+            Outcome::from_error(&json!({"error": "ValueError", "message": large})),
         ] {
             let kept = outcome.to_json();
-            assert!(kept.len() <= MOST_BYTES, "{} bytes", kept.len());
+            assert!(kept.len() <= MAX_BYTES, "{} bytes", kept.len());
             assert!(serde_json::from_str::<Outcome>(&kept).is_ok());
         }
     }
@@ -280,9 +276,9 @@ mod tests {
     #[test]
     fn questions_and_failures_are_said() {
         let interrupts = json!({"task": [{"id": "i", "value": {"question": "go on?"}}]});
-        let question = Outcome::question(&interrupts);
+        let question = Outcome::from_interrupts(&interrupts);
         assert_eq!(
-            question.said(),
+            question.message_parts(),
             [Part::Data {
                 data: json!({"question": "go on?"})
             }]
@@ -295,9 +291,9 @@ mod tests {
                 data: json!({"id": "i", "value": {"question": "go on?"}})
             }]
         );
-        let failure = Outcome::failure(&json!({"error": "ValueError", "message": "it broke"}));
-        assert_eq!(failure.said(), [text("ValueError: it broke")]);
+        let failure = Outcome::from_error(&json!({"error": "ValueError", "message": "it broke"}));
+        assert_eq!(failure.message_parts(), [text("ValueError: it broke")]);
         assert_eq!(failure.artifact(), None);
-        assert_eq!(Outcome::question(&json!({})).said().len(), 1);
+        assert_eq!(Outcome::from_interrupts(&json!({})).message_parts().len(), 1);
     }
 }

@@ -4,51 +4,38 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::Dialect;
-use super::refusal::{Code, Refusal};
+use super::error::{A2aError, ErrorCode};
 
-/// A piece of a message or of an artifact.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum Part {
-    /// Text.
     Text {
-        /// The text.
         text: String,
     },
-    /// JSON.
     Data {
-        /// The value.
         data: Value,
     },
-    /// A file.
     File {
-        /// Where its bytes are.
         source: Source,
-        /// Its name.
         name: Option<String>,
-        /// Its media type.
         media_type: Option<String>,
     },
 }
 
-/// Where the bytes of a file are.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Source {
-    /// Here, in base 64.
+    /// Base64.
     Bytes(String),
-    /// At an address, which this server does not call.
+    /// An address, which this server does not fetch.
     Url(String),
 }
 
 impl Part {
-    /// Reads the part that a request has at `place`, in either version.
-    ///
-    /// # Errors
-    /// It is no part, or of a kind that nobody takes.
-    pub fn read(value: &Value, place: &str) -> Result<Self, Refusal> {
+    /// Reads the part at `place` of a request, in either version.
+    pub fn parse(value: &Value, place: &str) -> Result<Self, A2aError> {
         let Value::Object(part) = value else {
-            return Err(Refusal::params(format!("{place}: expected an object")));
+            return Err(A2aError::invalid_params(format!("{place}: expected an object")));
         };
         let kinds: Vec<&str> = ["text", "data", "file", "raw", "url"]
             .into_iter()
@@ -61,7 +48,7 @@ impl Part {
             ["data"] => Ok(Self::Data {
                 data: part["data"].clone(),
             }),
-            ["file"] => Self::read_file(&part["file"], &format!("{place}.file")),
+            ["file"] => Self::parse_file(&part["file"], &format!("{place}.file")),
             ["raw"] | ["url"] => Ok(Self::File {
                 source: match kinds[0] {
                     "raw" => Source::Bytes(string(part, "raw", place)?),
@@ -70,26 +57,30 @@ impl Part {
                 name: optional(part, "filename", place)?,
                 media_type: optional(part, "mediaType", place)?,
             }),
-            [] => Err(Refusal::new(
-                Code::ContentTypeNotSupported,
+            [] => Err(A2aError::new(
+                ErrorCode::ContentTypeNotSupported,
                 format!("{place}: expected text, a file or data"),
             )),
-            _ => Err(Refusal::params(format!(
+            _ => Err(A2aError::invalid_params(format!(
                 "{place}: expected one of text, file, raw, url and data, not several"
             ))),
         }
     }
 
-    /// The file of version 0.3.
-    fn read_file(value: &Value, place: &str) -> Result<Self, Refusal> {
+    /// A file in the shape of version 0.3.
+    fn parse_file(value: &Value, place: &str) -> Result<Self, A2aError> {
         let Value::Object(file) = value else {
-            return Err(Refusal::params(format!("{place}: expected an object")));
+            return Err(A2aError::invalid_params(format!("{place}: expected an object")));
         };
         let bytes = optional(file, "bytes", place)?;
         let source = match (bytes, optional(file, "uri", place)?) {
             (Some(bytes), None) => Source::Bytes(bytes),
             (None, Some(uri)) => Source::Url(uri),
-            _ => return Err(Refusal::params(format!("{place}: expected either bytes or uri"))),
+            _ => {
+                return Err(A2aError::invalid_params(format!(
+                    "{place}: expected either bytes or uri"
+                )));
+            }
         };
         Ok(Self::File {
             source,
@@ -98,13 +89,12 @@ impl Part {
         })
     }
 
-    /// As a part of an answer.
     #[must_use]
-    pub fn write(&self, dialect: Dialect) -> Value {
+    pub fn to_json(&self, dialect: Dialect) -> Value {
         match (self, dialect) {
             (Self::Text { text }, Dialect::V03) => json!({"kind": "text", "text": text}),
             (Self::Text { text }, Dialect::V10) => json!({"text": text}),
-            // In this version data is an object.
+            // In version 0.3 data is always an object.
             (Self::Data { data }, Dialect::V03) if !data.is_object() => {
                 json!({"kind": "data", "data": {"value": data}})
             }
@@ -140,9 +130,9 @@ impl Part {
         }
     }
 
-    /// As a block of a message's content, in the words of graphs.
+    /// The part as a content block, in the format of graphs.
     #[must_use]
-    pub(super) fn block(&self) -> Option<Value> {
+    pub(super) fn to_content_block(&self) -> Option<Value> {
         match self {
             Self::Text { text } => Some(json!({"type": "text", "text": text})),
             Self::Data { .. } => None,
@@ -169,9 +159,9 @@ impl Part {
         }
     }
 
-    /// Parts of a message's content, as graphs write it.
+    /// Parts from a message's content, in the format of graphs.
     #[must_use]
-    pub(super) fn of_content(content: &Value) -> Vec<Self> {
+    pub(super) fn from_content(content: &Value) -> Vec<Self> {
         let blocks = match content {
             Value::String(text) if text.is_empty() => return Vec::new(),
             Value::String(text) => return vec![Self::Text { text: text.clone() }],
@@ -186,7 +176,7 @@ impl Part {
                     Some(Self::Text { text: before }) => before.push_str(text),
                     _ => parts.push(Self::Text { text: text.to_owned() }),
                 }
-            } else if let Some(file) = Self::of_block(block) {
+            } else if let Some(file) = Self::from_content_block(block) {
                 parts.push(file);
             }
         }
@@ -194,7 +184,7 @@ impl Part {
         parts
     }
 
-    fn of_block(block: &Value) -> Option<Self> {
+    fn from_content_block(block: &Value) -> Option<Self> {
         let sort = block.get("type")?.as_str()?;
         if !matches!(sort, "image" | "audio" | "video" | "file") {
             return None;
@@ -212,18 +202,18 @@ impl Part {
     }
 }
 
-fn string(of: &Map<String, Value>, key: &str, place: &str) -> Result<String, Refusal> {
+fn string(of: &Map<String, Value>, key: &str, place: &str) -> Result<String, A2aError> {
     match &of[key] {
         Value::String(text) => Ok(text.clone()),
-        _ => Err(Refusal::params(format!("{place}.{key}: expected a string"))),
+        _ => Err(A2aError::invalid_params(format!("{place}.{key}: expected a string"))),
     }
 }
 
-fn optional(of: &Map<String, Value>, key: &str, place: &str) -> Result<Option<String>, Refusal> {
+fn optional(of: &Map<String, Value>, key: &str, place: &str) -> Result<Option<String>, A2aError> {
     match of.get(key) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) => Ok(Some(text.clone()).filter(|text| !text.is_empty())),
-        Some(_) => Err(Refusal::params(format!("{place}.{key}: expected a string"))),
+        Some(_) => Err(A2aError::invalid_params(format!("{place}.{key}: expected a string"))),
     }
 }
 
@@ -246,9 +236,9 @@ mod tests {
             ),
         ] {
             for sent in [&old, &new] {
-                let part = Part::read(sent, "parts.0").unwrap();
-                assert_eq!(part.write(Dialect::V03), old);
-                assert_eq!(part.write(Dialect::V10), new);
+                let part = Part::parse(sent, "parts.0").unwrap();
+                assert_eq!(part.to_json(Dialect::V03), old);
+                assert_eq!(part.to_json(Dialect::V10), new);
             }
         }
     }
@@ -256,13 +246,13 @@ mod tests {
     #[test]
     fn a_part_that_nobody_takes_is_refused_with_its_place() {
         for (part, code) in [
-            (json!({"kind": "form"}), Code::ContentTypeNotSupported),
-            (json!({"text": "a", "data": {}}), Code::InvalidParams),
-            (json!({"text": 5}), Code::InvalidParams),
-            (json!({"file": {}}), Code::InvalidParams),
-            (json!("text"), Code::InvalidParams),
+            (json!({"kind": "form"}), ErrorCode::ContentTypeNotSupported),
+            (json!({"text": "a", "data": {}}), ErrorCode::InvalidParams),
+            (json!({"text": 5}), ErrorCode::InvalidParams),
+            (json!({"file": {}}), ErrorCode::InvalidParams),
+            (json!("text"), ErrorCode::InvalidParams),
         ] {
-            let refusal = Part::read(&part, "message.parts.2").unwrap_err();
+            let refusal = Part::parse(&part, "message.parts.2").unwrap_err();
             assert_eq!(refusal.code, code, "{part}");
             assert!(refusal.message.starts_with("message.parts.2"), "{}", refusal.message);
         }
@@ -272,8 +262,8 @@ mod tests {
     fn content_of_blocks_becomes_parts() {
         let content = json!([{"type": "text", "text": "a"}, "b", {"type": "tool_use", "id": "x"},
                              {"type": "image", "url": "https://example.com/a", "mime_type": "image/png"}]);
-        let parts = Part::of_content(&content);
-        let written: Vec<Value> = parts.iter().map(|part| part.write(Dialect::V10)).collect();
+        let parts = Part::from_content(&content);
+        let written: Vec<Value> = parts.iter().map(|part| part.to_json(Dialect::V10)).collect();
         assert_eq!(
             written,
             [
@@ -281,6 +271,6 @@ mod tests {
                 json!({"url": "https://example.com/a", "mediaType": "image/png"})
             ]
         );
-        assert_eq!(Part::of_content(&json!("")), []);
+        assert_eq!(Part::from_content(&json!("")), []);
     }
 }

@@ -1,4 +1,4 @@
-//! Tasks: what a message began, until it is over.
+//! Tasks: the work that a message started.
 
 use std::fmt;
 
@@ -7,18 +7,17 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::Dialect;
-use super::message::{Role, written};
-use super::outcome::{Outcome, Speaker, speaker};
+use super::message::{Role, message_json};
+use super::outcome::{MessageRole, Outcome, message_role};
 use super::part::Part;
 use crate::agent::RunStatus;
 use crate::{RunId, ThreadId, Timestamp};
 
-/// The id of a task: its thread, and the run that began it. Later runs of the task do not change it.
+/// The id of a task: its thread and its first run. Later runs of the task do not change it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TaskId {
     /// The thread, which is the task's context.
     pub thread: ThreadId,
-    /// The run that began it.
     pub run: RunId,
 }
 
@@ -40,26 +39,23 @@ impl fmt::Display for TaskId {
     }
 }
 
-/// Where a task stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, sqlx::Type)]
 #[serde(rename_all = "kebab-case")]
 #[sqlx(type_name = "text", rename_all = "kebab-case")]
 pub enum TaskState {
-    /// Its run waits for a worker.
+    /// The run waits for a worker.
     Submitted,
-    /// A worker performs its run. Never stored: it is what the run's job says.
+    /// A worker performs the run. Never stored: it follows from the job of the run.
     Working,
-    /// It ended well.
     Completed,
-    /// It failed, or took too long.
+    /// It failed or timed out.
     Failed,
-    /// Somebody cancelled it.
+    /// A user cancelled it.
     Canceled,
-    /// It waits for an answer.
     InputRequired,
-    /// The assistant did not take it. Not a state of tasks here; clients ask for it.
+    /// Not a state of tasks here, but clients may filter by it.
     Rejected,
-    /// It waits for credentials. Not a state of tasks here; clients ask for it.
+    /// Not a state of tasks here, but clients may filter by it.
     AuthRequired,
 }
 
@@ -75,9 +71,9 @@ const STATES: [(TaskState, &str, &str); 8] = [
 ];
 
 impl TaskState {
-    /// Of a task whose last run stands so; `waits` when that run left a question.
+    /// The state that follows from the last run; `waits` if that run ended with an interrupt.
     #[must_use]
-    pub const fn of(run: RunStatus, waits: bool) -> Self {
+    pub const fn from_run(run: RunStatus, waits: bool) -> Self {
         match run {
             RunStatus::Pending => Self::Submitted,
             RunStatus::Running => Self::Working,
@@ -88,14 +84,12 @@ impl TaskState {
         }
     }
 
-    /// Reads it, in either version.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let found = STATES.iter().find(|(_, old, new)| [old, new].contains(&&text));
         found.map(|(state, ..)| *state)
     }
 
-    /// As a version writes it.
     #[must_use]
     pub fn as_str(self, dialect: Dialect) -> &'static str {
         let found = STATES.iter().find(|(state, ..)| *state == self);
@@ -105,43 +99,38 @@ impl TaskState {
         })
     }
 
-    /// As it is stored: a task that is worked on is one that was submitted.
+    /// The state that is stored: `Working` is stored as `Submitted`.
     #[must_use]
-    pub const fn stored(self) -> Self {
+    pub const fn as_stored(self) -> Self {
         match self {
             Self::Working => Self::Submitted,
             state => state,
         }
     }
 
-    /// Whether nothing follows it.
     #[must_use]
     pub const fn is_final(self) -> bool {
         matches!(self, Self::Completed | Self::Failed | Self::Canceled | Self::Rejected)
     }
 }
 
-/// A task as it stands.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Task {
-    /// Its context, and the run that began it.
     pub id: TaskId,
     /// Its last run.
     pub run: RunId,
-    /// Where it stands.
     pub state: TaskState,
-    /// Since when.
-    pub at: Timestamp,
-    /// What its last run left.
+    pub updated_at: Timestamp,
+    /// The outcome of the last run.
     pub outcome: Option<Outcome>,
 }
 
 impl Task {
-    /// As an answer, with messages of its history as [`history`] writes them.
+    /// The task with its history, see [`history`].
     #[must_use]
-    pub fn write(&self, dialect: Dialect, history: Option<Vec<Value>>) -> Value {
-        let mut task = self.bare(dialect);
-        if let Some(artifact) = self.artifact(dialect) {
+    pub fn to_json(&self, dialect: Dialect, history: Option<Vec<Value>>) -> Value {
+        let mut task = self.to_bare_json(dialect);
+        if let Some(artifact) = self.artifact_json(dialect) {
             task["artifacts"] = json!([artifact]);
         }
         if let Some(history) = history {
@@ -150,11 +139,11 @@ impl Task {
         task
     }
 
-    /// Without what it brought.
+    /// The task without its artifact.
     #[must_use]
-    pub fn bare(&self, dialect: Dialect) -> Value {
+    pub fn to_bare_json(&self, dialect: Dialect) -> Value {
         let mut task = json!({
-            "id": self.id.to_string(), "contextId": self.id.thread.to_string(), "status": self.status(dialect),
+            "id": self.id.to_string(), "contextId": self.id.thread.to_string(), "status": self.status_json(dialect),
         });
         if dialect == Dialect::V03 {
             task["kind"] = json!("task");
@@ -164,35 +153,34 @@ impl Task {
 
     /// Its `status`.
     #[must_use]
-    pub fn status(&self, dialect: Dialect) -> Value {
+    pub fn status_json(&self, dialect: Dialect) -> Value {
         let said = match (&self.outcome, self.state) {
-            (Some(outcome), TaskState::InputRequired | TaskState::Failed) => outcome.said(),
+            (Some(outcome), TaskState::InputRequired | TaskState::Failed) => outcome.message_parts(),
             _ => Vec::new(),
         };
-        let message = (!said.is_empty()).then(|| self.says(dialect, "status", &said));
-        status(dialect, self.state, self.at, message)
+        let message = (!said.is_empty()).then(|| self.message_json(dialect, "status", &said));
+        task_status(dialect, self.state, self.updated_at, message)
     }
 
-    /// What it brought; its id is that of the run, so that it is the same whenever it is sent.
+    /// The artifact. Its id is that of the run, so that repeated events carry the same id.
     #[must_use]
-    pub fn artifact(&self, dialect: Dialect) -> Option<Value> {
+    pub fn artifact_json(&self, dialect: Dialect) -> Option<Value> {
         if !matches!(self.state, TaskState::Completed | TaskState::InputRequired) {
             return None;
         }
         let (name, description, parts) = self.outcome.as_ref()?.artifact()?;
-        let parts: Vec<Value> = parts.iter().map(|part| part.write(dialect)).collect();
+        let parts: Vec<Value> = parts.iter().map(|part| part.to_json(dialect)).collect();
         Some(json!({"artifactId": self.run, "name": name, "description": description, "parts": parts}))
     }
 
-    /// A message of the assistant, whose id tells what it is.
+    /// A message of the assistant; `what` is part of its id.
     #[must_use]
-    pub fn says(&self, dialect: Dialect, what: &str, parts: &[Part]) -> Value {
-        written(dialect, &format!("{}-{what}", self.run), Role::Agent, parts, self.id)
+    pub fn message_json(&self, dialect: Dialect, what: &str, parts: &[Part]) -> Value {
+        message_json(dialect, &format!("{}-{what}", self.run), Role::Agent, parts, self.id)
     }
 }
 
-/// A status as it stands in tasks and events.
-pub(super) fn status(dialect: Dialect, state: TaskState, at: Timestamp, message: Option<Value>) -> Value {
+pub(super) fn task_status(dialect: Dialect, state: TaskState, at: Timestamp, message: Option<Value>) -> Value {
     let at = at.to_utc().to_rfc3339_opts(SecondsFormat::Millis, true);
     let mut status = json!({"state": state.as_str(dialect), "timestamp": at});
     if let Some(message) = message {
@@ -201,9 +189,9 @@ pub(super) fn status(dialect: Dialect, state: TaskState, at: Timestamp, message:
     status
 }
 
-/// Messages of a thread's state that belong to a task, oldest first, the last `most` of them. A message that began or continued
-/// a task bears its id, and what follows it belongs to the same task. Where no message bears an id, all are those of the last
-/// task, and `latest` says whether it is this one.
+/// The last `most` messages of a thread's state that belong to a task, oldest first. A message that began or continued
+/// a task carries the task's id, and the messages after it belong to the same task. If no message carries an id, all
+/// belong to the last task; `latest` tells whether it is this one.
 #[must_use]
 pub fn history(dialect: Dialect, values: &Value, task: &Task, latest: bool, most: Option<usize>) -> Vec<Value> {
     let messages = values.get("messages").and_then(Value::as_array);
@@ -216,18 +204,18 @@ pub fn history(dialect: Dialect, values: &Value, task: &Task, latest: bool, most
         if let Some(stamp) = stamp(message) {
             own = stamp == id;
         }
-        let role = match speaker(message) {
-            Speaker::User => Role::User,
-            Speaker::Agent => Role::Agent,
-            Speaker::Other => continue,
+        let role = match message_role(message) {
+            MessageRole::User => Role::User,
+            MessageRole::Agent => Role::Agent,
+            MessageRole::Other => continue,
         };
-        let parts = Part::of_content(message.get("content").unwrap_or(&Value::Null));
+        let parts = Part::from_content(message.get("content").unwrap_or(&Value::Null));
         if !own || parts.is_empty() {
             continue;
         }
         let given = message.get("id").and_then(Value::as_str).filter(|id| !id.is_empty());
         let named = given.map_or_else(|| format!("{}-{nth}", task.id.run), str::to_owned);
-        written_out.push(written(dialect, &named, role, &parts, task.id));
+        written_out.push(message_json(dialect, &named, role, &parts, task.id));
     }
     if let Some(most) = most {
         let surplus = written_out.len().saturating_sub(most);
@@ -236,7 +224,6 @@ pub fn history(dialect: Dialect, values: &Value, task: &Task, latest: bool, most
     written_out
 }
 
-/// The task that a message began or continued.
 fn stamp(message: &Value) -> Option<&str> {
     message.pointer("/additional_kwargs/a2a/task_id")?.as_str()
 }
@@ -254,7 +241,7 @@ mod tests {
             id,
             run: id.run,
             state: TaskState::Completed,
-            at: Timestamp::from_micros(1_772_366_400_001_000),
+            updated_at: Timestamp::from_micros(1_772_366_400_001_000),
             outcome: Some(Outcome::Answer(vec![Part::Text { text: "hi".to_owned() }])),
         }
     }
@@ -271,14 +258,14 @@ mod tests {
     #[test]
     fn a_task_is_written_in_either_version() {
         let task = task();
-        let old = task.write(Dialect::V03, None);
+        let old = task.to_json(Dialect::V03, None);
         assert_eq!(old["kind"], "task");
         assert_eq!(
             old["status"],
             json!({"state": "completed", "timestamp": "2026-03-01T12:00:00.001Z"})
         );
         assert_eq!(old["artifacts"][0]["parts"], json!([{"kind": "text", "text": "hi"}]));
-        let new = task.write(Dialect::V10, Some(Vec::new()));
+        let new = task.to_json(Dialect::V10, Some(Vec::new()));
         assert_eq!(new["status"]["state"], "TASK_STATE_COMPLETED");
         assert_eq!(new["artifacts"][0]["parts"], json!([{"text": "hi"}]));
         assert!(new.get("kind").is_none() && new["history"] == json!([]));

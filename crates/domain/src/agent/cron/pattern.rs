@@ -1,8 +1,8 @@
-//! Schedules as a regular expression, for descriptions of requests.
+//! A regular expression for schedules, used in the OpenAPI description.
 
 use super::{Field, MONTH, WEEKDAY};
 
-/// What schedules look like: each text that matches is one. Blanks may be tabs and line feeds, too, which this leaves out.
+/// The pattern of schedules. It covers spaces but not tabs and line feeds as separators.
 #[must_use]
 pub fn pattern() -> String {
     let minute = list(&part("[0-5]?[0-9]"));
@@ -22,7 +22,6 @@ fn value(numbers: &str, field: &Field) -> String {
     format!("({numbers}|{})", words.join("|"))
 }
 
-/// One part of a list: all, one or a range, each perhaps in steps.
 fn part(value: &str) -> String {
     format!("([*?]|{value}(-{value})?)(/0*[1-9][0-9]{{0,5}})?")
 }
@@ -43,7 +42,7 @@ mod tests {
     use super::super::Schedule;
     use super::*;
 
-    /// Schedules as the pattern makes them. A generator has no use for anchors.
+    /// Strings that match the pattern. The generator does not support anchors.
     fn described() -> impl Strategy<Value = String> {
         let pattern = pattern();
         let bare = pattern.trim_start_matches('^').trim_end_matches('$');

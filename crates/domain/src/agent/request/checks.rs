@@ -1,4 +1,4 @@
-//! Parts of a request whose shape is known.
+//! Checks of parts of a request.
 
 use serde_json::Value;
 
@@ -6,7 +6,6 @@ use super::Object;
 use crate::Rejection;
 use crate::feedback::{MOST_KEYS, check_key};
 
-/// The longest address of a webhook.
 const LONGEST_WEBHOOK: usize = 4096;
 
 pub(super) fn check_command(command: &Object, stateless: bool) -> Result<(), Rejection> {
@@ -70,7 +69,7 @@ pub(super) fn check_feedback_keys(keys: &[String]) -> Result<(), Rejection> {
     keys.iter().try_for_each(|key| check_key("feedback_keys", key))
 }
 
-/// What can be said of an address without resolving it; that is done when it is called.
+/// Checks an address without resolving it; that happens when it is called.
 pub(super) fn check_webhook(address: &str) -> Result<(), Rejection> {
     let refused = |why: &str| Err(Rejection::invalid("webhook", why));
     if address.len() > LONGEST_WEBHOOK {
@@ -84,7 +83,7 @@ pub(super) fn check_webhook(address: &str) -> Result<(), Rejection> {
         None => refused("expected an absolute http or https address"),
         Some("") => refused("expected an address with a host"),
         Some(_) if address.chars().any(|c| c.is_control() || c.is_whitespace()) => {
-            refused("expected an address without blanks")
+            refused("expected an address without spaces")
         }
         Some(_) => Ok(()),
     }

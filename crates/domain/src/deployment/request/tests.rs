@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Secret, Why};
+use crate::{RejectionKind, Secret};
 
 fn github() -> DeploymentRequest {
     DeploymentRequest {
@@ -31,18 +31,18 @@ fn image() -> DeploymentRequest {
     }
 }
 
-fn refused(mut request: DeploymentRequest, change: impl FnOnce(&mut DeploymentRequest)) -> (Why, String) {
+fn refused(mut request: DeploymentRequest, change: impl FnOnce(&mut DeploymentRequest)) -> (RejectionKind, String) {
     change(&mut request);
     let rejection = request.admit().unwrap_err();
-    (rejection.why, rejection.field)
+    (rejection.kind, rejection.field)
 }
 
 #[test]
 fn sources_have_their_fields() {
     assert!(github().admit().is_ok());
     assert!(image().admit().is_ok());
-    let rule = |field: &str| (Why::Rule, field.to_owned());
-    let invalid = |field: &str| (Why::Invalid, field.to_owned());
+    let rule = |field: &str| (RejectionKind::Rule, field.to_owned());
+    let invalid = |field: &str| (RejectionKind::Invalid, field.to_owned());
     assert_eq!(
         refused(github(), |r| r.config.repo_url = None),
         rule("source_config.repo_url")
@@ -139,8 +139,8 @@ fn internal_content_comes_later() {
     }
 }
 
-fn standing<'a>(request: &'a DeploymentRequest, latest: &'a RevisionConfig) -> Standing<'a> {
-    Standing {
+fn standing<'a>(request: &'a DeploymentRequest, latest: &'a RevisionConfig) -> CurrentDeployment<'a> {
+    CurrentDeployment {
         name: &request.name,
         source: request.source,
         config: &request.config,

@@ -11,19 +11,19 @@ use towpath_durable::{Lane, Start, cancel};
 use towpath_queue::Queue;
 use towpath_store::{Options, Store, on};
 
-use super::check::{Ask, History};
-use super::walk::{Process, Record, TABLES, Thread, Walk, open_when_free, registry};
+use super::check::{History, JobRequest};
+use super::walk::{KeepPlaceJob, Process, RandomWalkJob, Record, TABLES, open_when_free, registry};
 use crate::support::{Database, LEASE, PATIENCE, broken_invariants, end_lease};
 
-/// How long walks may stand still before the next cancel comes all the same.
+/// How long walks may stand still before the next cancel is sent anyway.
 const STILL: Duration = Duration::from_millis(90);
 
-/// Records the jobs of a history and answers what was asked of each.
-async fn record_jobs(store: &Store, dice: &mut StdRng) -> Vec<(JobId, Ask)> {
+/// Records the jobs of a history and returns what was requested of each.
+async fn record_jobs(store: &Store, dice: &mut StdRng) -> Vec<(JobId, JobRequest)> {
     let tenants: Vec<TenantId> = (0..3).map(|_| TenantId::new()).collect();
     let mut asked = Vec::new();
     for nth in 0..240_u64 {
-        let mut walk = Walk {
+        let mut walk = RandomWalkJob {
             seed: nth * 1000,
             steps: dice.random_range(1..4),
             fails: dice.random_range(0..60),
@@ -31,7 +31,7 @@ async fn record_jobs(store: &Store, dice: &mut StdRng) -> Vec<(JobId, Ask)> {
             children: 0,
         };
         let mut how = Start::new(tenants[dice.random_range(0..3)]);
-        let mut ask = Ask::default();
+        let mut ask = JobRequest::default();
         match nth % 6 {
             0 | 1 => {
                 how = how.lane(Lane::new(format!("thread:{}", nth % 9), 1));
@@ -58,7 +58,7 @@ async fn record_jobs(store: &Store, dice: &mut StdRng) -> Vec<(JobId, Ask)> {
         let job = store
             .write(async |tx| {
                 if ask.thread {
-                    towpath_durable::start(tx, &Thread(walk.clone()), how.clone()).await
+                    towpath_durable::start(tx, &KeepPlaceJob(walk.clone()), how.clone()).await
                 } else {
                     towpath_durable::start(tx, &walk, how.clone()).await
                 }
@@ -70,16 +70,21 @@ async fn record_jobs(store: &Store, dice: &mut StdRng) -> Vec<(JobId, Ask)> {
     asked
 }
 
-/// Cancels some jobs, now and then as the walks go on; endless ones without a deadline for certain. Answers when, and how many
+/// Cancels some jobs from time to time, and certainly the endless ones without a deadline. Returns when, and how many
 /// effects of the job were committed by then.
-async fn cancel_some(store: &Store, record: &Record, asked: &[(JobId, Ask)], mut dice: StdRng) -> HashMap<JobId, i64> {
+async fn cancel_some(
+    store: &Store,
+    record: &Record,
+    asked: &[(JobId, JobRequest)],
+    mut dice: StdRng,
+) -> HashMap<JobId, i64> {
     let mut effects = HashMap::new();
     for (job, ask) in asked {
         let must = ask.endless && ask.deadline.is_none();
         if !must && dice.random_range(0..100) >= 12 {
             continue;
         }
-        // Where every slot holds a walk that waits to be stopped, only this cancel makes room.
+        // If every slot holds a walk that waits to be stopped, only this cancel makes room.
         record.until_grown(dice.random_range(2..40), STILL).await;
         let before = store
             .write(async |tx| {
@@ -147,8 +152,8 @@ async fn held_by(store: &Store, worker: WorkerId) -> i64 {
         .unwrap()
 }
 
-/// Makes some leases look ended while their holders are at work: they go on until they are told, or try to write.
-/// Answers how many.
+/// Makes some leases look expired while their holders are running: they continue until they are signalled or try to
+/// write. Returns the number.
 async fn end_leases(store: &Store, dice: &mut StdRng) -> i64 {
     let mut ended = 0;
     let held: Vec<JobId> = store
@@ -259,7 +264,7 @@ async fn what_a_killed_process_leaves_is_whole_on_sqlite() {
         let store = open(&database, &queue).await;
         record_jobs(&store, &mut dice).await
     };
-    // One process is all there is: it is killed as a whole, and its next life finds what the last one held.
+    // A single process: it is killed as a whole, and its next life finds its jobs.
     let (mut killed, mut left, mut held, mut looks, mut forced) = (HashSet::new(), HashSet::new(), 0, 0, 0);
     let mut cancelled = HashMap::new();
     for life in 0..8 {

@@ -1,4 +1,4 @@
-//! What must hold of a history, by the numbers the invariants were written down under.
+//! Checks the invariants of a history, by their numbers.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -9,29 +9,29 @@ use towpath_domain::{JobId, Timestamp, WorkerId};
 use towpath_store::jobs::Job;
 use towpath_store::{Store, attempts, on};
 
-use super::walk::{DELAY, Event, Walk, What};
+use super::walk::{DELAY, Event, EventKind, RandomWalkJob};
 
-/// What was asked of a job.
+/// What was requested of a job.
 #[derive(Clone, Debug, Default)]
-pub struct Ask {
+pub struct JobRequest {
     pub thread: bool,
     pub endless: bool,
     pub deadline: Option<Timestamp>,
 }
 
-/// Everything there is to know of one run.
+/// The results of one run.
 pub struct History {
-    pub asked: Vec<(JobId, Ask)>,
-    /// Jobs somebody cancelled, and how many effects each had committed by then.
+    pub asked: Vec<(JobId, JobRequest)>,
+    /// Cancelled jobs, and how many effects each had committed by then.
     pub cancelled: HashMap<JobId, i64>,
     pub events: Vec<Event>,
     pub killed: HashSet<WorkerId>,
     pub left: HashSet<WorkerId>,
-    /// Leases held by the killed when they were.
+    /// Leases that killed workers held.
     pub held: i64,
-    /// Leases ended by hand.
+    /// Leases ended by the test.
     pub forced: i64,
-    /// How often the rows were looked at meanwhile.
+    /// How often the rows were checked during the run.
     pub looks: usize,
 }
 
@@ -115,7 +115,7 @@ impl History {
         );
     }
 
-    /// I11: what was cancelled commits nothing after it, and its handler is gone.
+    /// I11: a cancelled job commits nothing afterwards, and its handler has ended.
     fn nothing_after_a_cancel(&self, rows: &Rows) -> usize {
         for (job, before) in &self.cancelled {
             let row = rows.jobs.iter().find(|row| row.id == *job).unwrap();
@@ -138,25 +138,25 @@ impl History {
         for (job, ask) in &self.asked {
             let row = rows.jobs.iter().find(|row| row.id == *job).unwrap();
             if ask.endless && ask.deadline.is_none() {
-                // Or it was taken from its holders too often.
+                // Or its leases were lost too often.
                 assert!(row.state == JobState::Cancelled || row.dead, "{row:?}");
             }
             let here = self
                 .events
                 .iter()
-                .filter(|event| event.job == *job && event.what == What::Starts)
+                .filter(|event| event.job == *job && event.what == EventKind::Starts)
                 .count();
             let gone = self
                 .events
                 .iter()
-                .filter(|event| event.job == *job && event.what == What::Gone)
+                .filter(|event| event.job == *job && event.what == EventKind::Gone)
                 .count();
             assert_eq!(here, gone, "a handler of {job} is still there");
         }
         self.cancelled.len()
     }
 
-    /// I12: no job outlives its deadline. Answers the latest.
+    /// I12: no job outlives its deadline. Returns the latest end.
     fn deadlines(&self, rows: &Rows) -> Duration {
         let mut latest = Duration::ZERO;
         for (job, ask) in &self.asked {
@@ -171,7 +171,7 @@ impl History {
         latest
     }
 
-    /// I14 and I16: only killed workers lose leases, no more than they held; those that left lose none.
+    /// I14 and I16: only killed workers lose leases, no more than they held; drained ones lose none.
     fn losses(&self, rows: &Rows) -> (usize, usize) {
         let lost = rows
             .attempts
@@ -184,7 +184,7 @@ impl History {
             if self.killed.contains(&worker) {
                 of_killed += 1;
             } else {
-                // Ended by hand, or a machine too busy to renew in time: told apart.
+                // Ended by the test, or a machine too busy to renew in time: counted separately.
                 of_living += 1;
             }
         }
@@ -194,7 +194,7 @@ impl History {
     }
 }
 
-/// I1: every job is over, once, and its business row says the same.
+/// I1: every job ended once, and its business row agrees.
 fn one_end_each(rows: &Rows) {
     let mut verdicts: HashMap<&str, Vec<&str>> = HashMap::new();
     for (job, what) in &rows.verdicts {
@@ -203,7 +203,7 @@ fn one_end_each(rows: &Rows) {
     for job in &rows.jobs {
         assert!(job.state.is_final() && job.finished_at.is_some(), "{job:?}");
         let input: serde_json::Value = serde_json::from_str(&job.input).unwrap();
-        let walk: Walk = serde_json::from_value(input).unwrap();
+        let walk: RandomWalkJob = serde_json::from_value(input).unwrap();
         assert_eq!(
             verdicts[walk.seed.to_string().as_str()],
             [job.state.as_str()],
@@ -229,11 +229,11 @@ fn one_fence_per_effect(rows: &Rows) -> usize {
     rows.effects.len()
 }
 
-/// I4: each claim of a job has a higher fence than the one before.
+/// I4: each claim of a job has a higher fence than the previous one.
 fn fences_rise(events: &[Event], rows: &Rows) -> usize {
     let mut last: HashMap<JobId, i64> = HashMap::new();
     let mut starts = 0;
-    for event in events.iter().filter(|event| event.what == What::Starts) {
+    for event in events.iter().filter(|event| event.what == EventKind::Starts) {
         starts += 1;
         let before = last.insert(event.job, event.fence);
         assert!(
@@ -256,7 +256,7 @@ fn no_finished_step_again(events: &[Event], rows: &Rows) -> usize {
         .collect();
     let mut bodies = 0;
     for event in events {
-        if let What::Body(name) = &event.what {
+        if let EventKind::Body(name) = &event.what {
             bodies += 1;
             let fence = recorded.get(&(event.job, name.as_str()));
             assert!(
@@ -268,8 +268,8 @@ fn no_finished_step_again(events: &[Event], rows: &Rows) -> usize {
     bodies
 }
 
-/// I6: jobs of a thread start in the order of their numbers, each when the one before is over.
-fn threads_in_order(asked: &[(JobId, Ask)], rows: &Rows) -> usize {
+/// I6: jobs of a thread start in the order of their numbers, each after the end of the previous one.
+fn threads_in_order(asked: &[(JobId, JobRequest)], rows: &Rows) -> usize {
     let threads: HashSet<JobId> = asked
         .iter()
         .filter(|(_, ask)| ask.thread)
@@ -281,10 +281,10 @@ fn threads_in_order(asked: &[(JobId, Ask)], rows: &Rows) -> usize {
     }
     let mut pairs = 0;
     for jobs in lanes.values_mut() {
-        // Ids are given in the order of recording.
+        // Ids are assigned in the order of recording.
         jobs.sort_by_key(|job| job.id);
         for pair in jobs.windows(2) {
-            // A lane that stood empty may have been pruned, and begins anew.
+            // An empty lane may have been pruned, and starts again.
             let pruned = pair[1].lane_seq == Some(1) && pair[0].finished_at.is_some();
             assert!(
                 pair[0].lane_seq < pair[1].lane_seq || pruned,
@@ -307,7 +307,7 @@ fn threads_in_order(asked: &[(JobId, Ask)], rows: &Rows) -> usize {
     pairs
 }
 
-/// I10: at most 21 attempts, each a delay after the failure before it. Answers failures, and the most of one job.
+/// I10: at most 21 attempts, each a delay after the previous failure. Returns failures, and the most of one job.
 fn attempts_apart(events: &[Event], rows: &Rows) -> (usize, usize) {
     let (mut failures, mut most) = (0, 0);
     for (job, ended) in &rows.attempts {
@@ -318,7 +318,7 @@ fn attempts_apart(events: &[Event], rows: &Rows) -> (usize, usize) {
         for attempt in failed {
             let next = events
                 .iter()
-                .find(|event| event.job == *job && event.what == What::Starts && event.fence > attempt.fence);
+                .find(|event| event.job == *job && event.what == EventKind::Starts && event.fence > attempt.fence);
             assert!(
                 next.is_none_or(|next| next.at.since(attempt.at) >= DELAY),
                 "{job} came back too early"

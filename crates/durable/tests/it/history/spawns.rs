@@ -1,4 +1,4 @@
-//! I9: each instant of a schedule is spawned once, whatever happens to schedulers, workers, spawn jobs and clocks.
+//! I9: each time of a schedule is spawned once, whatever happens to schedulers, workers, spawn jobs and clocks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,9 +6,9 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde::{Deserialize, Serialize};
-use towpath_domain::job::{Ended, RetryPolicy};
+use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_domain::{ScheduleId, TenantId, Timestamp};
-use towpath_durable::{Ctx, Outcome, Registry, Start, Verdict, Workflow, cancel};
+use towpath_durable::{Ctx, IntoFailure, Outcome, Registry, Start, Workflow, cancel};
 use towpath_queue::Queue;
 use towpath_store::schedules::{self, Schedule};
 use towpath_store::{self as store, Dialect, Options, Store, Tx, on};
@@ -18,7 +18,7 @@ use crate::support::{Database, LEASE, PATIENCE};
 
 const EVERY: Duration = Duration::from_millis(40);
 
-/// Spawns for the instant its schedule stands at, and records the spawn of the next.
+/// Spawns for the time of its schedule, and records the spawn of the next.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Spawn {
     schedule: ScheduleId,
@@ -43,8 +43,8 @@ impl Workflow for Spawn {
             .expect("a schedule is never deleted");
         let (job, tenant) = (ctx.job(), ctx.tenant());
         if schedule.ended_at.is_some() || schedule.spawn_job != Some(job) {
-            // Somebody else stands for this instant.
-            return ctx.done();
+            // Another job handles this time.
+            return ctx.complete();
         }
         let next = schedule.next_at.plus(EVERY);
         ctx.settle(async |tx| {
@@ -59,12 +59,12 @@ impl Workflow for Spawn {
         .await
     }
 
-    async fn end(_: &mut Tx<'_>, _: &Self, _: Ended) -> store::Result<()> {
+    async fn end(_: &mut Tx<'_>, _: &Self, _: EndReason) -> store::Result<()> {
         Ok(())
     }
 }
 
-/// Nothing in this table keeps an instant from standing in it twice.
+/// This table allows duplicates.
 async fn fire(tx: &mut Tx<'_>, instant: Timestamp) -> store::Result<()> {
     Ok(on!(tx, |conn| sqlx::query("INSERT INTO fired (instant) VALUES ($1)")
         .bind(instant.micros())
@@ -102,7 +102,7 @@ async fn schedule(store: &Store) -> Schedule {
         input: String::new(),
         next_at: store.clock().now(),
         paused: false,
-        // None is recorded: the scheduler has to see that.
+        // None is recorded: the scheduler must notice that.
         spawn_job: None,
         created_at: store.clock().now(),
         ended_at: None,
@@ -121,7 +121,7 @@ async fn schedule(store: &Store) -> Schedule {
 async fn each_instant_is_spawned_once(database: Database) {
     let queue = Queue::local();
     let registry = || Registry::default().with::<Spawn>();
-    // A process of its own on PostgreSQL; on SQLite one process is all there is.
+    // A separate process on PostgreSQL; on SQLite there is only one.
     let start = || {
         let (uri, queue) = (database.uri.clone(), queue.clone());
         let world = |store: &Store| Arc::new(World { store: store.clone() });
@@ -154,7 +154,7 @@ async fn each_instant_is_spawned_once(database: Database) {
             .unwrap()
             .unwrap();
         if let (Some(job), 0) = (now.spawn_job, dice.random_range(0..3)) {
-            // Somebody cancels the spawn: the scheduler makes another.
+            // The spawn is cancelled: the scheduler records another.
             store.write(async |tx| cancel(tx, job).await).await.unwrap();
             cancelled += 1;
         }
@@ -165,7 +165,7 @@ async fn each_instant_is_spawned_once(database: Database) {
             killed += 1;
         }
         if processes.len() > 1 && !jumped && fired(&store).await.len() > 20 {
-            // The database's clock jumps: whatever lies between is made up, and every lease looks ended.
+            // The database's clock jumps: missed times are spawned, and every lease looks expired.
             jumped = true;
             execute(
                 &store,

@@ -1,16 +1,16 @@
-//! The workflow of the histories: steps, checkpoints with effects, failures, children, a verdict however it ends.
+//! The workflow of the histories: steps, checkpoints with effects, failures, children, and a verdict at any end.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
-use towpath_domain::job::{Ended, RetryPolicy};
+use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_domain::{Clock, JobId, Timestamp};
 use towpath_durable::{Ctx, Failure, Lane, Outcome, Registry, Start, Workflow};
 use towpath_store::{self as store, Tx, on};
 
-/// What handlers did, in the order they did it.
+/// Actions of handlers, in order.
 #[derive(Default)]
 pub struct Record {
     events: Mutex<Vec<Event>>,
@@ -23,20 +23,20 @@ pub struct Event {
     pub at: Timestamp,
     pub job: JobId,
     pub fence: i64,
-    pub what: What,
+    pub what: EventKind,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum EventKind {
     Starts,
     /// The body of a step is performed.
     Body(String),
-    /// The handler is gone: it returned, or was dropped.
+    /// The handler has ended: it returned, or was dropped.
     Gone,
 }
 
 impl Record {
-    fn note(&self, job: JobId, fence: i64, what: What) {
+    fn note(&self, job: JobId, fence: i64, what: EventKind) {
         let mut events = self.events.lock().unwrap();
         let at = self.clock.now();
         events.push(Event { at, job, fence, what });
@@ -44,7 +44,7 @@ impl Record {
         self.noted.notify_waiters();
     }
 
-    /// Waits until `more` events are noted, or as long as `still` where nothing moves any more by itself.
+    /// Waits until `more` events are recorded, or for `still` without progress.
     pub async fn until_grown(&self, more: usize, still: Duration) {
         let wanted = self.events.lock().unwrap().len() + more;
         let grown = crate::support::until(&self.noted, || self.events.lock().unwrap().len() >= wanted);
@@ -56,23 +56,23 @@ impl Record {
     }
 }
 
-/// Notes that the handler is gone, however it goes.
-struct Presence<'a>(&'a Record, JobId, i64);
+/// Records the end of the handler in any way.
+struct HandlerGuard<'a>(&'a Record, JobId, i64);
 
-impl Drop for Presence<'_> {
+impl Drop for HandlerGuard<'_> {
     fn drop(&mut self) {
-        self.0.note(self.1, self.2, What::Gone);
+        self.0.note(self.1, self.2, EventKind::Gone);
     }
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Walk {
-    /// Makes its failures and its pace its own.
+pub struct RandomWalkJob {
+    /// Seed of its failures and its pace.
     pub seed: u64,
     pub steps: u32,
-    /// Of a hundred attempts so many fail.
+    /// Percentage of attempts that fail.
     pub fails: u64,
-    /// Does nothing but wait to be stopped after its steps.
+    /// Waits to be stopped after its steps.
     pub endless: bool,
     pub children: u32,
 }
@@ -87,7 +87,7 @@ pub const TABLES: [&str; 2] = [
 ];
 
 pub fn registry() -> Registry<Record> {
-    Registry::default().with::<Walk>().with::<Thread>()
+    Registry::default().with::<RandomWalkJob>().with::<KeepPlaceJob>()
 }
 
 async fn effect(tx: &mut Tx<'_>, job: JobId, name: &str, fence: i64) -> store::Result<()> {
@@ -113,8 +113,8 @@ async fn verdict(tx: &mut Tx<'_>, job: &str, what: &str) -> store::Result<()> {
     .map(drop))?)
 }
 
-impl Walk {
-    /// A number below `below`, its own for each attempt and place.
+impl RandomWalkJob {
+    /// A number below `below`, different for each attempt and place.
     fn dice(&self, fence: i64, place: u32, below: u64) -> u64 {
         let mut mixed = self.seed ^ (fence as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (u64::from(place) << 32);
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -124,14 +124,14 @@ impl Walk {
 
     async fn walk(&self, ctx: &mut Ctx, record: &Record) -> Outcome {
         let (job, fence, tenant) = (ctx.job(), ctx.fence(), ctx.tenant());
-        record.note(job, fence, What::Starts);
-        let _here = Presence(record, job, fence);
+        record.note(job, fence, EventKind::Starts);
+        let _here = HandlerGuard(record, job, fence);
         let reached = ctx.cursor::<u32>()?.unwrap_or(0);
         for nth in 0..self.steps {
             let name = format!("step {nth}");
             ctx.step(&name, async || {
-                record.note(job, fence, What::Body(name.clone()));
-                // The work of the step: kills and cancels are to come in the middle of it.
+                record.note(job, fence, EventKind::Body(name.clone()));
+                // The work of the step, so that kills and cancels happen in the middle of it.
                 tokio::time::sleep(Duration::from_millis(self.dice(fence, nth, 20))).await;
                 Ok(())
             })
@@ -151,7 +151,7 @@ impl Walk {
             return ctx
                 .wait(std::slice::from_ref(&lane), async |tx| {
                     for nth in 0..self.children {
-                        let child = Walk {
+                        let child = RandomWalkJob {
                             seed: self.seed + 7 + u64::from(nth),
                             children: 0,
                             ..self.clone()
@@ -170,12 +170,12 @@ impl Walk {
             .await
     }
 
-    async fn over(tx: &mut Tx<'_>, input: &Self, ended: Ended) -> store::Result<()> {
+    async fn over(tx: &mut Tx<'_>, input: &Self, ended: EndReason) -> store::Result<()> {
         verdict(tx, &input.seed.to_string(), ended.state().as_str()).await
     }
 }
 
-impl Workflow for Walk {
+impl Workflow for RandomWalkJob {
     const KIND: &'static str = "walk";
     const POOL: &'static str = POOL;
     const RETRY: RetryPolicy = RetryPolicy::fixed(20, DELAY);
@@ -185,16 +185,16 @@ impl Workflow for Walk {
         self.walk(ctx, record).await
     }
 
-    async fn end(tx: &mut Tx<'_>, input: &Self, ended: Ended) -> store::Result<()> {
+    async fn end(tx: &mut Tx<'_>, input: &Self, ended: EndReason) -> store::Result<()> {
         Self::over(tx, input, ended).await
     }
 }
 
-/// A walk that keeps its place while it backs off, as the runs of a thread do.
+/// A walk that keeps its slot while it backs off, like the runs of a thread.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Thread(pub Walk);
+pub struct KeepPlaceJob(pub RandomWalkJob);
 
-impl Workflow for Thread {
+impl Workflow for KeepPlaceJob {
     const KIND: &'static str = "thread";
     const POOL: &'static str = POOL;
     const RETRY: RetryPolicy = RetryPolicy::fixed(20, DELAY);
@@ -205,13 +205,13 @@ impl Workflow for Thread {
         self.0.walk(ctx, record).await
     }
 
-    async fn end(tx: &mut Tx<'_>, input: &Self, ended: Ended) -> store::Result<()> {
-        Walk::over(tx, &input.0, ended).await
+    async fn end(tx: &mut Tx<'_>, input: &Self, ended: EndReason) -> store::Result<()> {
+        RandomWalkJob::over(tx, &input.0, ended).await
     }
 }
 
-/// Opens the store once the thread that renewed the leases of a killed process has let go of it. (A process that is
-/// really killed lets go of everything at once.)
+/// Opens the store once the lease renewer of a killed process has closed it. (A process that is really killed closes
+/// everything at once.)
 pub async fn open_when_free(uri: &str) -> store::Store {
     let deadline = tokio::time::Instant::now() + crate::support::PATIENCE;
     loop {
@@ -233,7 +233,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Must be called outside of any runtime's own thread of control, so by way of `spawn_blocking`.
+    /// Must not be called in a runtime; use `spawn_blocking`.
     pub fn start<World: Send + Sync + 'static>(
         uri: &str,
         lease: Duration,
@@ -274,7 +274,7 @@ impl Process {
             let engine = towpath_durable::Engine::new(store.clone(), settings);
             let world = world(&store);
             let mut options = towpath_workers::Options::new([(POOL, 6)]);
-            options.fallback = Duration::from_millis(200);
+            options.poll_interval = Duration::from_millis(200);
             let workers =
                 towpath_workers::Workers::start(engine, queue, &Arc::new(registry), &world, &options).unwrap();
             (store, scheduler, workers)
@@ -288,7 +288,7 @@ impl Process {
         }
     }
 
-    /// As by a signal that nobody can catch: every task stops where it is, and no lease is renewed any more.
+    /// Like SIGKILL: every task stops where it is, and no lease is renewed any more.
     pub fn kill(mut self) {
         let runtime = self.runtime.take().unwrap();
         runtime.shutdown_timeout(Duration::from_secs(10));
@@ -296,8 +296,8 @@ impl Process {
         drop(self.scheduler.take());
     }
 
-    /// As by a signal that asks it to leave.
-    pub fn leave(mut self, grace: Duration) -> towpath_workers::Drained {
+    /// Like a signal to drain.
+    pub fn leave(mut self, grace: Duration) -> towpath_workers::DrainReport {
         let runtime = self.runtime.take().unwrap();
         let (workers, scheduler) = (self.workers.take().unwrap(), self.scheduler.take().unwrap());
         let drained = runtime.block_on(async {

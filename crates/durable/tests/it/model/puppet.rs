@@ -1,4 +1,4 @@
-//! A workflow on strings: it does one thing after another as it is told, and answers when each is done.
+//! A workflow controlled by the test: it performs one operation after another and reports each result.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -7,18 +7,18 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 use towpath_domain::JobId;
-use towpath_domain::job::{Ended, RetryPolicy};
+use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_durable::{Ctx, Failure, Lane, Outcome, Start, Workflow};
 use towpath_store::{self as store, Tx, on};
 
-/// One tick of the model. So long that no timer of a handler goes off during a test.
+/// One tick of the model; so long that no timer of a handler fires during a test.
 pub const TICK: Duration = Duration::from_secs(3600);
 pub const RETRIES: u32 = 2;
 pub const POOL: &str = "puppets";
 
-/// What a holder can do.
+/// Operations of a holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Act {
+pub enum Action {
     Step(u32),
     Checkpoint(u32),
     Effect(u32),
@@ -29,28 +29,28 @@ pub enum Act {
     Fatal,
     Snooze,
     HandBack,
-    /// Starts so many children in a lane, or in none, and waits.
+    /// Starts children in a lane, or in none, and waits.
     Wait(u32, Option<(usize, u32)>),
     /// Its process dies.
     Vanish,
 }
 
-pub type Told = (Act, oneshot::Sender<()>);
+pub type OutcomeReceiver = (Action, oneshot::Sender<()>);
 
-/// The strings, by job and fence.
+/// The controls, by job and fence.
 #[derive(Default)]
 pub struct Strings {
-    pub waiting: Mutex<HashMap<(JobId, i64), mpsc::UnboundedReceiver<Told>>>,
+    pub waiting: Mutex<HashMap<(JobId, i64), mpsc::UnboundedReceiver<OutcomeReceiver>>>,
     /// How often the body of each step was performed.
     pub bodies: Mutex<HashMap<(JobId, u32), u32>>,
 }
 
 #[derive(Serialize, Deserialize)]
-pub struct Puppet;
+pub struct ScriptedJob;
 
-/// As `Puppet`, but keeps its place while it backs off.
+/// Like `Puppet`, but keeps its slot while it backs off.
 #[derive(Serialize, Deserialize)]
-pub struct Kept;
+pub struct PlaceKeepingJob;
 
 pub fn lane_key(lane: usize) -> String {
     format!("lane:{lane}")
@@ -81,29 +81,29 @@ async fn dance(ctx: &mut Ctx, strings: &Strings) -> Outcome {
             return Err(Failure::Lost);
         };
         match act {
-            Act::Step(nth) => {
+            Action::Step(nth) => {
                 ctx.step(&format!("step {nth}"), async || {
                     *strings.bodies.lock().unwrap().entry((job, nth)).or_default() += 1;
                     Ok(nth)
                 })
                 .await?;
             }
-            Act::Checkpoint(nth) => {
+            Action::Checkpoint(nth) => {
                 ctx.checkpoint(&nth, async |tx| {
                     write(tx, job, &format!("checkpoint {nth}"), fence).await
                 })
                 .await?;
             }
-            Act::Effect(nth) => {
+            Action::Effect(nth) => {
                 ctx.commit(async |tx| write(tx, job, &format!("effect {nth}"), fence).await)
                     .await?;
             }
-            Act::Settle => return ctx.settle(async |tx| write(tx, job, "settled", fence).await).await,
-            Act::Done => return ctx.done(),
-            Act::Fail => return Err(Failure::retry("told to")),
-            Act::Fatal => return Err(Failure::fatal("told to")),
-            Act::Snooze => return Err(Failure::Snooze(TICK)),
-            Act::Wait(children, lane) => {
+            Action::Settle => return ctx.settle(async |tx| write(tx, job, "settled", fence).await).await,
+            Action::Done => return ctx.complete(),
+            Action::Fail => return Err(Failure::retry("told to")),
+            Action::Fatal => return Err(Failure::fatal("told to")),
+            Action::Snooze => return Err(Failure::Snooze(TICK)),
+            Action::Wait(children, lane) => {
                 let lane = lane.map(|(lane, places)| Lane::new(lane_key(lane), places));
                 let lanes: Vec<Lane> = lane.iter().cloned().collect();
                 return ctx
@@ -113,25 +113,25 @@ async fn dance(ctx: &mut Ctx, strings: &Strings) -> Outcome {
                             if let Some(lane) = &lane {
                                 how = how.lane(lane.clone());
                             }
-                            towpath_durable::start(tx, &Puppet, how).await?;
+                            towpath_durable::start(tx, &ScriptedJob, how).await?;
                         }
                         Ok(())
                     })
                     .await;
             }
-            // Done to it, not by it.
-            Act::Renew | Act::HandBack | Act::Vanish => unreachable!("{act:?}"),
+            // Done by the test, not by the workflow.
+            Action::Renew | Action::HandBack | Action::Vanish => unreachable!("{act:?}"),
         }
         let _ = done.send(());
     }
 }
 
-/// `end` does not hear of the job, so what it writes counts for all of them.
-async fn ended(tx: &mut Tx<'_>, ended: &Ended) -> store::Result<()> {
+/// `end` does not get the job, so its writes count for all of them.
+async fn ended(tx: &mut Tx<'_>, ended: &EndReason) -> store::Result<()> {
     write(tx, JobId::nil(), ended.state().as_str(), 0).await
 }
 
-impl Workflow for Puppet {
+impl Workflow for ScriptedJob {
     const KIND: &'static str = "puppet";
     const POOL: &'static str = POOL;
     const RETRY: RetryPolicy = RetryPolicy::fixed(RETRIES, TICK);
@@ -141,12 +141,12 @@ impl Workflow for Puppet {
         dance(ctx, strings).await
     }
 
-    async fn end(tx: &mut Tx<'_>, _: &Self, how: Ended) -> store::Result<()> {
+    async fn end(tx: &mut Tx<'_>, _: &Self, how: EndReason) -> store::Result<()> {
         ended(tx, &how).await
     }
 }
 
-impl Workflow for Kept {
+impl Workflow for PlaceKeepingJob {
     const KIND: &'static str = "kept";
     const POOL: &'static str = POOL;
     const RETRY: RetryPolicy = RetryPolicy::fixed(RETRIES, TICK);
@@ -157,7 +157,7 @@ impl Workflow for Kept {
         dance(ctx, strings).await
     }
 
-    async fn end(tx: &mut Tx<'_>, _: &Self, how: Ended) -> store::Result<()> {
+    async fn end(tx: &mut Tx<'_>, _: &Self, how: EndReason) -> store::Result<()> {
         ended(tx, &how).await
     }
 }

@@ -1,4 +1,4 @@
-//! The model: what each thing that can happen does to jobs and lanes, in memory and without any SQL.
+//! The model: the effect of each operation on jobs and lanes, in memory and without SQL.
 
 mod clock;
 mod ends;
@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use towpath_domain::job::{JobState, SUSPECT};
 
-use super::puppet::Act;
+use super::puppet::Action;
 
 /// In ticks.
 pub const LEASE: u32 = 4;
@@ -33,7 +33,7 @@ pub struct Job {
     pub failures: i64,
     pub lost: i64,
     pub fence: i64,
-    /// The claim that has it, by the order of all.
+    /// The claim that holds it, numbered over all jobs.
     pub worker: Option<usize>,
     pub marked: bool,
     pub dead: bool,
@@ -41,7 +41,7 @@ pub struct Job {
     /// Recorded steps and the fence of each.
     pub steps: BTreeMap<u32, i64>,
     pub bodies: BTreeMap<u32, u32>,
-    /// Fence and outcome of attempts that did not end well.
+    /// Fence and outcome of attempts that did not succeed.
     pub notes: BTreeMap<i64, &'static str>,
 }
 
@@ -52,20 +52,19 @@ pub struct Lane {
     pub next: i64,
 }
 
-/// A claim somebody was given, whether or not it still counts.
+/// A claim, valid or not.
 #[derive(Clone, Debug)]
 pub struct Claim {
     pub job: usize,
     pub fence: i64,
-    /// Who claimed it.
     pub worker: usize,
-    /// Its handler is still there.
+    /// Whether its handler still exists.
     pub there: bool,
-    /// Children that had ended badly by then.
+    /// Failed children at that time.
     bad: i64,
-    /// Nothing but its own row changes when it just completes; decided when it was claimed.
+    /// Whether a completion changes only its own row; decided at the claim.
     bare: bool,
-    /// Steps it has used, and those it found when it first looked.
+    /// Steps it has used, and those it found at the first read.
     used: u32,
     journal: Option<BTreeSet<u32>>,
 }
@@ -77,16 +76,16 @@ pub struct Model {
     pub lanes: BTreeMap<usize, Lane>,
     pub paused: bool,
     pub claims: Vec<Claim>,
-    /// Of each worker, until when its lease runs; nothing once it has ended. Each claim is a worker of its own.
+    /// End of the lease of each worker; `None` after the end. Each claim has its own worker.
     pub leases: Vec<Option<u32>>,
     /// Job, name and fence of committed rows; no job for those of `end`.
     pub effects: BTreeMap<(Option<usize>, String, i64), u32>,
-    /// Numbers whatever is told.
+    /// Counter of the signals.
     acts: u32,
 }
 
 #[derive(Clone, Debug)]
-pub enum Move {
+pub enum ModelStep {
     Start {
         tenant: usize,
         priority: i64,
@@ -97,7 +96,7 @@ pub enum Move {
     },
     Claim(usize),
     ClaimAlone,
-    Act(usize, Act),
+    Act(usize, Action),
     Cancel(usize),
     Advance(u32),
     Rescue,
@@ -125,7 +124,7 @@ impl Model {
         })
     }
 
-    /// Lanes only grow here: a lane that shrinks is over its limit for a while, and rightly so.
+    /// Lanes only grow here: a shrinking lane may be over its limit for a while.
     pub fn places(&self, lane: Option<(usize, u32)>) -> Option<(usize, u32)> {
         lane.map(|(lane, places)| {
             let now = self.lanes.get(&lane).map_or(1, |row| row.places);
@@ -209,7 +208,7 @@ impl Model {
         });
     }
 
-    /// What a job becomes that could be claimed: one that lost two leases stays `scheduled` until it is, alone.
+    /// State of a job that could be claimed: a suspect stays `scheduled` until it is claimed alone.
     fn ready(&self, job: usize) -> JobState {
         if self.jobs[job].lost < i64::from(SUSPECT) {
             JobState::Ready
@@ -224,7 +223,7 @@ impl Model {
         row.state == JobState::Scheduled && row.lost >= i64::from(SUSPECT) && (row.lane.is_none() || row.held)
     }
 
-    fn claim_alone(&mut self) {
+    fn claim_suspects(&mut self) {
         let due = (0..self.jobs.len()).filter(|job| self.is_alone(*job) && self.jobs[*job].run_at <= self.now);
         let next = due.min_by_key(|job| (self.jobs[*job].run_at, *job));
         self.take(next.filter(|_| !self.paused).into_iter().collect());
@@ -283,7 +282,7 @@ impl Model {
                 overdue.push(job);
             }
         }
-        // All are claimed before the first handler sees that its time is up.
+        // All are claimed before the first handler sees that its time is over.
         for job in overdue {
             self.note(job, "timed_out");
             self.finish(job, JobState::TimedOut, false);

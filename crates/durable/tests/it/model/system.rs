@@ -1,4 +1,4 @@
-//! The real thing: a store, claims whose handlers hang on strings, and the comparison with the model.
+//! The real system: a store, claims with controlled handlers, and the comparison with the model.
 
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
@@ -11,16 +11,16 @@ use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use towpath_domain::{Clock, JobId, TenantId, Timestamp, WorkerId};
-use towpath_durable::{Engine, Fenced, Lane, Registry, Settings, Signal, Start};
+use towpath_durable::{Engine, JobFence, Lane, Registry, Settings, Signal, Start};
 use towpath_store::jobs::{self, Job};
 use towpath_store::{Dialect, Options, Store, Tx, attempts, lanes, leases, on, pools};
 
-use super::puppet::{Act, Kept, POOL, Puppet, Strings, TICK, Told, lane_key};
-use super::reference::{GRACE, LEASE, Model, Move};
+use super::puppet::{Action, OutcomeReceiver, POOL, PlaceKeepingJob, ScriptedJob, Strings, TICK, lane_key};
+use super::reference::{GRACE, LEASE, Model, ModelStep};
 use crate::support::{Database, PATIENCE, broken_invariants};
 
 /// A database that serves one case after another.
-pub struct Home {
+pub struct CaseDatabase {
     runtime: Runtime,
     _database: Database,
     store: Store,
@@ -32,7 +32,7 @@ pub struct Home {
 
 const START: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
 
-impl Home {
+impl CaseDatabase {
     fn new(open: impl Future<Output = Option<Database>>) -> Option<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -45,7 +45,7 @@ impl Home {
             clock: clock.clone(),
             ..Options::default()
         };
-        let mut registry = Registry::default().with::<Puppet>().with::<Kept>();
+        let mut registry = Registry::default().with::<ScriptedJob>().with::<PlaceKeepingJob>();
         let (store, engine) = runtime.block_on(async {
             let store = Store::open(&database.uri, options).await.unwrap();
             store.migrate().await.unwrap();
@@ -122,40 +122,40 @@ async fn run(store: &Store, text: &'static str) {
         .unwrap();
 }
 
-/// Which database a machine runs on.
-pub trait On: 'static {
-    fn home() -> Option<&'static Home>;
+/// The database of a machine.
+pub trait DatabaseKind: 'static {
+    fn home() -> Option<&'static CaseDatabase>;
 }
 
-pub struct OnSqlite;
-pub struct OnPostgres;
+pub struct SqliteKind;
+pub struct PostgresKind;
 
-impl On for OnSqlite {
-    fn home() -> Option<&'static Home> {
-        static HOME: OnceLock<Option<Home>> = OnceLock::new();
-        HOME.get_or_init(|| Home::new(async { Some(Database::sqlite().await) }))
+impl DatabaseKind for SqliteKind {
+    fn home() -> Option<&'static CaseDatabase> {
+        static HOME: OnceLock<Option<CaseDatabase>> = OnceLock::new();
+        HOME.get_or_init(|| CaseDatabase::new(async { Some(Database::sqlite().await) }))
             .as_ref()
     }
 }
 
-impl On for OnPostgres {
-    fn home() -> Option<&'static Home> {
-        static HOME: OnceLock<Option<Home>> = OnceLock::new();
-        HOME.get_or_init(|| Home::new(Database::postgres())).as_ref()
+impl DatabaseKind for PostgresKind {
+    fn home() -> Option<&'static CaseDatabase> {
+        static HOME: OnceLock<Option<CaseDatabase>> = OnceLock::new();
+        HOME.get_or_init(|| CaseDatabase::new(Database::postgres())).as_ref()
     }
 }
 
 /// The handler of a claim.
 struct Handler {
-    job: Fenced,
+    job: JobFence,
     worker: WorkerId,
-    told: mpsc::UnboundedSender<Told>,
+    told: mpsc::UnboundedSender<OutcomeReceiver>,
     signal: watch::Sender<Signal>,
     task: Option<JoinHandle<()>>,
 }
 
 pub struct System {
-    home: Option<&'static Home>,
+    home: Option<&'static CaseDatabase>,
     strings: Arc<Strings>,
     /// The model counts ticks from here.
     began: Timestamp,
@@ -166,7 +166,7 @@ pub struct System {
 
 pub struct Machine<D>(PhantomData<D>);
 
-impl<D: On> StateMachineTest for Machine<D> {
+impl<D: DatabaseKind> StateMachineTest for Machine<D> {
     type SystemUnderTest = System;
     type Reference = Model;
 
@@ -185,7 +185,7 @@ impl<D: On> StateMachineTest for Machine<D> {
         }
     }
 
-    fn apply(mut system: System, model: &Model, transition: Move) -> System {
+    fn apply(mut system: System, model: &Model, transition: ModelStep) -> System {
         if let Some(home) = system.home {
             home.runtime.block_on(async {
                 system.take(home, model, transition).await;
@@ -205,10 +205,10 @@ impl<D: On> StateMachineTest for Machine<D> {
 }
 
 impl System {
-    async fn take(&mut self, home: &'static Home, model: &Model, transition: Move) {
+    async fn take(&mut self, home: &'static CaseDatabase, model: &Model, transition: ModelStep) {
         let store = &home.store;
         match transition {
-            Move::Start {
+            ModelStep::Start {
                 tenant,
                 priority,
                 kept,
@@ -229,31 +229,31 @@ impl System {
                 store
                     .write(async |tx| {
                         if kept {
-                            towpath_durable::start(tx, &Kept, how).await
+                            towpath_durable::start(tx, &PlaceKeepingJob, how).await
                         } else {
-                            towpath_durable::start(tx, &Puppet, how).await
+                            towpath_durable::start(tx, &ScriptedJob, how).await
                         }
                     })
                     .await
                     .unwrap();
             }
-            Move::Claim(n) => self.claim(home, model, Some(n)).await,
-            Move::ClaimAlone => self.claim(home, model, None).await,
-            Move::Act(nth, act) => self.act(home, nth, act).await,
-            Move::Cancel(job) => {
+            ModelStep::Claim(n) => self.claim(home, model, Some(n)).await,
+            ModelStep::ClaimAlone => self.claim(home, model, None).await,
+            ModelStep::Act(nth, act) => self.act(home, nth, act).await,
+            ModelStep::Cancel(job) => {
                 let job = self.jobs[job];
                 store
                     .write(async |tx| towpath_durable::cancel(tx, job).await)
                     .await
                     .unwrap();
             }
-            Move::Advance(ticks) => {
+            ModelStep::Advance(ticks) => {
                 home.clock.advance(TICK * ticks);
                 home.tell_time().await;
             }
-            Move::Rescue => {
+            ModelStep::Rescue => {
                 towpath_durable::rescue(store).await.unwrap();
-                // How long each rests is a matter of chance; the model has it rest until the next tick.
+                // The real pauses are random; in the model they last until the next tick.
                 let now = home.clock.now();
                 store
                     .write(async |tx| {
@@ -269,18 +269,18 @@ impl System {
                     .await
                     .unwrap();
             }
-            Move::Due => drop(towpath_durable::ready_due(store).await.unwrap()),
-            Move::Overdue => drop(towpath_durable::end_overdue(store, TICK * GRACE).await.unwrap()),
-            Move::Pause(paused) => store
+            ModelStep::Due => drop(towpath_durable::ready_due(store).await.unwrap()),
+            ModelStep::Overdue => drop(towpath_durable::end_overdue(store, TICK * GRACE).await.unwrap()),
+            ModelStep::Pause(paused) => store
                 .write(async |tx| pools::pause(tx, POOL, paused).await)
                 .await
                 .unwrap(),
-            Move::Prune => drop(store.write(async |tx| lanes::prune(tx, 100).await).await.unwrap()),
+            ModelStep::Prune => drop(store.write(async |tx| lanes::prune(tx, 100).await).await.unwrap()),
         }
     }
 
-    /// So many, or one that is claimed alone.
-    async fn claim(&mut self, home: &'static Home, model: &Model, n: Option<usize>) {
+    /// This number, or one that is claimed alone.
+    async fn claim(&mut self, home: &'static CaseDatabase, model: &Model, n: Option<usize>) {
         let worker = WorkerId::new();
         self.workers.push(worker);
         let claimed = home
@@ -288,14 +288,14 @@ impl System {
             .write(async |tx| {
                 lease(tx, worker).await?;
                 match n {
-                    Some(n) => jobs::claim(tx, &jobs::Claimer::new(POOL, worker, i64::try_from(n).unwrap())).await,
-                    None => jobs::claim_alone(tx, &jobs::Claimer::new(POOL, worker, 1)).await,
+                    Some(n) => jobs::claim(tx, &jobs::ClaimRequest::new(POOL, worker, i64::try_from(n).unwrap())).await,
+                    None => jobs::claim_suspects(tx, &jobs::ClaimRequest::new(POOL, worker, 1)).await,
                 }
             })
             .await
             .unwrap();
         for job in claimed {
-            let held = Fenced {
+            let held = JobFence {
                 id: job.id,
                 fence: job.fence,
             };
@@ -322,22 +322,22 @@ impl System {
         for (handler, claim) in self.handlers.iter_mut().zip(&model.claims) {
             assert_eq!(
                 handler.job,
-                Fenced {
+                JobFence {
                     id: self.jobs[claim.job],
                     fence: claim.fence
                 }
             );
-            // Its time was up when it was claimed.
+            // Its time was over when it was claimed.
             if let Some(task) = handler.task.take_if(|_| !claim.there) {
                 gone(task).await;
             }
         }
     }
 
-    async fn act(&mut self, home: &Home, nth: usize, act: Act) {
+    async fn act(&mut self, home: &CaseDatabase, nth: usize, act: Action) {
         let handler = &mut self.handlers[nth];
         match act {
-            Act::Renew => {
+            Action::Renew => {
                 let worker = handler.worker;
                 let renewed = home.store.write(async |tx| {
                     if leases::renew(tx, worker, TICK * LEASE).await? {
@@ -347,12 +347,12 @@ impl System {
                 });
                 renewed.await.unwrap();
             }
-            Act::Vanish => {
+            Action::Vanish => {
                 let task = handler.task.take().unwrap();
                 task.abort();
                 assert!(task.await.unwrap_err().is_cancelled());
             }
-            Act::HandBack => {
+            Action::HandBack => {
                 handler.signal.send_replace(Signal::HandBack);
                 gone(handler.task.take().unwrap()).await;
             }
@@ -360,15 +360,15 @@ impl System {
                 let (done, answer) = oneshot::channel();
                 handler.told.send((act, done)).unwrap();
                 if answer.await.is_err() {
-                    // The handler returned: what comes of that is written when its task ends.
+                    // The handler returned; the result is written when its task ends.
                     gone(handler.task.take().unwrap()).await;
                 }
             }
         }
     }
 
-    /// Every column that means something, every lane, step, effect and attempt.
-    async fn compare(&mut self, home: &Home, model: &Model) {
+    /// All relevant columns, lanes, steps, effects and attempts.
+    async fn compare(&mut self, home: &CaseDatabase, model: &Model) {
         let rows = Rows::read(&home.store).await;
         self.jobs = rows.jobs.iter().map(|job| job.id).collect();
         assert_eq!(rows.jobs.len(), model.jobs.len());
@@ -469,7 +469,7 @@ struct Rows {
     attempts: Vec<Vec<(i64, &'static str)>>,
 }
 
-/// Has a lease end when the model says. On SQLite none ends by time, but here.
+/// Ends a lease when the model requires it. On SQLite no lease expires otherwise.
 async fn lease(tx: &mut Tx<'_>, worker: WorkerId) -> towpath_store::Result<()> {
     leases::begin(tx, worker, TICK * LEASE).await?;
     if tx.dialect() == Dialect::Sqlite {

@@ -1,4 +1,4 @@
-//! A database of its own, with the tables of the engine.
+//! A separate database with the tables of the engine.
 
 use towpath_store::{Options, Store};
 
@@ -12,7 +12,7 @@ impl Database {
         towpath_testing::Database::sqlite(migrate).await.into()
     }
 
-    /// In the server that `TOWPATH_TEST_POSTGRES` names.
+    /// On the server that `TOWPATH_TEST_POSTGRES` names.
     pub async fn postgres() -> Option<Self> {
         Some(towpath_testing::Database::postgres(migrate).await?.into())
     }

@@ -1,8 +1,9 @@
-//! A Redis server of a test's own, so that it can be paused and emptied.
+//! A separate Redis server for a test, which can be paused and emptied.
 
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
 
 pub struct RedisServer {
@@ -11,9 +12,9 @@ pub struct RedisServer {
 }
 
 impl RedisServer {
-    /// Starts one where the program is installed.
+    /// Starts one if the program is installed.
     pub async fn start() -> Option<Self> {
-        // Free now; a test that loses the race for it fails, which is seldom and plain.
+        // Free now; a test that loses the race for it fails, which is rare and obvious.
         let port = std::net::TcpListener::bind("127.0.0.1:0")
             .unwrap()
             .local_addr()
@@ -46,7 +47,7 @@ impl RedisServer {
         Some(server)
     }
 
-    /// A queue as a process of its own would have it, connected.
+    /// A connected queue, as in a separate process.
     pub async fn queue(&self) -> towpath_queue::Queue {
         let queue = towpath_queue::Queue::redis(&self.uri, towpath_queue::Options::default())
             .await
@@ -61,7 +62,13 @@ impl RedisServer {
 
     pub async fn command(&self, words: &[&str]) {
         let client = redis::Client::open(self.uri.as_str()).unwrap();
-        let mut conn: MultiplexedConnection = client.get_multiplexed_async_connection().await.unwrap();
+        let patient = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(super::PATIENCE))
+            .set_response_timeout(Some(super::PATIENCE));
+        let mut conn: MultiplexedConnection = client
+            .get_multiplexed_async_connection_with_config(&patient)
+            .await
+            .unwrap();
         let mut command = redis::cmd(words[0]);
         for word in &words[1..] {
             command.arg(word);

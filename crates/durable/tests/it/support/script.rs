@@ -1,4 +1,4 @@
-//! A workflow that does what its input says and notes what it did.
+//! A workflow that performs the operations in its input and records them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,8 +6,8 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use towpath_domain::JobId;
-use towpath_domain::job::{Ended, RetryPolicy};
-use towpath_durable::{Again, Along, Ctx, Failure, Lane, Outcome, Start, Workflow};
+use towpath_domain::job::{EndReason, RetryPolicy};
+use towpath_durable::{BatchedWrite, Ctx, Failure, Lane, Outcome, RetryDecision, Start, Workflow};
 use towpath_store::{self as store, Tx};
 
 use super::{Shared, write_effect};
@@ -20,36 +20,36 @@ pub struct Script {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Op {
-    /// A journalled step; notes `name/step`.
+    /// A journalled step; records `name/step`.
     Step(String),
     /// Commits an effect row.
     Effect(String),
     /// Saves this cursor.
     Checkpoint(u32),
-    /// Notes that it is there, then waits for somebody to open the gate. Notes it when it is dropped there.
+    /// Records its arrival, then waits until the gate is opened. Records it if it is dropped there.
     Gate(String),
-    /// As `Gate`, but blocks the thread it runs on until the gate opens.
+    /// Like `Gate`, but blocks its thread until the gate opens.
     Block(String),
-    /// Lasts so long. This is no waiting for something: it is the load, a handler whose time passes while leases, which
-    /// the database's clock ends, have to be renewed.
+    /// Lasts this long. It simulates load: a handler that runs while leases, which expire by the database's clock, must
+    /// be renewed.
     Lasts(Duration),
-    /// Fails the first so many times it is reached, over all attempts.
+    /// Fails the first times it is reached, over all attempts.
     Fail(u32),
-    /// Fails for good.
+    /// Fails permanently.
     Fatal,
-    /// Fails for good the first so many times.
+    /// Fails permanently the first times.
     FatalFirst(u32),
-    /// Panics the first so many times.
+    /// Panics the first times.
     Panic(u32),
-    /// Snoozes the first so many times, for this many milliseconds.
+    /// Snoozes the first times, for this many milliseconds.
     Snooze(u32, u64),
-    /// Starts children and waits; goes on when entered anew.
+    /// Starts children and waits; continues when entered again.
     Children(Vec<Script>, Option<(String, u32)>),
     /// Starts a child without waiting for it, and then one of each of these other jobs, which is refused.
     Stray(Box<Script>, Vec<JobId>),
-    /// Fails for good when a child ended badly.
+    /// Fails permanently if a child failed.
     CheckChildren,
-    /// Ends with nothing to write.
+    /// Ends without writing anything else.
     Done,
     /// Ends with this effect, which is written with those of others. The effect [`Script::REFUSED`] is refused.
     Along(String),
@@ -63,10 +63,14 @@ struct Effect {
     name: String,
 }
 
-impl Along for Effect {
-    fn write<'a, 'c: 'a>(&'a self, tx: &'a mut Tx<'c>, all: &'a [Arc<dyn Along>]) -> BoxFuture<'a, store::Result<()>> {
+impl BatchedWrite for Effect {
+    fn write<'a, 'c: 'a>(
+        &'a self,
+        tx: &'a mut Tx<'c>,
+        all: &'a [Arc<dyn BatchedWrite>],
+    ) -> BoxFuture<'a, store::Result<()>> {
         Box::pin(async move {
-            for Self { job, fence, name } in towpath_durable::each(all) {
+            for Self { job, fence, name } in towpath_durable::of_type(all) {
                 if name == Script::REFUSED {
                     return Err(store::Error::NotFound);
                 }
@@ -79,17 +83,17 @@ impl Along for Effect {
 
 impl Script {
     pub const POOL_NAME: &'static str = "scripts";
-    /// How long one attempt may take: as long as one of an export run.
+    /// Time limit of one attempt: that of an export run.
     pub const LIMIT: Duration = Duration::from_secs(4 * 3600);
-    /// A script of this name cannot be ended: its `end` fails, as that of a defect or of another version would.
+    /// The `end` of a script with this name fails, as that of a defect or of another version would.
     pub const ENDLESS: &'static str = "endless";
     /// No effect has this name.
     pub const REFUSED: &'static str = "refused";
-    /// A script of this name may not be performed again.
+    /// A script of this name may not be retried.
     pub const FINAL: &'static str = "final";
-    /// A script of this name belongs to the lane `thread:1`, of one place.
+    /// A script of this name belongs to the lane `thread:1`, with one slot.
     pub const IN_LANE: &'static str = "in lane";
-    /// A script of this name may be performed again, and then its business rows refuse.
+    /// A script of this name may be retried, but its business rows refuse.
     pub const STUBBORN: &'static str = "stubborn";
 
     pub fn new(name: &str, ops: impl Into<Vec<Op>>) -> Self {
@@ -153,7 +157,7 @@ impl Workflow for Script {
                         .map(tokio::sync::SemaphorePermit::forget)
                         .is_err()
                     {
-                        // Held all the same; the core is for the others.
+                        // Held anyway; the core is for the others.
                         std::thread::park_timeout(Duration::from_millis(1));
                     }
                 }
@@ -215,9 +219,9 @@ impl Workflow for Script {
                         return Err(Failure::fatal(format!("a child ended {}", bad.state.as_str())));
                     }
                 }
-                Op::Done => return ctx.done(),
+                Op::Done => return ctx.complete(),
                 Op::Along(name) => {
-                    return ctx.done_along(Effect {
+                    return ctx.complete_with(Effect {
                         job: ctx.job(),
                         fence: ctx.fence(),
                         name: name.clone(),
@@ -236,23 +240,23 @@ impl Workflow for Script {
         settled
     }
 
-    async fn end(tx: &mut Tx<'_>, input: &Self, ended: Ended) -> store::Result<()> {
+    async fn end(tx: &mut Tx<'_>, input: &Self, ended: EndReason) -> store::Result<()> {
         if input.name == Self::ENDLESS {
             return Err(store::Error::corrupt("effect", "name", &input.name));
         }
         let what = match ended {
-            Ended::Failed(_) => "failed",
-            Ended::Cancelled => "cancelled",
-            Ended::TimedOut => "timed out",
+            EndReason::Failed(_) => "failed",
+            EndReason::Cancelled => "cancelled",
+            EndReason::TimedOut => "timed out",
         };
         write_effect(tx, JobId::nil(), &format!("{} {what}", input.name), 0).await
     }
 
-    fn again(&self) -> Again {
+    fn retry_decision(&self) -> RetryDecision {
         match self.name.as_str() {
-            Self::FINAL => Again::Refused("it was for once"),
-            Self::IN_LANE => Again::Allowed(Some(Lane::new("thread:1", 1))),
-            _ => Again::Allowed(None),
+            Self::FINAL => RetryDecision::Refused("it was for once"),
+            Self::IN_LANE => RetryDecision::Allowed(Some(Lane::new("thread:1", 1))),
+            _ => RetryDecision::Allowed(None),
         }
     }
 
@@ -264,7 +268,7 @@ impl Workflow for Script {
         Ok(())
     }
 
-    async fn failed(tx: &mut Tx<'_>, input: &Self, n: u32, error: &str) -> store::Result<()> {
+    async fn attempt_failed(tx: &mut Tx<'_>, input: &Self, n: u32, error: &str) -> store::Result<()> {
         write_effect(tx, JobId::nil(), &format!("{} retry_{n}: {error}", input.name), 0).await
     }
 }

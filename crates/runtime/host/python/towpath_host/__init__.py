@@ -1,8 +1,8 @@
 """Runs the Python graphs of a project for a Towpath server.
 
 The server starts this package as a child process and talks to it over one socket, in the protocol that
-``docs/graph-host-protocol.md`` describes. Everything durable stays with the server; this process holds the user's code
-and what runs of it are doing right now.
+``docs/internals/graph-host-protocol.md`` describes. Everything durable stays with the server; this process holds the
+user's code and what runs of it are doing right now.
 
 Modules, from the wire up:
 

@@ -149,7 +149,7 @@ class Exchange:
         if not self._begun:
             head = self._head
             if head is None:
-                raise RuntimeError("a response has to start before its body")
+                raise RuntimeError("a response must start before its body")
             self._begun = True
             await self._write(h11.Response(status_code=head["status"], headers=list(head.get("headers") or ())))
         if body := message.get("body"):

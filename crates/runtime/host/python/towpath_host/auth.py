@@ -170,7 +170,7 @@ def _user(result: Any) -> dict[str, Any]:
             "`identity`"
         )
     if not given.get("identity"):
-        raise ValueError("the `authenticate` handler gave a user without `identity`")
+        raise ValueError("the `authenticate` handler returned a user without `identity`")
     given["identity"] = str(given["identity"])
     given.setdefault("is_authenticated", True)
     given.setdefault("display_name", given["identity"])

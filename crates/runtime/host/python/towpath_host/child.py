@@ -109,7 +109,7 @@ class Child:
     async def _described(self, graph: Graph) -> Fields:
         described: Fields = {"id": graph.id, "description": graph.description, "factory": graph.compiled is None}
         try:
-            # What a factory asks of checkpoints or items here belongs to no request, and nobody waits for it longer.
+            # What a factory asks of checkpoints or items here belongs to no request, and no one waits for it longer.
             await asyncio.wait_for(self._describe(graph, described), DESCRIBE_S)
         except Exception as error:
             described["describe_error"] = f"{type(error).__name__}: {error}"

@@ -178,7 +178,7 @@ class Connection:
 
     def read_aside(self, mine: Callable[[int, int, bytes], bool]) -> bool:
         """Reads in place of the loop: frames that ``mine`` takes are done with, others wait for the loop. Says whether
-        the connection still stands."""
+        the connection still is."""
         readable, _, _ = select.select([self._sock], [], [], 0)
         if not readable:
             return True

@@ -44,7 +44,7 @@ def subgraphs(graph: Pregel, namespace: str | None, recurse: bool) -> dict[str, 
 
 
 def name(graph: Pregel) -> str | None:
-    """What the graph is called, when somebody called it something."""
+    """What the graph is called, when a caller called it something."""
     given = graph.get_name()
     return None if given == "LangGraph" else given
 

@@ -25,7 +25,7 @@ class BlobCipher:
         if not type_.endswith(SUFFIX):
             return type_, data
         if self._encryption._blob_decryptor is None:
-            raise RuntimeError("a checkpoint is encrypted, and `encryption` has no handler for `decrypt.blob`")
+            raise RuntimeError("a checkpoint is encrypted, but `encryption` has no handler for `decrypt.blob`")
         result = await self._encryption._blob_decryptor(_context("checkpoint", "blob"), data)
         return type_[: -len(SUFFIX)], bytes(_value(result))
 
@@ -47,7 +47,7 @@ async def convert(encryption: Any, way: str, fields: dict[str, Any]) -> Any:
     context = _context(fields.get("model"), fields.get("field"), fields.get("metadata"))
     result = _value(await handler(context, fields["data"]))
     if way == "encrypt" and what == "json" and set(result) != set(fields["data"]):
-        raise ValueError("the handler of `encrypt.json` must keep the keys of what it is given, and change values only")
+        raise ValueError("the handler of `encrypt.json` must keep the keys and only change values")
     return result
 
 

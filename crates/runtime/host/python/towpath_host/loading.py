@@ -97,7 +97,7 @@ def _module(path: str, folder: Path) -> ModuleType:
         return importlib.import_module(path)
     file = _file_of(path, folder)
     if not file.is_file():
-        raise LoadFailure(None, "FileNotFoundError", f"there is no file {path!r} in {folder}", file=str(file))
+        raise LoadFailure(None, "FileNotFoundError", f"file {path!r} does not exist in {folder}", file=str(file))
     name = _dotted(file)
     if name is not None:
         # As the package itself imports it: one module, not two of the same file; relative imports work.
@@ -112,7 +112,7 @@ def _module(path: str, folder: Path) -> ModuleType:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise LoadFailure(None, "ImportError", f"{path!r} is no Python file", file=str(file))
+        raise LoadFailure(None, "ImportError", f"{path!r} is not a Python file", file=str(file))
     module = importlib.util.module_from_spec(spec)
     # Dataclasses, pydantic and pickle look classes up by their module.
     sys.modules[name] = module
@@ -127,7 +127,7 @@ def _module(path: str, folder: Path) -> ModuleType:
 
 
 def _dotted(file: Path) -> str | None:
-    """The name of a module inside of a package."""
+    """The name of a module inside a package."""
     parts = [file.stem]
     parent = file.parent
     while (parent / "__init__.py").is_file():

@@ -143,7 +143,7 @@ class Project:
             return None
         found = load(path, self.folder, f"{key}.path")
         if not hasattr(found, attribute):
-            raise LoadFailure(None, "TypeError", f"{key}.path: {path!r} is a {type(found).__name__}, no {key} object")
+            raise LoadFailure(None, "TypeError", f"{key}.path: {path!r} is a {type(found).__name__}, not a {key} object")
         return found
 
     def _http_app(self) -> Any:
@@ -152,7 +152,7 @@ class Project:
             return None
         found = load(path, self.folder, "http.app")
         if not callable(found):
-            raise LoadFailure(None, "TypeError", f"http.app: {path!r} is no ASGI application")
+            raise LoadFailure(None, "TypeError", f"http.app: {path!r} is not an ASGI application")
         return found
 
     def _index(self) -> Index | None:

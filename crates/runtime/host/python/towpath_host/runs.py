@@ -71,7 +71,7 @@ class Run:
         except Exception as error:
             done = await self._failed(None, error)
         if self.stream.cancelled is not None and done["status"] == "success":
-            # Code of the user went on to its end in spite of it.
+            # Code of the user continued to its end in spite of it.
             done["status"] = "cancelled"
         done["cpu_us"] = (time.process_time_ns() - began) // 1000
         self.stream.end(Type.DONE, done)
@@ -140,7 +140,7 @@ class Run:
             self.config["configurable"].pop(key, None)
 
     async def _left(self, graph: Pregel) -> dict[str, Any]:
-        """Where the thread stands after a run that came to its end."""
+        """Where the thread is after a run that came to its end."""
         stops = (
             self.sink.interrupted
             or not self.sink.values_seen
@@ -163,7 +163,7 @@ class Run:
         }
 
     async def _state(self, graph: Pregel) -> dict[str, Any] | None:
-        """Where the thread stands, as it is saved."""
+        """Where the thread is, as it is saved."""
         snapshot = await graph.aget_state({"configurable": {"thread_id": self.stream.thread, "checkpoint_ns": ""}})
         if snapshot.created_at is None:
             return None
@@ -231,7 +231,7 @@ class Run:
         configurable.setdefault("run_id", fields["run"])
         if (user := user_of(configurable)) is not None:
             configurable["langgraph_auth_user"] = user
-        # By this langgraph knows a run that goes on.
+        # By this langgraph knows a run that continues.
         config.setdefault("metadata", {})["run_id"] = fields["run"]
         # A trace has one root for each attempt, which the server computes too.
         run, attempt = UUID(fields["run"]), fields.get("attempt", 1)
@@ -244,7 +244,7 @@ def _error(class_: str, message: str, trace: str | None = None) -> dict[str, Any
 
 
 def _uncancel() -> None:
-    """What has to be said about a cancelled run may be awaited again."""
+    """What must be said about a cancelled run may be awaited again."""
     task = asyncio.current_task()
     while task is not None and hasattr(task, "uncancel") and task.cancelling():
         task.uncancel()

@@ -69,7 +69,7 @@ class HostSaver(BaseCheckpointSaver[str]):
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
         if config is None:
-            raise NotImplementedError("checkpoints are listed of one thread at a time")
+            raise NotImplementedError("checkpoints can only be listed for one thread")
         stream = current()
         configurable = config["configurable"]
         ns = configurable.get("checkpoint_ns", "")
@@ -208,10 +208,10 @@ class HostSaver(BaseCheckpointSaver[str]):
         await stream.ask(Type.CP_DELETE, fields)
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        raise NotImplementedError("threads are copied with the API: POST /threads/{id}/copy")
+        raise NotImplementedError("copy threads with the API: POST /threads/{id}/copy")
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        raise NotImplementedError("threads are pruned with the API: POST /threads/prune")
+        raise NotImplementedError("prune threads with the API: POST /threads/prune")
 
     # -- the same for code in threads
 

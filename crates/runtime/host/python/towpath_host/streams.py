@@ -52,7 +52,7 @@ class Stream:
         self.run: str | None = None
         self.graph: str | None = None
         self.sync = False
-        """Checkpoints are durable before the graph goes on."""
+        """Checkpoints are durable before the graph continues."""
         self.fresh = False
         """The thread had no checkpoint when the request came, and none was put since."""
         self._task: asyncio.Task[Any] | None = None

@@ -13,7 +13,7 @@ from .streams import CURRENT, Stream
 class Threads(ThreadPoolExecutor):
     """The executor of the loop.
 
-    A thread cannot be stopped: when its run is cancelled, it goes on until its code returns, and keeps its place.
+    A thread cannot be stopped: when its run is cancelled, it continues until its code returns, and keeps its place.
     """
 
     def __init__(self, most: int) -> None:

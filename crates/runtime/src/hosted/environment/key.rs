@@ -1,4 +1,4 @@
-//! What an environment is named after: SHA-256 of everything that decides what is in it, and of the workspace.
+//! The key of an environment: SHA-256 of everything that determines its content, and of the workspace.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,13 +9,13 @@ use sha2::{Digest as _, Sha256};
 use super::requirements::{self, Reference};
 use super::tool::Tool;
 use super::variables::Variables;
-use super::{ALWAYS, EnvironmentError, Wanted, failed, folders};
+use super::{ALWAYS, EnvironmentError, EnvironmentSpec, environment_error, folders};
 
 /// Another way of making environments makes others.
 const WAY: &str = "2";
 /// Files of a folder that say what it depends on.
 const TELLING: [&str; 5] = ["pyproject.toml", "setup.py", "setup.cfg", "requirements.txt", "uv.lock"];
-/// Files of the project's folder that say how packages are found.
+/// Files of the project's folder that configure package managers.
 const SETTINGS: [&str; 2] = [".python-version", "uv.toml"];
 /// Lists of packages that one may refer to.
 const MOST_LISTS: usize = 200;
@@ -30,7 +30,7 @@ pub(super) struct Keys {
 }
 
 impl Keys {
-    pub(super) fn of(wanted: &Wanted, tool: &Tool, variables: &Variables) -> Result<Self, EnvironmentError> {
+    pub(super) fn of(wanted: &EnvironmentSpec, tool: &Tool, variables: &Variables) -> Result<Self, EnvironmentError> {
         let mut hash = Hash::default();
         hash.add(WAY.as_bytes());
         hash.add(tool.name().as_bytes());
@@ -87,7 +87,7 @@ impl Hash {
         }
     }
 
-    /// What stands in a file. One that is not there is not one that is empty.
+    /// The content of a file. A missing file differs from an empty one.
     fn file(&mut self, file: &Path) {
         match fs::read(file) {
             Ok(text) => {
@@ -98,10 +98,10 @@ impl Hash {
         }
     }
 
-    /// What a list of packages refers to on this machine, and what that refers to.
+    /// Local files that a requirements file refers to, recursively.
     fn referred(
         &mut self,
-        wanted: &Wanted,
+        wanted: &EnvironmentSpec,
         list: &Path,
         lists: &mut BTreeSet<PathBuf>,
     ) -> Result<(), EnvironmentError> {
@@ -109,8 +109,8 @@ impl Hash {
             return Ok(());
         }
         if lists.len() > MOST_LISTS {
-            return Err(failed(format!(
-                "dependencies: lists of packages refer to more than {MOST_LISTS} others"
+            return Err(environment_error(format!(
+                "dependencies: requirements files include more than {MOST_LISTS} others"
             )));
         }
         let beside = list.parent().unwrap_or(&wanted.folder);
@@ -122,7 +122,7 @@ impl Hash {
                     self.referred(wanted, &other, lists)?;
                 }
                 Reference::Folder(path) => {
-                    // pip looks from where it is started, uv from where the list is.
+                    // pip resolves paths from its working directory, uv from the file.
                     for folder in [beside.join(&path), wanted.folder.join(&path)] {
                         for name in TELLING {
                             self.file(&folder.join(name));
@@ -139,8 +139,9 @@ impl Hash {
     }
 }
 
-/// Whether an environment made from this folder goes on reading it, so that the same in another place is another one. A
-/// list of packages alone is the same everywhere, so the next revision of a deployment need not install them again.
+/// Whether an environment keeps reading from this folder, so that the same content elsewhere needs another one.
+/// Requirements files alone do not depend on the location, so the next revision of a deployment need not install them
+/// again.
 fn stays_where_it_is(folder: &Path) -> bool {
     if folder.join("pyproject.toml").is_file() || folder.join("setup.py").is_file() {
         return true;
@@ -160,8 +161,8 @@ mod tests {
 
     use super::*;
 
-    fn wanted(folder: &Path) -> Wanted {
-        Wanted {
+    fn wanted(folder: &Path) -> EnvironmentSpec {
+        EnvironmentSpec {
             folder: folder.to_owned(),
             dependencies: vec![".".to_owned()],
             version: None,
@@ -170,7 +171,7 @@ mod tests {
         }
     }
 
-    fn keys(wanted: &Wanted, process: &[(&str, &str)]) -> Keys {
+    fn keys(wanted: &EnvironmentSpec, process: &[(&str, &str)]) -> Keys {
         let process = process
             .iter()
             .map(|(name, value)| ((*name).to_owned(), Secret::new(*value)));
@@ -226,7 +227,7 @@ mod tests {
             assert_ne!(now.whole, before.whole, "{file}: {text}");
             before = now;
         }
-        // What the machine says makes another environment of the same sources.
+        // The machine's settings lead to another environment for the same sources.
         for process in [
             [process[0], ("PIP_INDEX_URL", "https://two.example")],
             [process[0], ("UV_DEFAULT_INDEX", "https://two.example")],
@@ -240,7 +241,7 @@ mod tests {
         assert_eq!(keys(&wanted, &elsewhere), before, "places decide nothing");
         let of = |workspace| {
             keys(
-                &Wanted {
+                &EnvironmentSpec {
                     workspace,
                     ..wanted.clone()
                 },

@@ -5,24 +5,24 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::tool::Tool;
-use super::{ALWAYS, EnvironmentError, Wanted, folders, is_folder};
+use super::{ALWAYS, EnvironmentError, EnvironmentSpec, folders, is_folder};
 
-/// What is installed: first what is locked, each part by itself, then the rest beside it.
+/// The installation steps: locked packages first, each part separately, then the rest.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Installs {
-    /// Lists whose packages have hashes. Together with others every package would need one.
+pub(super) struct InstallPlan {
+    /// Requirements files with hashes. Combined with others, every package would need one.
     pub(super) hashed: Vec<PathBuf>,
-    /// Projects whose `uv.lock` says which versions of what they depend on.
+    /// Projects whose `uv.lock` pins the versions of their dependencies.
     pub(super) locked: Vec<PathBuf>,
     /// Arguments.
     pub(super) rest: Vec<OsString>,
 }
 
 /// What is to be installed of a project.
-pub(super) fn of(wanted: &Wanted, tool: &Tool) -> Result<Installs, EnvironmentError> {
-    let mut installs = Installs {
+pub(super) fn of(wanted: &EnvironmentSpec, tool: &Tool) -> Result<InstallPlan, EnvironmentError> {
+    let mut installs = InstallPlan {
         rest: ALWAYS.map(OsString::from).to_vec(),
-        ..Installs::default()
+        ..InstallPlan::default()
     };
     for folder in folders(wanted)? {
         let has = |name: &str| folder.join(name).is_file();
@@ -31,9 +31,9 @@ pub(super) fn of(wanted: &Wanted, tool: &Tool) -> Result<Installs, EnvironmentEr
             installs.locked.push(folder);
         } else if has("pyproject.toml") || has("setup.py") {
             if has("uv.lock") {
-                tracing::warn!(folder = %folder.display(), "pip does not read uv.lock: install uv to have what it locks");
+                tracing::warn!(folder = %folder.display(), "pip does not read uv.lock: install uv to use the locked versions");
             }
-            // Its code is read where it stands, so that changes are seen.
+            // Its code is read where it is, so that changes are seen.
             installs.rest.extend(["-e".into(), folder.into()]);
         } else if has("requirements.txt") && is_hashed(&list) {
             installs.hashed.push(list);
@@ -100,7 +100,7 @@ fn reference(line: &str) -> Option<Reference> {
 mod tests {
     use super::*;
 
-    fn told(wanted: &Wanted, tool: &Tool) -> (Vec<PathBuf>, Vec<PathBuf>, Vec<String>) {
+    fn told(wanted: &EnvironmentSpec, tool: &Tool) -> (Vec<PathBuf>, Vec<PathBuf>, Vec<String>) {
         let installs = of(wanted, tool).unwrap();
         let rest = installs
             .rest
@@ -124,7 +124,7 @@ mod tests {
         write("hashed/requirements.txt", "httpx==0.28.1 \\\n    --hash=sha256:00\n");
         fs::create_dir(root.path().join("bare")).unwrap();
         let dependencies = [".", "./pkg", "./locked", "./hashed", "./bare", "langchain_openai"];
-        let wanted = Wanted {
+        let wanted = EnvironmentSpec {
             folder: root.path().to_owned(),
             dependencies: dependencies.map(str::to_owned).to_vec(),
             version: None,

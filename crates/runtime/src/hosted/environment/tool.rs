@@ -8,11 +8,11 @@ use std::time::Duration;
 use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
 use tokio::process::Command;
 
-use super::requirements::{self, Installs};
+use super::requirements::{self, InstallPlan};
 use super::variables::Variables;
-use super::{EnvironmentError, Wanted, failed};
+use super::{EnvironmentError, EnvironmentSpec, environment_error};
 
-/// Making an environment takes longer only where something hangs.
+/// Creating an environment only takes longer if something hangs.
 const PATIENCE: Duration = Duration::from_secs(1200);
 
 /// What makes environments.
@@ -40,9 +40,9 @@ impl Tool {
         };
         python.map(Self::Venv).ok_or_else(|| {
             let which = version.map_or_else(|| "python3".to_owned(), |version| format!("python{version}"));
-            failed(format!(
-                "Python graphs need an interpreter: install uv (https://docs.astral.sh/uv) or {which}, or name an \
-                 interpreter that has the project's packages as agent.python"
+            environment_error(format!(
+                "Python graphs need an interpreter: install uv (https://docs.astral.sh/uv) or {which}, or set \
+                 agent.python to an interpreter that has the project's packages"
             ))
         })
     }
@@ -63,7 +63,7 @@ impl Tool {
     pub(super) async fn make(
         &self,
         environment: &Path,
-        wanted: &Wanted,
+        wanted: &EnvironmentSpec,
         variables: &Variables,
     ) -> Result<(), EnvironmentError> {
         let mut arguments: Vec<OsString> = match self {
@@ -76,22 +76,22 @@ impl Tool {
         arguments.push(environment.into());
         let made = perform(self.program(), &arguments, wanted, variables).await;
         made.map_err(|why| match self {
-            Self::Venv(_) => failed(format!(
-                "{why}\nthe interpreter cannot make an environment: install its venv package (python3-venv), or uv"
+            Self::Venv(_) => environment_error(format!(
+                "{why}\nthe interpreter cannot create an environment: install its venv package (python3-venv), or uv"
             )),
             Self::Uv(_) => why,
         })
     }
 
-    /// Installs what is wanted into an environment: first what is locked, so that the rest finds it there.
+    /// Installs packages into an environment: locked ones first, so that the rest builds on them.
     pub(super) async fn install(
         &self,
         environment: &Path,
-        wanted: &Wanted,
+        wanted: &EnvironmentSpec,
         variables: &Variables,
     ) -> Result<(), EnvironmentError> {
         let python = environment.join("bin/python");
-        let Installs { hashed, locked, rest } = requirements::of(wanted, self)?;
+        let InstallPlan { hashed, locked, rest } = requirements::of(wanted, self)?;
         for list in hashed {
             let arguments = vec!["--require-hashes".into(), "-r".into(), list.into()];
             self.pip(&python, arguments, wanted, variables).await?;
@@ -112,7 +112,7 @@ impl Tool {
         &self,
         python: &Path,
         what: Vec<OsString>,
-        wanted: &Wanted,
+        wanted: &EnvironmentSpec,
         variables: &Variables,
     ) -> Result<(), EnvironmentError> {
         let mut arguments: Vec<OsString> = match self {
@@ -136,13 +136,13 @@ impl Tool {
         perform(program, &arguments, wanted, variables).await
     }
 
-    /// Writes what a project's `uv.lock` says as a list of packages with their hashes.
+    /// Exports a project's `uv.lock` as a requirements file with hashes.
     async fn export(
         &self,
         python: &Path,
         folder: &Path,
         list: &Path,
-        wanted: &Wanted,
+        wanted: &EnvironmentSpec,
         variables: &Variables,
     ) -> Result<(), EnvironmentError> {
         let mut arguments: Vec<OsString> = ["export", "--quiet", "--frozen", "--no-dev", "--no-emit-project"]
@@ -159,7 +159,7 @@ impl Tool {
 async fn perform(
     program: &Path,
     arguments: &[OsString],
-    wanted: &Wanted,
+    wanted: &EnvironmentSpec,
     variables: &Variables,
 ) -> Result<(), EnvironmentError> {
     let mut command = Command::new(program);
@@ -176,7 +176,7 @@ async fn perform(
     let shown = program.display();
     let mut child = command
         .spawn()
-        .map_err(|error| failed(format!("cannot start {shown}: {error}")))?;
+        .map_err(|error| environment_error(format!("cannot start {shown}: {error}")))?;
     let (out, err) = (child.stdout.take(), child.stderr.take());
     let work = async {
         let (out, err, status) = tokio::join!(listen(out), listen(err), child.wait());
@@ -184,16 +184,16 @@ async fn perform(
     };
     let (said, status) = tokio::time::timeout(PATIENCE, work)
         .await
-        .map_err(|_| failed(format!("{shown} did not end within {} s", PATIENCE.as_secs())))?;
+        .map_err(|_| environment_error(format!("{shown} did not finish within {} s", PATIENCE.as_secs())))?;
     match status {
         Ok(status) if status.success() => Ok(()),
-        Ok(status) => Err(failed(format!(
-            "{} ended with {}:\n{}",
+        Ok(status) => Err(environment_error(format!(
+            "{} exited with {}:\n{}",
             shown,
             told(status),
             tail(&said)
         ))),
-        Err(error) => Err(failed(format!("{shown}: {error}"))),
+        Err(error) => Err(environment_error(format!("{shown}: {error}"))),
     }
 }
 

@@ -1,12 +1,12 @@
-//! What package managers are told of the server's environment. Packages bring code that runs while they are installed, so
-//! nothing is passed on that is not about packages.
+//! The environment variables that package managers get. Packages run code while they are installed, so only variables
+//! about packages are passed on.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use towpath_domain::Secret;
 
-use super::Wanted;
+use super::EnvironmentSpec;
 
 /// About the machine: they say where things are, and not which.
 const PLACES: [&str; 17] = [
@@ -25,11 +25,11 @@ const PLACES: [&str; 17] = [
     "UV_PYTHON_INSTALL_DIR",
     "XDG_CACHE_HOME",
     "XDG_DATA_HOME",
-    // Whoever ends what a deployment has left running finds it by these.
+    // Processes that a deployment left running are identified by these.
     "_TOWPATH_ROOT",
     "_TOWPATH_RUN",
 ];
-/// About what is installed: which way packages come, who vouches for them, and how they are compiled.
+/// Variables that affect what is installed: package sources, certificates, and compilation.
 const DECIDING: [&str; 26] = [
     "ALL_PROXY",
     "CC",
@@ -66,8 +66,8 @@ const PREFIXES: [&str; 2] = ["PIP_", "UV_"];
 pub(super) struct Variables(BTreeMap<String, Secret>);
 
 impl Variables {
-    /// Those of the process that are about packages, and what the project says about pip.
-    pub(super) fn of(wanted: &Wanted, process: &BTreeMap<String, Secret>) -> Self {
+    /// The process's variables about packages, and the project's settings for pip.
+    pub(super) fn of(wanted: &EnvironmentSpec, process: &BTreeMap<String, Secret>) -> Self {
         let passed = |name: &str| PLACES.contains(&name) || decides(name);
         let passed = process.iter().filter(|(name, _)| passed(name));
         let mut variables: BTreeMap<String, Secret> =
@@ -76,7 +76,7 @@ impl Variables {
             let file = wanted.folder.join(file).display().to_string();
             variables.insert("PIP_CONFIG_FILE".to_owned(), Secret::new(file));
         }
-        // A file that is one with that of a cache could be changed there.
+        // A hard link to a file of the cache could be used to change the cache.
         variables.insert("UV_LINK_MODE".to_owned(), Secret::new("copy"));
         Self(variables)
     }
@@ -90,18 +90,17 @@ impl Variables {
         self.get("PATH").unwrap_or("/usr/local/bin:/usr/bin:/bin")
     }
 
-    /// All of them.
     pub(super) fn all(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(name, value)| (name.as_str(), value.reveal()))
     }
 
-    /// Those that decide what is installed. Files are not among them: what stands in them is, see [`Variables::files`].
+    /// Variables that determine what is installed. For files their content counts, see [`Variables::files`].
     pub(super) fn deciding(&self) -> impl Iterator<Item = (&str, &str)> {
         let is_file = |name: &str| matches!(name, "PIP_CONFIG_FILE" | "UV_CONFIG_FILE" | "XDG_CONFIG_HOME");
         self.all().filter(move |(name, _)| decides(name) && !is_file(name))
     }
 
-    /// Settings of pip and uv that are files, whether they are there or not.
+    /// Configuration files of pip and uv, whether they exist or not.
     pub(super) fn files(&self) -> Vec<PathBuf> {
         let home = self.get("HOME").map(PathBuf::from);
         let config = self.get("XDG_CONFIG_HOME").map(PathBuf::from);
@@ -133,7 +132,7 @@ mod tests {
 
     #[test]
     fn only_what_is_about_packages_is_passed_on() {
-        let wanted = Wanted {
+        let wanted = EnvironmentSpec {
             folder: PathBuf::from("/project"),
             dependencies: Vec::new(),
             version: None,

@@ -7,18 +7,17 @@ use super::value::{Bin, Json};
 /// Answer to a call of the child.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Reply<T> {
-    /// Of the call.
     pub call: u64,
     /// What was asked.
     pub value: Option<T>,
     /// Why there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub error: Option<Failed>,
+    pub error: Option<CallFailure>,
 }
 
 /// Why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Failed {
+pub struct CallFailure {
     /// `invalid`, `unsupported`, `cancelled`, `lost`, `fenced`.
     pub kind: String,
     /// Class of an exception.
@@ -51,7 +50,6 @@ pub struct CpList {
     pub ns: String,
     /// Only those before.
     pub before: Option<String>,
-    /// At most so many.
     pub limit: Option<u64>,
     /// Entries of the metadata.
     pub filter: Option<Json>,
@@ -67,13 +65,11 @@ pub struct CpPut {
     /// Namespace.
     #[serde(default)]
     pub ns: String,
-    /// Its id.
     pub id: String,
     /// The one before.
     pub parent: Option<String>,
     /// With scalars only.
     pub checkpoint: Json,
-    /// Metadata.
     pub metadata: Json,
     /// Channel, version, encoding, bytes.
     #[serde(default)]
@@ -103,18 +99,15 @@ pub struct CpWrites {
     pub thread: Option<String>,
 }
 
-/// A checkpoint as it is stored.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CpSaved {
     /// Namespace.
     pub ns: String,
-    /// Its id.
     pub id: String,
     /// The one before.
     pub parent: Option<String>,
     /// With scalars only.
     pub checkpoint: Json,
-    /// Metadata.
     pub metadata: Json,
     /// Channel, version, encoding, bytes.
     pub blobs: Vec<(String, String, String, Option<Bin>)>,
@@ -139,16 +132,14 @@ pub enum StoreOp {
     Get {
         /// Where.
         namespace: Vec<String>,
-        /// Which.
         key: String,
-        /// Whether its time to live begins anew.
+        /// Whether its time to live begins again.
         refresh_ttl: Option<bool>,
     },
     /// Nil.
     Put {
         /// Where.
         namespace: Vec<String>,
-        /// Which.
         key: String,
         /// What; nil deletes.
         value: Option<Json>,
@@ -161,11 +152,9 @@ pub enum StoreOp {
         prefix: Vec<String>,
         /// Entries of the value.
         filter: Option<Json>,
-        /// At most so many.
         limit: Option<u32>,
-        /// After so many.
         offset: Option<u32>,
-        /// Whether their time to live begins anew.
+        /// Whether their time to live begins again.
         refresh_ttl: Option<bool>,
     },
     /// A list of lists.
@@ -176,9 +165,7 @@ pub enum StoreOp {
         suffix: Option<Vec<String>>,
         /// Cut to so many labels.
         max_depth: Option<u32>,
-        /// At most so many.
         limit: Option<u32>,
-        /// After so many.
         offset: Option<u32>,
     },
 }
@@ -189,10 +176,7 @@ pub enum StoreOp {
 pub enum StoreResult {
     /// Nothing, or not found.
     Nil(()),
-    /// An item.
     Item(Json),
-    /// Items.
     Items(Vec<Json>),
-    /// Namespaces.
     Namespaces(Vec<Vec<String>>),
 }

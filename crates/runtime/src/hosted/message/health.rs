@@ -33,20 +33,17 @@ pub struct Log {
     pub level: String,
     /// Who says it.
     pub logger: Option<String>,
-    /// What.
     #[serde(default)]
     pub message: String,
     /// In the name of which run.
     pub run: Option<String>,
-    /// On which thread.
     pub thread: Option<String>,
-    /// Of which graph.
     pub graph: Option<String>,
 }
 
 /// End.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Shutdown {
-    /// How long runs may go on.
+    /// How long runs may continue.
     pub grace_ms: u64,
 }

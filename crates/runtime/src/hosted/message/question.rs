@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::run::Raised;
 use super::value::Json;
 
-/// Answer to a question. `T` is absent or nil where nothing was found.
+/// Answer to a question. `T` is absent or nil if nothing was found.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Answer<T> {
     /// What was asked.
@@ -16,12 +16,11 @@ pub struct Answer<T> {
     pub error: Option<Raised>,
 }
 
-/// A question about a thread or a graph. Fields that a question does not know stay away.
+/// A question about a thread or a graph. Unused fields are omitted.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Question {
     /// Key of the graph.
     pub graph: String,
-    /// The thread.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub thread: Option<String>,
     /// Namespace.

@@ -6,12 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use super::value::Json;
 
-/// A run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Run {
     /// Its id.
     pub run: String,
-    /// Its thread.
     pub thread: String,
     /// Key of the graph.
     pub graph: String,
@@ -26,7 +24,6 @@ pub struct Run {
     pub command: Option<Json>,
     /// Merged.
     pub config: Json,
-    /// Context.
     pub context: Option<Json>,
     /// As clients write them.
     pub modes: Vec<String>,
@@ -41,7 +38,7 @@ pub struct Run {
     /// A resume that answers no waiting interrupt fails.
     #[serde(default)]
     pub strict_resume: bool,
-    /// Nobody will look at the thread afterwards.
+    /// No one will look at the thread afterwards.
     pub temporary: bool,
     /// The thread has no checkpoint yet.
     pub fresh: bool,
@@ -78,7 +75,7 @@ pub struct Done {
     pub status: String,
     /// What the user's code raised.
     pub error: Option<Raised>,
-    /// Where the thread stands.
+    /// Where the thread is.
     pub state: Option<DoneState>,
     /// Tasks that were run.
     #[serde(default)]
@@ -91,7 +88,6 @@ pub struct Done {
 /// Where a run left its thread.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DoneState {
-    /// Values.
     pub values: Json,
     /// Nodes that would run next.
     #[serde(default)]

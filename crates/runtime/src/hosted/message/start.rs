@@ -1,4 +1,4 @@
-//! How a child starts: who it is, what it has to load, what it loaded.
+//! The handshake of a child: its identity, what it must load, and what it loaded.
 
 use std::collections::BTreeMap;
 
@@ -62,7 +62,7 @@ pub struct Init {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Ready {
     /// In the order of the config file.
-    pub graphs: Vec<Described>,
+    pub graphs: Vec<LoadedGraph>,
     /// The user's own routes are served.
     #[serde(default)]
     pub http: bool,
@@ -73,7 +73,7 @@ pub struct Ready {
     /// How long the imports took.
     #[serde(default)]
     pub load_ms: u64,
-    /// The process may fork: what it loaded has no threads and no connections.
+    /// The process may fork: the loaded code has no threads or connections.
     #[serde(default)]
     pub fork_safe: bool,
 }
@@ -83,7 +83,7 @@ pub struct Ready {
 pub struct Fork {
     /// Where it is to connect to.
     pub socket: String,
-    /// Where its standard output and error are to go; else where its parent's go.
+    /// Where its standard output and error go; by default to those of its parent.
     pub output: Option<String>,
 }
 
@@ -129,16 +129,15 @@ pub struct AuthHandlers {
     pub handlers: Vec<String>,
 }
 
-/// A graph that was loaded.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Described {
+pub struct LoadedGraph {
     /// Key in the config file.
     pub id: String,
     /// Name of the compiled graph.
     pub name: Option<String>,
     /// What it says about itself.
     pub description: Option<String>,
-    /// It is made anew for each config.
+    /// It is made again for each config.
     #[serde(default)]
     pub factory: bool,
     /// Without start and end.

@@ -1,4 +1,4 @@
-//! Fields that are more than MessagePack: JSON text, and the bytes of blobs.
+//! Field types beyond plain MessagePack: JSON text, and bytes.
 
 use std::fmt;
 
@@ -12,17 +12,11 @@ pub struct Json(pub String);
 
 impl Json {
     /// The text of a value.
-    ///
-    /// # Errors
-    /// A map whose keys are no texts.
     pub fn of(value: &impl Serialize) -> Result<Self, serde_json::Error> {
         serde_json::to_string(value).map(Self)
     }
 
     /// The value of the text.
-    ///
-    /// # Errors
-    /// The text is not that.
     pub fn read<T: DeserializeOwned>(&self) -> Result<T, serde_json::Error> {
         serde_json::from_str(&self.0)
     }
@@ -36,8 +30,8 @@ impl Serialize for Json {
 
 impl<'de> Deserialize<'de> for Json {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct Text;
-        impl Visitor<'_> for Text {
+        struct TextVisitor;
+        impl Visitor<'_> for TextVisitor {
             type Value = Json;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -53,11 +47,11 @@ impl<'de> Deserialize<'de> for Json {
                 Ok(Json(text.to_owned()))
             }
         }
-        from.deserialize_bytes(Text)
+        from.deserialize_bytes(TextVisitor)
     }
 }
 
-/// Bytes, as MessagePack writes them. A text is taken for its bytes.
+/// Bytes in MessagePack. A string is read as its bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Bin(pub Bytes);
 
@@ -69,8 +63,8 @@ impl Serialize for Bin {
 
 impl<'de> Deserialize<'de> for Bin {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct Taken;
-        impl<'de> Visitor<'de> for Taken {
+        struct BinVisitor;
+        impl<'de> Visitor<'de> for BinVisitor {
             type Value = Bin;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -93,6 +87,6 @@ impl<'de> Deserialize<'de> for Bin {
                 Err(A::Error::custom("bytes stand as bin, not as an array"))
             }
         }
-        from.deserialize_bytes(Taken)
+        from.deserialize_bytes(BinVisitor)
     }
 }

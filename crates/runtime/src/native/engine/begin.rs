@@ -1,21 +1,21 @@
-//! How a run begins: on a new thread, with input on an old one, with a command, again after a crash, or from an earlier
-//! checkpoint.
+//! The start of a run: on a new thread, with input on an existing one, with a command, after a crash, or from an
+//! earlier checkpoint.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
 
-use super::{Engine, Halt, empty_command, no_input, null_writes};
+use super::{Engine, GraphStop, empty_command, no_input, null_writes};
 use crate::native::codec::{self, INTERRUPT, NULL_TASK, RESUME};
 use crate::native::plan::{Plan, START};
 use crate::native::run::{self, Run};
 use crate::native::snapshot::pending;
-use crate::native::superstep::{self, Place, State, Writes};
-use crate::{Checkpoint, Command, Durability, GraphError, Host, Save, Saved, Versions};
+use crate::native::superstep::{self, State, TaskSite, Writes};
+use crate::{Checkpoint, Command, Durability, GraphError, Host, Save, SavedCheckpoint, Versions};
 
 impl<'a> Engine<'a> {
-    /// At the checkpoint a run starts from. `around` is given for a graph inside of a task: checkpoints of the graphs
-    /// around it, and whether it goes on where it stopped.
+    /// Opens the checkpoint a run starts from. `around` is set for a subgraph inside a task: the checkpoints of the
+    /// outer graphs, and whether it continues where it stopped.
     pub(in crate::native) async fn open(
         run: &'a Run<'a>,
         plan: &'a Plan,
@@ -47,31 +47,31 @@ impl<'a> Engine<'a> {
             parents,
             resuming,
             state: State::new(plan, &checkpoint),
-            stored: checkpoint.channel_versions.clone(),
+            stored_versions: checkpoint.channel_versions.clone(),
             updated: checkpoint
                 .updated_channels
                 .map(BTreeSet::from_iter)
                 .filter(|updated| !updated.is_empty()),
             pending: saved.as_ref().map(pending).unwrap_or_default(),
             metadata: saved.as_ref().map_or_else(Map::new, |saved| saved.metadata.clone()),
-            before: saved.as_ref().and_then(|saved| saved.parent.clone()),
+            previous_saved: saved.as_ref().and_then(|saved| saved.parent.clone()),
             saved: saved.is_some().then(|| checkpoint.id.clone()),
             id: checkpoint.id,
             step,
             stop: step + run.limit + 1,
             tasks: Vec::new(),
-            wrote: BTreeSet::new(),
+            written_tasks: BTreeSet::new(),
             replaying: false,
             superseded,
-            addressed,
+            has_checkpoint_id: addressed,
             beyond_limit: false,
         })
     }
 
     /// Brings in the input or the command.
-    pub(super) async fn begin(&mut self, input: Option<Value>) -> Result<(), Halt> {
+    pub(super) async fn begin(&mut self, input: Option<Value>) -> Result<(), GraphStop> {
         let own_before = self.run.made(&self.metadata);
-        // A run that made a checkpoint has used its command up: trying it again would apply it twice.
+        // A run that created a checkpoint has consumed its command: applying it again would apply it twice.
         let command = self
             .run
             .execution
@@ -86,7 +86,7 @@ impl<'a> Engine<'a> {
                 (false, _) => input.is_none() || self.run.execution.command.is_some() || own_before,
             };
         let answers = command.is_some_and(|command| command.resume.is_some());
-        let travelling = self.addressed && !answers && !(self.nested && self.resuming == Some(true));
+        let travelling = self.has_checkpoint_id && !answers && !(self.nested && self.resuming == Some(true));
         self.replaying = travelling || self.superseded;
         if travelling {
             self.pending.retain(|(_, channel, _)| channel != RESUME);
@@ -104,10 +104,10 @@ impl<'a> Engine<'a> {
             .position(|(channel, _)| channel == RESUME)
             .map(|at| nobodys.remove(at));
         if let Some((_, answer)) = answer {
-            self.run.offer_answer(answer.into_value());
+            self.run.set_answer(answer.into_value());
         }
         if !known && command.is_some() {
-            // A command on a new thread: its update and its targets count as input, beside where the graph starts.
+            // A command on a new thread: its update and targets count as input, in addition to the graph's start.
             nobodys.push((START.to_owned(), serde_json::json!({}).into()));
             self.take_input(nobodys).await?;
             self.resuming = Some(false);
@@ -125,7 +125,7 @@ impl<'a> Engine<'a> {
             }
         }
         match input {
-            _ if resuming => self.go_on(forks).await?,
+            _ if resuming => self.resume(forks).await?,
             Some(input) => self.take_input(vec![(START.to_owned(), input.into())]).await?,
             None => return Err(no_input().into()),
         }
@@ -135,7 +135,7 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
-    /// A command's writes: saved as nobody's, or handed back when the run starts a branch of its own.
+    /// The writes of a command: saved without a task, or returned when the run starts a branch.
     async fn take_command(&mut self, command: &Command, forks: bool) -> Result<Writes, GraphError> {
         let by_name = run::resume_map(Some(command)).is_some();
         self.check_resume(command)?;
@@ -147,15 +147,15 @@ impl<'a> Engine<'a> {
             return Ok(writes);
         }
         if self.run.execution.command_saved {
-            // Only the answer has one slot, so only that may be saved again. That writes of nobody wait here says nothing:
-            // a run that was stopped before may have left them.
+            // Only the answer has a fixed slot and can be saved again. Existing writes without a task mean nothing: a
+            // run that was stopped earlier may have left them.
             writes.retain(|(channel, _)| codec::is_mark(channel));
         }
         self.put_null_writes(writes).await?;
         Ok(Vec::new())
     }
 
-    /// Refuses a resume of which cannot be told whom it answers; a strict run also one that answers nobody.
+    /// Refuses an ambiguous resume; in a strict run also one that matches no interrupt.
     fn check_resume(&self, command: &Command) -> Result<(), GraphError> {
         let Some(resume) = &command.resume else {
             return Ok(());
@@ -165,7 +165,7 @@ impl<'a> Engine<'a> {
             .flat_map(|status| status.waiting().to_vec())
             .filter_map(|interrupt| interrupt["id"].as_str().map(str::to_owned))
             .collect();
-        // On an earlier checkpoint a task that is over asks again, though its interrupt looks answered.
+        // On an earlier checkpoint a finished task asks again, although its interrupt looks answered.
         let strict = self.run.execution.strict_resume && !self.superseded;
         let unknown = |message: &str| Err(GraphError::new("UnknownInterruptError", message));
         if let Some(answers) = run::resume_map(Some(command)) {
@@ -189,7 +189,7 @@ impl<'a> Engine<'a> {
                  https://docs.langchain.com/oss/python/langgraph/interrupts#handling-multiple-interrupts.",
             ));
         }
-        // One answer where nobody asks is fine: it goes on from a node the run was to stop at.
+        // An answer without an interrupt is fine: it continues from a node at which the run was to stop.
         Ok(())
     }
 
@@ -197,9 +197,9 @@ impl<'a> Engine<'a> {
         if writes.is_empty() {
             return Ok(());
         }
-        // Regular writes are kept by position, marks are not: those go last, so that no position moves.
+        // Regular writes are stored by position, marks are not: marks go last, so that positions do not change.
         writes.sort_by_key(|(channel, _)| codec::is_mark(channel));
-        self.wrote.insert(NULL_TASK.to_owned());
+        self.written_tasks.insert(NULL_TASK.to_owned());
         self.pending
             .retain(|(task, channel, _)| task != NULL_TASK || !codec::is_mark(channel));
         let of = |(channel, value)| (NULL_TASK.to_owned(), channel, value);
@@ -212,7 +212,7 @@ impl<'a> Engine<'a> {
     }
 
     /// Goes on from the checkpoint.
-    async fn go_on(&mut self, forks: bool) -> Result<(), GraphError> {
+    async fn resume(&mut self, forks: bool) -> Result<(), GraphError> {
         let versions = self.state.versions.clone();
         self.state
             .seen
@@ -229,14 +229,14 @@ impl<'a> Engine<'a> {
 
     /// New input on the state: unfinished tasks are given up.
     async fn take_input(&mut self, input: Writes) -> Result<(), GraphError> {
-        let place = Place {
+        let place = TaskSite {
             plan: self.plan,
             ns: &self.ns,
             checkpoint_id: &self.id,
             step: self.step,
         };
         let given_up = superstep::next_tasks(&place, &self.state, self.updated.as_ref());
-        let mut written: Vec<_> = given_up.iter().map(|task| task.written(self.plan)).collect();
+        let mut written: Vec<_> = given_up.iter().map(|task| task.as_writes(self.plan)).collect();
         written.push(superstep::input_writes(&input));
         self.updated = Some(superstep::apply(self.plan, &mut self.state, written, true)?);
         self.put_checkpoint("input").await
@@ -264,14 +264,14 @@ fn address(run: &Run<'_>, ns: &str, nested: bool) -> Option<String> {
     execution.configurable("checkpoint_id").and_then(text)
 }
 
-/// The checkpoint to start from, whether it is this run's own work in place of the named one, and whether the thread
-/// has moved past the one that was named.
+/// The checkpoint to start from, whether it is this run's own progress instead of the named one, and whether the thread
+/// has moved past the named one.
 async fn load(
     run: &Run<'_>,
     ns: &str,
     id: Option<&str>,
     nested: bool,
-) -> Result<(Option<(Saved, bool)>, bool), GraphError> {
+) -> Result<(Option<(SavedCheckpoint, bool)>, bool), GraphError> {
     let host: &dyn Host = run.host;
     let Some(id) = id else {
         return Ok((host.load(ns, None).await?.map(|saved| (saved, false)), false));
@@ -280,7 +280,7 @@ async fn load(
     if latest.as_ref().is_some_and(|latest| latest.checkpoint.id == id) {
         return Ok((latest.map(|saved| (saved, false)), false));
     }
-    // A run that is tried again goes on with the branch it started.
+    // A run that is retried continues with the branch it started.
     if let Some(latest) = latest
         && !nested
         && run.execution.attempt > 1

@@ -11,21 +11,21 @@ use std::sync::{Arc, Mutex};
 
 use bytes::BytesMut;
 use serde_json::{Value, json};
-use towpath_runtime::hosted::frame::{self, Frame, Type};
+use towpath_runtime::hosted::frame::{self, Frame, FrameType};
 use towpath_runtime::hosted::message::*;
 
 type Out = Arc<Mutex<UnixStream>>;
 
 /// What runs make the child say of itself, and what it heard.
 #[derive(Default)]
-struct Known {
+struct FakeState {
     lag_ms: u64,
     stray_threads: u64,
     questions: u64,
     taken_back: u64,
 }
 
-fn send(out: &Out, r#type: Type, stream: u32, payload: &impl serde::Serialize) {
+fn send(out: &Out, r#type: FrameType, stream: u32, payload: &impl serde::Serialize) {
     let bytes = frame::encode(r#type, stream, &write(payload)).unwrap();
     // The server may be gone, which is the end anyway.
     let _ = out.lock().unwrap().write_all(&bytes);
@@ -46,8 +46,8 @@ fn child() {
         versions: [].into(),
         capabilities: Vec::new(),
     };
-    send(&out, Type::HELLO, 0, &hello);
-    let known = Arc::new(Mutex::new(Known::default()));
+    send(&out, FrameType::HELLO, 0, &hello);
+    let known = Arc::new(Mutex::new(FakeState::default()));
     let mut streams: HashMap<u32, Sender<Frame>> = HashMap::new();
     let mut buffer = BytesMut::new();
     let mut bytes = [0; 65536];
@@ -57,10 +57,10 @@ fn child() {
             return;
         }
         buffer.extend_from_slice(&bytes[..count]);
-        while let Some(frame) = frame::take(&mut buffer, 1 << 28).unwrap() {
+        while let Some(frame) = frame::parse_frame(&mut buffer, 1 << 28).unwrap() {
             match frame.r#type {
-                Type::INIT => begin(&out, &frame),
-                Type::PING => {
+                FrameType::INIT => begin(&out, &frame),
+                FrameType::PING => {
                     let ping: Ping = read(&frame.payload).unwrap();
                     let known = known.lock().unwrap();
                     let pong = Pong {
@@ -69,10 +69,10 @@ fn child() {
                         rss_bytes: 0,
                         stray_threads: known.stray_threads,
                     };
-                    send(&out, Type::PONG, 0, &pong);
+                    send(&out, FrameType::PONG, 0, &pong);
                 }
-                Type::SHUTDOWN => std::process::exit(0),
-                Type::RUN => {
+                FrameType::SHUTDOWN => std::process::exit(0),
+                FrameType::RUN => {
                     let (to, frames) = channel();
                     streams.insert(frame.stream, to);
                     let run = Work {
@@ -85,12 +85,12 @@ fn child() {
                     std::thread::spawn(move || run.perform());
                 }
                 // Never answered.
-                Type::STATE_GET => known.lock().unwrap().questions += 1,
+                FrameType::STATE_GET => known.lock().unwrap().questions += 1,
                 _ => match streams.get(&frame.stream) {
                     Some(to) => {
                         let _ = to.send(frame);
                     }
-                    None if frame.r#type == Type::CANCEL => known.lock().unwrap().taken_back += 1,
+                    None if frame.r#type == FrameType::CANCEL => known.lock().unwrap().taken_back += 1,
                     None => {}
                 },
             }
@@ -110,25 +110,25 @@ fn begin(out: &Out, frame: &Frame) {
             message: "No module named 'nowhere'".to_owned(),
             traceback: None,
         };
-        send(out, Type::LOAD_ERROR, 0, &error);
+        send(out, FrameType::LOAD_ERROR, 0, &error);
         std::process::exit(3);
     }
-    let graph = Described {
+    let graph = LoadedGraph {
         id: "agent".to_owned(),
-        ..Described::default()
+        ..LoadedGraph::default()
     };
     let ready = Ready {
         graphs: vec![graph],
         ..Ready::default()
     };
-    send(out, Type::READY, 0, &ready);
+    send(out, FrameType::READY, 0, &ready);
 }
 
 struct Work {
     out: Out,
     stream: u32,
     frames: Receiver<Frame>,
-    known: Arc<Mutex<Known>>,
+    known: Arc<Mutex<FakeState>>,
     run: Run,
 }
 
@@ -163,7 +163,7 @@ impl Work {
                 self.chunk(b"\"waiting\"");
                 loop {
                     let frame = self.frames.recv().unwrap();
-                    if frame.r#type == Type::CANCEL || frame.r#type == Type::FAIL {
+                    if frame.r#type == FrameType::CANCEL || frame.r#type == FrameType::FAIL {
                         return self.done("cancelled", &Value::Null);
                     }
                 }
@@ -236,7 +236,7 @@ impl Work {
     fn chunk(&self, json: &[u8]) {
         let mut payload = vec![1, 0];
         payload.extend_from_slice(json);
-        let bytes = frame::encode(Type::CHUNK, self.stream, &payload).unwrap();
+        let bytes = frame::encode(FrameType::CHUNK, self.stream, &payload).unwrap();
         let _ = self.out.lock().unwrap().write_all(&bytes);
     }
 
@@ -257,7 +257,7 @@ impl Work {
             )],
             thread: None,
         };
-        send(&self.out, Type::CP_PUT, self.stream, &put);
+        send(&self.out, FrameType::CP_PUT, self.stream, &put);
     }
 
     fn writes(&self, id: &str) {
@@ -270,7 +270,7 @@ impl Work {
             writes: vec![(0, "y".to_owned(), "msgpack".to_owned(), Some(Bin(vec![7].into())))],
             thread: None,
         };
-        send(&self.out, Type::CP_WRITES, self.stream, &put);
+        send(&self.out, FrameType::CP_WRITES, self.stream, &put);
     }
 
     fn ask(&self) -> Option<CpSaved> {
@@ -280,10 +280,10 @@ impl Work {
             id: None,
             thread: None,
         };
-        send(&self.out, Type::CP_GET, self.stream, &get);
+        send(&self.out, FrameType::CP_GET, self.stream, &get);
         loop {
             let frame = self.frames.recv().unwrap();
-            if frame.r#type == Type::REPLY {
+            if frame.r#type == FrameType::REPLY {
                 let reply: Reply<CpSaved> = read(&frame.payload).unwrap();
                 assert_eq!(reply.call, 9);
                 return reply.value;
@@ -319,6 +319,6 @@ impl Work {
             nodes: 0,
             cpu_us: 0,
         };
-        send(&self.out, Type::DONE, self.stream, &done);
+        send(&self.out, FrameType::DONE, self.stream, &done);
     }
 }

@@ -3,15 +3,15 @@
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use towpath_runtime::At;
+use towpath_runtime::StateRef;
 use towpath_runtime::hosted::Options;
 use towpath_runtime::memory::MemoryHost;
 use uuid::Uuid;
 
-use super::{Set, quick};
+use super::{TestPool, quick};
 
 /// How many questions the child got, and how many were taken back.
-async fn questions(set: &Set) -> Value {
+async fn questions(set: &TestPool) -> Value {
     set.run(json!({"do": "questions"}))
         .await
         .unwrap()
@@ -20,7 +20,7 @@ async fn questions(set: &Set) -> Value {
         .clone()
 }
 
-async fn until_questions(set: &Set, expected: &Value) {
+async fn until_questions(set: &TestPool, expected: &Value) {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         let counts = questions(set).await;
@@ -36,10 +36,10 @@ async fn until_questions(set: &Set, expected: &Value) {
 
 #[tokio::test]
 async fn a_question_that_nobody_waits_for_is_taken_back() {
-    let set = Set::start(quick()).await;
+    let set = TestPool::start(quick()).await;
     let graph = set.graphs.get("agent").unwrap();
     let asked = tokio::spawn(async move {
-        let at = At::latest(Uuid::from_u128(1));
+        let at = StateRef::latest(Uuid::from_u128(1));
         graph.state(&at, false, &MemoryHost::new()).await
     });
     until_questions(&set, &json!([1, 0])).await;
@@ -49,13 +49,13 @@ async fn a_question_that_nobody_waits_for_is_taken_back() {
 
 #[tokio::test]
 async fn a_question_has_a_time_limit() {
-    let set = Set::start(Options {
+    let set = TestPool::start(Options {
         question_limit: Duration::from_millis(50),
         ..quick()
     })
     .await;
     let graph = set.graphs.get("agent").unwrap();
-    let at = At::latest(Uuid::from_u128(1));
+    let at = StateRef::latest(Uuid::from_u128(1));
     let error = graph.state(&at, false, &MemoryHost::new()).await.unwrap_err();
     assert!(
         error.retry && error.message.contains("did not answer within"),

@@ -7,23 +7,22 @@ use crate::segments::id_list;
 use crate::tx::Conn;
 use crate::{Result, Tx};
 
-/// What is recorded of an export run.
+/// The fields of an new export run.
 #[derive(Clone, Debug)]
 pub struct NewRun {
-    /// Id.
     pub id: ExportRunId,
     /// The piece of time it covers.
     pub partition: Partition,
     /// The folder of its files.
     pub prefix: String,
-    /// The job that does it.
+    /// The job that performs it.
     pub job: JobId,
 }
 
 /// Records export runs as `CREATED`, in one statement.
 ///
 /// # Errors
-/// [`Error::Conflict`](crate::Error::Conflict) when the export has a run of one of these starts already.
+/// [`Error::Conflict`](crate::Error::Conflict) if the export already has a run with one of these starts.
 pub async fn insert_all(tx: &mut Tx<'_>, tenant: TenantId, export: ExportId, new: &[NewRun]) -> Result<()> {
     let now = tx.now();
     match tx.conn() {
@@ -75,12 +74,8 @@ pub async fn insert_all(tx: &mut Tx<'_>, tenant: TenantId, export: ExportId, new
     Ok(())
 }
 
-/// Of these runs those of which something may lie at their destination that is not wanted there: uploads that were written
-/// down, and whatever a worker that had the job of a day with trace runs did not come to write down. None of a destination
-/// that is gone. Asked before their pins are let go.
-///
-/// # Errors
-/// Those of the database.
+/// Those of these runs that may have left unwanted data at their destination: recorded uploads, or whatever a worker
+/// did not come to record. Excludes destinations that no longer exist. Call it before their pins are released.
 pub async fn to_be_cleaned(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -109,10 +104,7 @@ pub async fn to_be_cleaned(
         .await)?)
 }
 
-/// Cancels those of these runs that are not final, with the totals of their finished files. One statement.
-///
-/// # Errors
-/// Those of the database.
+/// Cancels the runs that are not final, with the totals of their finished files. One statement.
 pub async fn cancel_all(tx: &mut Tx<'_>, tenant: TenantId, ids: &[ExportRunId]) -> Result<()> {
     let now = tx.now();
     let text = sql!(tx,
@@ -141,9 +133,6 @@ pub async fn cancel_all(tx: &mut Tx<'_>, tenant: TenantId, ids: &[ExportRunId]) 
 }
 
 /// Cancels every run of these exports that is not final.
-///
-/// # Errors
-/// Those of the database.
 pub async fn cancel_open(tx: &mut Tx<'_>, tenant: TenantId, exports: &[ExportId]) -> Result<()> {
     let now = tx.now();
     let text = sql!(tx,
@@ -163,11 +152,8 @@ pub async fn cancel_open(tx: &mut Tx<'_>, tenant: TenantId, exports: &[ExportId]
     Ok(())
 }
 
-/// Fails the runs that are not final of all exports to a destination, and notes why. What was written down of unfinished uploads
-/// there is forgotten: nobody can give them up any more.
-///
-/// # Errors
-/// Those of the database.
+/// Fails the unfinished runs of all exports to a destination and records why. Their recorded uploads are dropped, since
+/// nothing can abort them any more.
 pub async fn fail_all_to(tx: &mut Tx<'_>, tenant: TenantId, destination: DestinationId, error: &str) -> Result<()> {
     let now = tx.now();
     // An attempt that failed has its own entry; then this is the next one.

@@ -1,11 +1,11 @@
-//! The log of events: its order, its pages, and where a reader goes on.
+//! The log of events: its order, its pages, and where a reader continues.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use towpath_domain::agent::{EventId, Frame, frame};
 use towpath_domain::{RunId, TenantId, ThreadId};
 use towpath_store::Store;
-use towpath_store::run_events::{self, Batch, Found, NewBatch, Page, Resume};
+use towpath_store::run_events::{self, Batch, FramePosition, NewBatch, Page, ResumePoint};
 
 use super::migrated;
 use crate::database::{Database, waiting};
@@ -110,7 +110,7 @@ async fn events_are_read_in_the_order_of_their_commits(database: Database) {
         .await
         .unwrap();
     assert_eq!(pruned, 4);
-    // Whoever read up to there must see what comes now.
+    // A caller that read up to there must see what comes now.
     log(store, tenant, thread, one, 6, &[1047]).await;
     assert_eq!(ids(&read(None, positions[3], 0).await), [[1047]]);
 }
@@ -128,7 +128,7 @@ async fn a_reader_goes_on_where_it_was(database: Database) {
         .unwrap();
     let at: Vec<i64> = all.batches.iter().map(|batch| batch.log_position).collect();
     let found = |run, number, nth: usize| {
-        Some(Found {
+        Some(FramePosition {
             log_position: at[nth],
             run: Some(run),
             attempt: 1,
@@ -153,7 +153,7 @@ async fn a_reader_goes_on_where_it_was(database: Database) {
             .read(async |tx| run_events::resume(tx, tenant, thread, run, seen).await)
             .await
             .unwrap();
-        let expected = Resume { after, found: expected };
+        let expected = ResumePoint { after, found: expected };
         assert_eq!(resume, expected, "after {ms} of {run:?}");
     }
 }

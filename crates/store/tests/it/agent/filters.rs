@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 use towpath_domain::agent::namespace::Namespace;
 use towpath_domain::{Rejection, TenantId, ThreadId};
-use towpath_store::checkpoints::{self, Place};
+use towpath_store::checkpoints::{self, ThreadNamespace};
 use towpath_store::threads::{self, Filter};
 use towpath_store::{Error, Result, assistants, items};
 
@@ -53,7 +53,17 @@ async fn large_filters_are_refused_and_others_mean_what_they_say(database: Datab
         let found = store.read(async |tx| threads::count(tx, tenant, &filter).await).await;
         assert_eq!(found.unwrap(), 1, "one thread has this");
     }
-    for large in [keys(1001), keys(40_000), nested(100, false), nested(30, true)] {
+    let too_large = "expected a filter of at most";
+    let with_nul = "expected keys and texts without NUL";
+    let refusals = [
+        (keys(1001), too_large),
+        (keys(40_000), too_large),
+        (nested(100, false), too_large),
+        (nested(30, true), too_large),
+        (json!({"a": "\0"}), with_nul),
+        (json!({"a": [{"b\0": 1}]}), with_nul),
+    ];
+    for (large, message) in refusals {
         for field in ["metadata", "values"] {
             let filter = Some(large.clone());
             let filter = match field {
@@ -69,19 +79,15 @@ async fn large_filters_are_refused_and_others_mean_what_they_say(database: Datab
             let found = store.read(async |tx| threads::count(tx, tenant, &filter).await).await;
             let refused = rejected(found);
             assert_eq!(refused.field, field);
-            assert!(
-                refused.message.starts_with("expected a filter of at most"),
-                "{}",
-                refused.message
-            );
+            assert!(refused.message.starts_with(message), "{}", refused.message);
         }
-        let which = assistants::Which {
+        let which = assistants::Filter {
             metadata: large.as_object().unwrap().clone(),
-            ..assistants::Which::default()
+            ..assistants::Filter::default()
         };
         let found = store.read(async |tx| assistants::count(tx, tenant, &which).await).await;
         assert_eq!(rejected(found).field, "metadata");
-        let place = Place {
+        let place = ThreadNamespace {
             thread: ThreadId::new(),
             ns: "",
         };
@@ -133,7 +139,7 @@ async fn any_number_of_ids_may_be_asked_for(database: Database) {
     assert_eq!(found.unwrap(), 1);
     let names: Vec<String> = (0..MANY).map(|nth| nth.to_string()).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    let place = Place { thread: there, ns: "" };
+    let place = ThreadNamespace { thread: there, ns: "" };
     let found = store
         .read(async |tx| checkpoints::writes(tx, place, &names).await)
         .await;

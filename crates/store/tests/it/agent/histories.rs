@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 use towpath_domain::{RunId, ThreadId};
 use towpath_store::Store;
-use towpath_store::checkpoints::{self, Batch, Blob, Checkpoint, Cut, Place, Write};
+use towpath_store::checkpoints::{self, Batch, Blob, Checkpoint, Retention, ThreadNamespace, Write};
 use towpath_store::query::Query;
 
 use super::migrated;
@@ -94,7 +94,7 @@ async fn checkpoints_come_back(database: Database) {
             .unwrap();
     }
     assert_eq!(count(store, thread).await, [39, 40, 78]);
-    let place = Place { thread, ns: "" };
+    let place = ThreadNamespace { thread, ns: "" };
     let latest = store
         .read(async |tx| checkpoints::latest(tx, place).await)
         .await
@@ -149,7 +149,7 @@ async fn what_a_run_made_is_taken_back(database: Database) {
     store
         .write(async |tx| {
             checkpoints::save(tx, thread, &batch(1..4, first)).await?;
-            // It began with an answer, which stands on the checkpoint that asked.
+            // It began with an answer, which is on the checkpoint that asked.
             let mut answer = Batch {
                 run: Some(second),
                 ..Batch::default()
@@ -166,7 +166,7 @@ async fn what_a_run_made_is_taken_back(database: Database) {
         [3, 4, 6],
         "nothing of the second run is left"
     );
-    let place = Place { thread, ns: "" };
+    let place = ThreadNamespace { thread, ns: "" };
     let latest = store
         .read(async |tx| checkpoints::latest(tx, place).await)
         .await
@@ -174,10 +174,10 @@ async fn what_a_run_made_is_taken_back(database: Database) {
     assert_eq!(latest.unwrap().checkpoint_id, "1f0-0003");
 }
 
-/// Whoever had written it, and whichever run goes first.
+/// A caller that had written it, and whichever run goes first.
 async fn what_a_run_replaced_comes_back(database: Database) {
     let store = &database.store;
-    let place = |thread| Place { thread, ns: "" };
+    let place = |thread| ThreadNamespace { thread, ns: "" };
     let runs = [RunId::new(), RunId::new(), RunId::new()];
     for (taken_back, left) in [([2, 1], ["second", "first"]), ([1, 2], ["third", "first"])] {
         let thread = ThreadId::new();
@@ -214,9 +214,9 @@ async fn what_a_run_replaced_comes_back(database: Database) {
     }
 }
 
-async fn overgrown(store: &Store, threads: &[ThreadId], cut: &Cut) -> BTreeSet<ThreadId> {
+async fn overgrown(store: &Store, threads: &[ThreadId], cut: &Retention) -> BTreeSet<ThreadId> {
     let found = store
-        .read(async |tx| checkpoints::overgrown(tx, threads, cut).await)
+        .read(async |tx| checkpoints::threads_over_limit(tx, threads, cut).await)
         .await;
     found.unwrap().into_iter().collect()
 }
@@ -244,7 +244,7 @@ async fn history_is_cut_without_orphans(database: Database) {
         .await
         .unwrap();
     assert_eq!(count(store, other).await, count(store, thread).await);
-    let last_two = Cut {
+    let last_two = Retention {
         count: Some(2),
         from: None,
     };
@@ -263,7 +263,7 @@ async fn history_is_cut_without_orphans(database: Database) {
         .await
         .unwrap();
     assert!(bytes.checkpoints > 0 && bytes.channel_values == 18 && bytes.pending_writes == 24);
-    let late = Cut {
+    let late = Retention {
         count: None,
         from: Some("1f0-0005".to_owned()),
     };
@@ -275,7 +275,7 @@ async fn history_is_cut_without_orphans(database: Database) {
     assert_eq!(gone, 5, "the latest of the nested ones stays, however old");
     assert_eq!(count(store, other).await[0], 6);
     assert_eq!(overgrown(store, &[other], &late).await, BTreeSet::new());
-    assert_eq!(overgrown(store, &both, &Cut::default()).await, BTreeSet::new());
+    assert_eq!(overgrown(store, &both, &Retention::default()).await, BTreeSet::new());
     let again = store
         .write(async |tx| checkpoints::apply(tx, other, &late).await)
         .await

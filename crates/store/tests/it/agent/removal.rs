@@ -6,7 +6,7 @@ use std::time::Instant;
 use serde_json::json;
 use towpath_domain::{RunId, ThreadId};
 use towpath_store::Store;
-use towpath_store::checkpoints::{self, Batch, Blob, Checkpoint, Cut, Place, Write};
+use towpath_store::checkpoints::{self, Batch, Blob, Checkpoint, Retention, ThreadNamespace, Write};
 use towpath_store::query::{Arg, Query};
 
 use super::migrated;
@@ -23,7 +23,7 @@ type Versions = BTreeMap<String, String>;
 
 /// A checkpoint with the blobs that are new with it, and one write.
 #[derive(Clone, Debug)]
-struct Made {
+struct CheckpointSpec {
     ns: String,
     id: String,
     run: RunId,
@@ -33,7 +33,7 @@ struct Made {
     new: Versions,
 }
 
-fn batch_of(made: &[Made]) -> Batch {
+fn batch_of(made: &[CheckpointSpec]) -> Batch {
     let mut batch = Batch::default();
     for one in made {
         let parents = one.root.iter().map(|root| (String::new(), json!(root)));
@@ -68,7 +68,7 @@ fn batch_of(made: &[Made]) -> Batch {
     batch
 }
 
-async fn save(store: &Store, thread: ThreadId, made: &[Made]) {
+async fn save(store: &Store, thread: ThreadId, made: &[CheckpointSpec]) {
     let batch = batch_of(made);
     store
         .write(async |tx| checkpoints::save(tx, thread, &batch).await)
@@ -78,13 +78,13 @@ async fn save(store: &Store, thread: ThreadId, made: &[Made]) {
 
 /// What is there of a thread: checkpoints, blobs, and the checkpoints that have writes.
 #[derive(Debug, PartialEq, Eq)]
-struct There {
+struct StoredHistory {
     checkpoints: BTreeSet<(String, String)>,
     blobs: BTreeSet<(String, String, String)>,
     written: BTreeSet<(String, String)>,
 }
 
-async fn there(store: &Store, thread: ThreadId) -> There {
+async fn there(store: &Store, thread: ThreadId) -> StoredHistory {
     let rows = async |text: &str| -> Vec<(String, String, String)> {
         let read = store.read(async |tx| {
             let mut query = Query::new(tx, text);
@@ -94,7 +94,7 @@ async fn there(store: &Store, thread: ThreadId) -> There {
         read.await.unwrap()
     };
     let pairs = |rows: Vec<(String, String, String)>| rows.into_iter().map(|(ns, id, _)| (ns, id)).collect();
-    There {
+    StoredHistory {
         checkpoints: pairs(
             rows("SELECT checkpoint_ns, checkpoint_id, '' AS x FROM checkpoints WHERE thread_id = ").await,
         ),
@@ -109,7 +109,7 @@ async fn there(store: &Store, thread: ThreadId) -> There {
 }
 
 /// A line of checkpoints with ten channels, three of which change with each.
-fn line(numbers: std::ops::Range<usize>, run: RunId, versions: &mut Versions) -> Vec<Made> {
+fn line(numbers: std::ops::Range<usize>, run: RunId, versions: &mut Versions) -> Vec<CheckpointSpec> {
     numbers
         .map(|number| {
             let mut new = Versions::new();
@@ -118,7 +118,7 @@ fn line(numbers: std::ops::Range<usize>, run: RunId, versions: &mut Versions) ->
                 new.insert(channel, format!("{number:032}.{nth}"));
             }
             versions.extend(new.clone());
-            Made {
+            CheckpointSpec {
                 ns: String::new(),
                 id: format!("1f0-{number:06}"),
                 run,
@@ -145,7 +145,7 @@ async fn long_histories_are_cut(database: Database) {
     assert_eq!(gone, 1);
     let left = there(store, thread).await;
     assert_eq!((left.checkpoints.len(), left.blobs.len()), (2999, 2999 * 3));
-    let cut = Cut {
+    let cut = Retention {
         count: Some(1000),
         from: None,
     };
@@ -171,9 +171,9 @@ async fn long_histories_are_cut(database: Database) {
 }
 
 /// A call is of the namespace `node:task`. Without a task it is a subgraph that keeps its state.
-fn call(ns: &str, number: u32, root: &str) -> Made {
+fn call(ns: &str, number: u32, root: &str) -> CheckpointSpec {
     let versions = Versions::from([("messages".to_owned(), format!("{number:04}.{ns}"))]);
-    Made {
+    CheckpointSpec {
         ns: ns.to_owned(),
         id: format!("1f0-{number:04}"),
         run: RunId::new(),
@@ -186,7 +186,7 @@ fn call(ns: &str, number: u32, root: &str) -> Made {
 async fn calls_of_subgraphs_go_with_their_root(database: Database) {
     let store = &database.store;
     let thread = ThreadId::new();
-    let root = |number: u32| Made {
+    let root = |number: u32| CheckpointSpec {
         root: None,
         ..call("", number, "")
     };
@@ -210,7 +210,7 @@ async fn calls_of_subgraphs_go_with_their_root(database: Database) {
             .map(|(ns, id)| ((*ns).to_owned(), (*id).to_owned()))
             .collect()
     };
-    let cut = Cut {
+    let cut = Retention {
         count: Some(2),
         from: None,
     };
@@ -246,9 +246,9 @@ async fn calls_of_subgraphs_go_with_their_root(database: Database) {
 }
 
 /// Numbers that come back with their seed.
-struct Dice(u64);
+struct Random(u64);
 
-impl Dice {
+impl Random {
     fn roll(&mut self, below: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -258,11 +258,16 @@ impl Dice {
 }
 
 /// Checkpoints of branches, subgraphs and copies, of several runs.
-fn tree(dice: &mut Dice, runs: &[RunId], numbers: std::ops::Range<usize>, made: &mut Vec<Made>) -> Vec<Made> {
+fn tree(
+    dice: &mut Random,
+    runs: &[RunId],
+    numbers: std::ops::Range<usize>,
+    made: &mut Vec<CheckpointSpec>,
+) -> Vec<CheckpointSpec> {
     let channels = ["a", "b", "c", "d"];
     let mut more = Vec::new();
     for number in numbers {
-        let roots: Vec<Made> = made.iter().filter(|one| one.ns.is_empty()).cloned().collect();
+        let roots: Vec<CheckpointSpec> = made.iter().filter(|one| one.ns.is_empty()).cloned().collect();
         let (ns, root) = match (dice.roll(4), roots.len()) {
             (0, count @ 1..) => {
                 let root = &roots[dice.roll(count)].id;
@@ -275,7 +280,7 @@ fn tree(dice: &mut Dice, runs: &[RunId], numbers: std::ops::Range<usize>, made: 
             }
             _ => (String::new(), None),
         };
-        let here: Vec<Made> = made.iter().filter(|one| one.ns == ns).cloned().collect();
+        let here: Vec<CheckpointSpec> = made.iter().filter(|one| one.ns == ns).cloned().collect();
         let from = (!here.is_empty()).then(|| here[dice.roll(here.len())].clone());
         let mut versions = from.map(|from| from.versions).unwrap_or_default();
         let mut new = Versions::new();
@@ -287,7 +292,7 @@ fn tree(dice: &mut Dice, runs: &[RunId], numbers: std::ops::Range<usize>, made: 
             );
         }
         versions.extend(new.clone());
-        let one = Made {
+        let one = CheckpointSpec {
             ns,
             id: format!("1f0-{number:06}"),
             run: runs[dice.roll(runs.len())],
@@ -302,7 +307,11 @@ fn tree(dice: &mut Dice, runs: &[RunId], numbers: std::ops::Range<usize>, made: 
 }
 
 /// What is left when `stays` says which checkpoints are not removed by themselves.
-fn left(made: &mut Vec<Made>, before: &There, stays: impl Fn(&Made) -> bool) -> There {
+fn left(
+    made: &mut Vec<CheckpointSpec>,
+    before: &StoredHistory,
+    stays: impl Fn(&CheckpointSpec) -> bool,
+) -> StoredHistory {
     let all = made.clone();
     made.retain(&stays);
     let some_went = made.len() < all.len();
@@ -314,9 +323,9 @@ fn left(made: &mut Vec<Made>, before: &There, stays: impl Fn(&Made) -> bool) -> 
     if some_went {
         made.retain(|one| !one.ns.contains(':') || one.root.as_ref().is_none_or(|root| roots.contains(root)));
     }
-    let key = |one: &Made| (one.ns.clone(), one.id.clone());
-    let names = |made: &[Made]| -> BTreeSet<(String, String, String)> {
-        let of = |one: &Made| {
+    let key = |one: &CheckpointSpec| (one.ns.clone(), one.id.clone());
+    let names = |made: &[CheckpointSpec]| -> BTreeSet<(String, String, String)> {
+        let of = |one: &CheckpointSpec| {
             let ns = one.ns.clone();
             one.versions
                 .clone()
@@ -327,7 +336,7 @@ fn left(made: &mut Vec<Made>, before: &There, stays: impl Fn(&Made) -> bool) -> 
     };
     let checkpoints: BTreeSet<_> = made.iter().map(key).collect();
     let (named, kept) = (names(&all), names(made));
-    There {
+    StoredHistory {
         blobs: before
             .blobs
             .iter()
@@ -342,7 +351,7 @@ fn left(made: &mut Vec<Made>, before: &There, stays: impl Fn(&Made) -> bool) -> 
 async fn what_goes_is_what_a_model_says(database: Database) {
     let store = &database.store;
     for seed in 1..=12_u64 {
-        let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mut dice = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let thread = ThreadId::new();
         let (mut made, mut number) = (Vec::new(), 0);
         for step in 0..10 {
@@ -359,7 +368,7 @@ async fn what_goes_is_what_a_model_says(database: Database) {
                     .unwrap();
                 left(&mut made, &before, |one| one.run != run)
             } else {
-                let cut = Cut {
+                let cut = Retention {
                     count: Some(1 + dice.roll(20) as i64),
                     from: Some(format!("1f0-{:06}", dice.roll(number))),
                 };
@@ -369,7 +378,7 @@ async fn what_goes_is_what_a_model_says(database: Database) {
                     .unwrap();
                 let (count, from) = (usize::try_from(cut.count.unwrap()).unwrap(), cut.from.unwrap());
                 let all = made.clone();
-                let stays = |one: &Made| {
+                let stays = |one: &CheckpointSpec| {
                     let later = all
                         .iter()
                         .filter(|other| other.ns == one.ns && other.id > one.id)
@@ -381,7 +390,7 @@ async fn what_goes_is_what_a_model_says(database: Database) {
             let found = there(store, thread).await;
             assert_eq!(found, expected, "seed {seed}, step {step}");
         }
-        let place = Place { thread, ns: "" };
+        let place = ThreadNamespace { thread, ns: "" };
         let all = store.read(async |tx| checkpoints::list(tx, place, None, None, i64::MAX).await);
         assert!(!all.await.unwrap().is_empty(), "seed {seed}");
     }

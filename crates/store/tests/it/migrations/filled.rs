@@ -6,13 +6,13 @@ use sqlx::SqlSafeStr as _;
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 use towpath_store::Dialect;
 
-use super::raw::{Fresh, Raw};
+use super::raw::{EmptyDatabase, RawConnection};
 use super::{POSTGRES, SQLITE};
 
 const ROWS: &str = include_str!("filled.sql");
 
-/// Tables (`table`) and columns (`table.column`) of the first schema that a later pair drops on purpose, when no build that
-/// uses them can still be running.
+/// Tables (`table`) and columns (`table.column`) of the first schema that a later pair drops on purpose, when no build
+/// that uses them can still be running.
 const DROPPED: [&str; 0] = [];
 
 fn migrator(dialect: Dialect) -> &'static Migrator {
@@ -62,12 +62,12 @@ struct Contents {
 }
 
 impl Contents {
-    async fn of(raw: &mut Raw, table: &str, columns: Vec<String>) -> sqlx::Result<Self> {
+    async fn of(raw: &mut RawConnection, table: &str, columns: Vec<String>) -> sqlx::Result<Self> {
         let cells: Vec<String> = columns
             .iter()
             .map(|column| match raw {
-                Raw::Sqlite(_) => format!("quote(\"{column}\")"),
-                Raw::Postgres(_) => format!("quote_nullable(\"{column}\"::text)"),
+                RawConnection::Sqlite(_) => format!("quote(\"{column}\")"),
+                RawConnection::Postgres(_) => format!("quote_nullable(\"{column}\"::text)"),
             })
             .collect();
         let cells = cells.join(" || ', ' || ");
@@ -77,7 +77,7 @@ impl Contents {
 }
 
 /// The rows of the first schema, in the columns that are meant to stay.
-async fn contents(raw: &mut Raw) -> BTreeMap<String, Contents> {
+async fn contents(raw: &mut RawConnection) -> BTreeMap<String, Contents> {
     let mut all = BTreeMap::new();
     for table in raw.tables().await {
         if DROPPED.contains(&table.as_str()) {
@@ -92,7 +92,7 @@ async fn contents(raw: &mut Raw) -> BTreeMap<String, Contents> {
 }
 
 /// Tables without a row and columns without a value.
-async fn empty(raw: &mut Raw) -> Vec<String> {
+async fn empty(raw: &mut RawConnection) -> Vec<String> {
     let mut empty = Vec::new();
     for table in raw.tables().await {
         let columns = raw.columns(&table).await.into_iter();
@@ -109,7 +109,7 @@ async fn empty(raw: &mut Raw) -> Vec<String> {
 }
 
 /// Constraints that the rows break, and indexes that are not whole.
-async fn broken(raw: &mut Raw) -> Vec<String> {
+async fn broken(raw: &mut RawConnection) -> Vec<String> {
     raw.ask(
         "SELECT \"table\" || ': a row names none of ' || parent FROM pragma_foreign_key_check
          UNION ALL SELECT integrity_check FROM pragma_integrity_check WHERE integrity_check <> 'ok'",
@@ -121,7 +121,7 @@ async fn broken(raw: &mut Raw) -> Vec<String> {
 }
 
 /// Fills a database of the first schema, lets `upgrade` bring it to the newest, and says what is not as it was.
-async fn losses(fresh: &Fresh, upgrade: impl AsyncFnOnce()) -> Vec<String> {
+async fn losses(fresh: &EmptyDatabase, upgrade: impl AsyncFnOnce()) -> Vec<String> {
     let mut raw = fresh.raw().await;
     raw.migrate(migrator(fresh.dialect), 1).await.unwrap();
     raw.execute(rows(fresh.dialect)).await;
@@ -145,7 +145,7 @@ async fn losses(fresh: &Fresh, upgrade: impl AsyncFnOnce()) -> Vec<String> {
     losses
 }
 
-async fn keeps_its_rows(fresh: Fresh) {
+async fn keeps_its_rows(fresh: EmptyDatabase) {
     let upgrade = async || {
         let store = fresh.store().await;
         store.migrate().await.unwrap();
@@ -158,18 +158,18 @@ async fn keeps_its_rows(fresh: Fresh) {
 
 #[tokio::test]
 async fn a_filled_database_keeps_its_rows_on_sqlite() {
-    keeps_its_rows(Fresh::sqlite()).await;
+    keeps_its_rows(EmptyDatabase::sqlite()).await;
 }
 
 #[tokio::test]
 async fn a_filled_database_keeps_its_rows_on_postgres() {
-    if let Some(fresh) = Fresh::postgres().await {
+    if let Some(fresh) = EmptyDatabase::postgres().await {
         keeps_its_rows(fresh).await;
     }
 }
 
 /// The test above would see a pair that loses something.
-async fn losses_are_seen(fresh: Fresh, rule: &'static str) {
+async fn losses_are_seen(fresh: EmptyDatabase, rule: &'static str) {
     let text = format!(
         "ALTER TABLE job ADD COLUMN note TEXT; DELETE FROM step; UPDATE feedback SET key = 'x';
          ALTER TABLE worker DROP COLUMN finished; DROP TABLE pool; {rule}"
@@ -196,14 +196,14 @@ async fn losses_are_seen(fresh: Fresh, rule: &'static str) {
 async fn losses_of_a_migration_are_seen_on_sqlite() {
     let rule = "CREATE TABLE extra (n INTEGER CHECK (n > 0)) STRICT; PRAGMA ignore_check_constraints = ON;
                 INSERT INTO extra VALUES (-1); PRAGMA ignore_check_constraints = OFF";
-    losses_are_seen(Fresh::sqlite(), rule).await;
+    losses_are_seen(EmptyDatabase::sqlite(), rule).await;
 }
 
 #[tokio::test]
 async fn losses_of_a_migration_are_seen_on_postgres() {
     let rule = "CREATE TABLE extra (n integer); INSERT INTO extra VALUES (-1);
                 ALTER TABLE extra ADD CHECK (n > 0) NOT VALID";
-    if let Some(fresh) = Fresh::postgres().await {
+    if let Some(fresh) = EmptyDatabase::postgres().await {
         losses_are_seen(fresh, rule).await;
     }
 }

@@ -6,13 +6,13 @@ use sqlx::{AssertSqlSafe, Connection as _, PgConnection, SqliteConnection};
 use towpath_store::{Dialect, Options, Store};
 use towpath_testing::Database;
 
-pub struct Fresh {
+pub struct EmptyDatabase {
     pub dialect: Dialect,
     pub uri: String,
     _database: Database,
 }
 
-impl Fresh {
+impl EmptyDatabase {
     pub fn sqlite() -> Self {
         Self::new(Dialect::Sqlite, Database::empty_sqlite())
     }
@@ -33,24 +33,24 @@ impl Fresh {
         Store::open(&self.uri, Options::default()).await.unwrap()
     }
 
-    pub async fn raw(&self) -> Raw {
+    pub async fn raw(&self) -> RawConnection {
         match self.uri.strip_prefix("sqlite://") {
             Some(file) => {
                 let options = SqliteConnectOptions::new().filename(file).create_if_missing(true);
-                Raw::Sqlite(SqliteConnection::connect_with(&options).await.unwrap())
+                RawConnection::Sqlite(SqliteConnection::connect_with(&options).await.unwrap())
             }
-            None => Raw::Postgres(PgConnection::connect(&self.uri).await.unwrap()),
+            None => RawConnection::Postgres(PgConnection::connect(&self.uri).await.unwrap()),
         }
     }
 }
 
 /// A connection that is not the store's.
-pub enum Raw {
+pub enum RawConnection {
     Sqlite(SqliteConnection),
     Postgres(PgConnection),
 }
 
-impl Raw {
+impl RawConnection {
     /// Applies migrations up to a version.
     pub async fn migrate(&mut self, migrator: &Migrator, to: i64) -> Result<(), MigrateError> {
         match self {
@@ -78,7 +78,7 @@ impl Raw {
         }
     }
 
-    /// As [`Raw::texts`], where each database has a text of its own.
+    /// As [`RawConnection::texts`], where each database has a text of its own.
     pub async fn ask(&mut self, sqlite: &str, postgres: &str) -> Vec<String> {
         let text = match self {
             Self::Sqlite(_) => sqlite,

@@ -1,12 +1,12 @@
 //! `extra` of several operations: a join of maps, and the bound on what it leaves.
 //!
 //! Whatever the order and the grouping in which operations meet, the same is left. For the bound that takes some care,
-//! because a value that takes another's place can be the smaller one, and then there is room again for what was left out
-//! before. So for the bound a key weighs as much as the heaviest of its values, of those that are new enough. Values are
-//! ranked: newer ones come first, of one operation the lighter ones. The weight of all keys, each by its heaviest value
-//! down to some rank, only grows with more operations. The first rank at which it exceeds the limit is the [`cut`]: what
-//! stands there or behind it is forgotten for good. Of heavier values that were replaced, and stand before the cut, the
-//! weight is remembered.
+//! because a value that takes another's place can be the smaller one, and then there is room again for what was left
+//! out before. So for the bound a key weighs as much as the heaviest of its values, of those that are new enough.
+//! Values are ranked: newer ones come first, of one operation the lighter ones. The weight of all keys, each by its
+//! heaviest value down to some rank, only grows with more operations. The first rank at which it exceeds the limit is
+//! the [`cut`]: what is there or behind it is forgotten for good. Of heavier values that were replaced, and stand
+//! before the cut, the weight is remembered.
 //!
 //! [`cut`]: Merged::cut
 
@@ -18,22 +18,22 @@ use std::mem;
 use super::{Keys, OBJECTS, TRUNCATED, compose_pairs, normalise, parse, says_nothing};
 use crate::row::provenance::{POST, UNSET};
 
-/// The keys of the top level, then those inside of each of `OBJECTS`.
+/// The keys of the top level, then those inside each of `OBJECTS`.
 pub const GROUPS: usize = 1 + OBJECTS.len();
 
-/// Every key counts at least so many bytes, which bounds their number, too.
+/// The minimum weight of a key, which also bounds their number.
 const LEAST_WEIGHT: u64 = 64;
 
 /// What several operations said.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Merged {
+pub struct MergedExtra {
     /// By group and key.
     pub(super) values: [BTreeMap<String, Value>; GROUPS],
-    /// Values of these keys that were replaced and weigh more than all newer ones, newest first.
-    pub(super) older: [BTreeMap<String, Vec<Replaced>>; GROUPS],
+    /// Replaced values of these keys that weigh more than all newer ones, newest first.
+    pub(super) older: [BTreeMap<String, Vec<ReplacedValue>>; GROUPS],
     pub(super) objects: [Object; OBJECTS.len()],
-    /// What stands here or behind it in the order of ranks was left out.
-    pub(super) cut: Option<Rank>,
+    /// What is here or behind it in the order of ranks was left out.
+    pub(super) truncated_at: Option<ValueRank>,
     /// The sum over all keys of the heaviest value of each.
     weight: u64,
 }
@@ -48,7 +48,7 @@ pub struct Value {
 
 /// A value that another one took the place of.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Replaced {
+pub struct ReplacedValue {
     pub source: i64,
     pub weight: u64,
 }
@@ -56,9 +56,9 @@ pub struct Replaced {
 /// One of `OBJECTS`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Object {
-    /// The newest operation that said an object; `UNSET` where none did, or something else came after it.
+    /// The newest operation with an object; `UNSET` if there is none, or another value came after it.
     pub source: i64,
-    /// The newest operation that said something else. Keys of objects that are older do not count.
+    /// The newest operation with another value. Keys of older objects do not count.
     pub floor: i64,
 }
 
@@ -73,17 +73,17 @@ impl Default for Object {
 
 /// A place in the order of values.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Rank {
+pub struct ValueRank {
     pub source: i64,
     pub weight: u64,
     pub group: usize,
     pub key: String,
 }
 
-/// As ranks are compared: the greater one stands before.
+/// As ranks are compared: the greater one is before.
 type Order<'a> = (i64, Reverse<u64>, Reverse<(usize, &'a str)>);
 
-impl Rank {
+impl ValueRank {
     fn order(&self) -> Order<'_> {
         order(self.source, self.weight, self.group, &self.key)
     }
@@ -120,7 +120,7 @@ fn escaped_len(text: &str) -> usize {
     escaped.sum::<usize>() + 2
 }
 
-impl Merged {
+impl MergedExtra {
     /// What one operation said.
     pub fn of(source: i64, keys: Keys) -> Self {
         let mut merged = Self::default();
@@ -130,7 +130,7 @@ impl Merged {
         merged
     }
 
-    /// Adds what an operation said under a key of the top level that is not there yet.
+    /// Adds a new top-level key of an operation.
     pub fn add(&mut self, source: i64, key: String, text: String) {
         // Stored by the first version, which kept it as a value.
         if says_nothing(&key, &text) {
@@ -152,12 +152,12 @@ impl Merged {
         self.put(0, key, value);
     }
 
-    /// Both. It may hold twice the limit, so that a bound is not looked for with every small addition.
+    /// Joins both. The result may exceed the limit twofold, so that the bound is not computed for every small addition.
     pub fn join(mut self: Box<Self>, mut other: Box<Self>, limit: u64) -> Box<Self> {
         if self.len() < other.len() {
             mem::swap(&mut self, &mut other);
         }
-        self.raise_cut(other.cut.take());
+        self.raise_truncation(other.truncated_at.take());
         for at in 0..OBJECTS.len() {
             let object = Object {
                 source: self.objects[at].source.max(other.objects[at].source),
@@ -173,7 +173,7 @@ impl Merged {
         for group in 0..GROUPS {
             let floor = group.checked_sub(1).map_or(UNSET, |at| self.objects[at].floor);
             for (key, value) in mem::take(&mut other.values[group]) {
-                if self.is_cut(group, &key, value.source, value.weight) {
+                if self.is_truncated(group, &key, value.source, value.weight) {
                     continue;
                 }
                 if value.source <= floor || group == 0 && self.is_object(&key) {
@@ -183,7 +183,7 @@ impl Merged {
                 }
             }
             for (key, mut older) in mem::take(&mut other.older[group]) {
-                older.retain(|value| !self.is_cut(group, &key, value.source, value.weight));
+                older.retain(|value| !self.is_truncated(group, &key, value.source, value.weight));
                 self.put_older(group, &key, &older);
             }
         }
@@ -220,7 +220,7 @@ impl Merged {
                 object.floor = UNSET;
             }
         }
-        self.cut.take_if(|cut| cut.source == POST);
+        self.truncated_at.take_if(|cut| cut.source == POST);
         self.weigh();
     }
 
@@ -228,24 +228,29 @@ impl Merged {
     pub fn keys(&self) -> Keys {
         let names = self.names().into_iter();
         let keys = names.filter_map(|name| Some((name.to_owned(), self.get(name)?)));
-        let mark = self.cut.as_ref().map(|_| (TRUNCATED.to_owned(), "true".to_owned()));
+        let mark = self
+            .truncated_at
+            .as_ref()
+            .map(|_| (TRUNCATED.to_owned(), "true".to_owned()));
         keys.chain(mark).collect()
     }
 
-    /// The same without values, and without the mark of what was left out.
+    /// The names without values, and without the truncation mark.
     pub(super) fn names(&self) -> Vec<&str> {
         let top = self.values[0].keys().map(String::as_str);
         let objects = OBJECTS.iter().zip(&self.objects);
         let objects = objects.filter(|(_, object)| object.source != UNSET);
         let all = top.chain(objects.map(|(name, _)| *name));
-        let mut names: Vec<&str> = all.filter(|name| self.cut.is_none() || *name != TRUNCATED).collect();
+        let mut names: Vec<&str> = all
+            .filter(|name| self.truncated_at.is_none() || *name != TRUNCATED)
+            .collect();
         names.sort_unstable();
         names
     }
 
     /// The value of a key of the top level, as it is shown.
     pub fn get(&self, key: &str) -> Option<String> {
-        if key == TRUNCATED && self.cut.is_some() {
+        if key == TRUNCATED && self.truncated_at.is_some() {
             return Some("true".to_owned());
         }
         match OBJECTS.iter().position(|object| *object == key) {
@@ -262,27 +267,27 @@ impl Merged {
             .sum()
     }
 
-    /// The one operation that said all of it, where there is one and nothing else has to be remembered.
+    /// The single operation that set everything, if nothing else must be remembered.
     pub fn only_source(&self) -> Option<i64> {
         let values = self.values.iter().flatten().map(|(_, value)| value.source);
         let objects = self.objects.iter().map(|object| object.source);
         let mut sources = values.chain(objects.filter(|source| *source != UNSET));
         let first = sources.next().unwrap_or(POST);
         let is_plain = |(object, name): (&Object, &&str)| object.floor == UNSET || self.values[0].contains_key(*name);
-        let plain = self.cut.is_none()
+        let plain = self.truncated_at.is_none()
             && self.older.iter().all(BTreeMap::is_empty)
             && self.objects.iter().zip(&OBJECTS).all(is_plain);
         (plain && sources.all(|source| source == first)).then_some(first)
     }
 
-    /// Makes what was put in by hand whole: floors that the cut covers are forgotten, and weights added up.
+    /// Completes a manually built value: removes floors below the cut, and sums weights.
     pub fn restored(mut self) -> Self {
         self.settle();
         self.weigh();
         self
     }
 
-    /// Puts in a value that is newer than the floor and stands before the cut.
+    /// Adds a value that is newer than the floor and before the cut.
     pub fn put(&mut self, group: usize, key: String, value: Value) {
         let Some(held) = self.values[group].get_mut(&key) else {
             if self.older[group].is_empty() {
@@ -308,14 +313,14 @@ impl Merged {
     }
 
     /// Puts in values that something newer took the place of.
-    fn put_older(&mut self, group: usize, key: &str, older: &[Replaced]) {
+    fn put_older(&mut self, group: usize, key: &str, older: &[ReplacedValue]) {
         let before = self.heaviest(group, key);
         self.keep_heavier(group, key, older);
         self.weight = self.weight - before + self.heaviest(group, key);
     }
 
-    /// Of the values of a key that were replaced, and of these ones, those that are heavier than everything newer.
-    fn keep_heavier(&mut self, group: usize, key: &str, more: &[Replaced]) {
+    /// Of the replaced values of a key and these ones, keeps those heavier than everything newer.
+    fn keep_heavier(&mut self, group: usize, key: &str, more: &[ReplacedValue]) {
         let mut reach = self.values[group].get(key).map_or(0, |value| value.weight);
         let known = self.older[group].get(key).map_or(&[][..], Vec::as_slice);
         if known.is_empty() && more.iter().all(|value| value.weight <= reach) {
@@ -350,13 +355,13 @@ impl Merged {
         whole.max(self.objects[at].floor)
     }
 
-    /// Whether an object is newer than everything else that was said under this key of the top level.
+    /// Whether an object is newer than every other value of this top-level key.
     fn is_object(&self, key: &str) -> bool {
         let at = OBJECTS.iter().position(|object| *object == key);
         at.is_some_and(|at| self.objects[at].source != UNSET)
     }
 
-    /// Takes keys of an object away that something newer took the place of.
+    /// Removes keys of an object that something newer replaced.
     fn replace_below(&mut self, at: usize) {
         let floor = self.objects[at].floor;
         let group = at + 1;
@@ -369,7 +374,7 @@ impl Merged {
         }
     }
 
-    /// Decides for each of `OBJECTS` whether it is one, and forgets what the cut says already.
+    /// Decides for each of `OBJECTS` whether it is an object, and drops what the cut implies.
     fn settle(&mut self) {
         for (at, name) in OBJECTS.iter().enumerate() {
             let floor = self.floor(at);
@@ -379,7 +384,7 @@ impl Merged {
                 object.source = UNSET;
             }
             let is_object = object.source != UNSET;
-            if let Some(cut) = &self.cut {
+            if let Some(cut) = &self.truncated_at {
                 if object.source < cut.source {
                     object.source = UNSET;
                 }
@@ -393,14 +398,18 @@ impl Merged {
         }
     }
 
-    fn is_cut(&self, group: usize, key: &str, source: i64, weight: u64) -> bool {
-        let cut = self.cut.as_ref();
+    fn is_truncated(&self, group: usize, key: &str, source: i64, weight: u64) -> bool {
+        let cut = self.truncated_at.as_ref();
         cut.is_some_and(|cut| order(source, weight, group, key) <= cut.order())
     }
 
-    fn raise_cut(&mut self, cut: Option<Rank>) {
+    fn raise_truncation(&mut self, cut: Option<ValueRank>) {
         let Some(cut) = cut else { return };
-        if self.cut.as_ref().is_some_and(|known| known.order() >= cut.order()) {
+        if self
+            .truncated_at
+            .as_ref()
+            .is_some_and(|known| known.order() >= cut.order())
+        {
             return;
         }
         let place = cut.order();
@@ -411,7 +420,7 @@ impl Merged {
                 !older.is_empty()
             });
         }
-        self.cut = Some(cut);
+        self.truncated_at = Some(cut);
         self.settle();
         self.weigh();
     }
@@ -440,14 +449,14 @@ impl Merged {
             .into_iter()
             .find_map(|((source, Reverse(weight), Reverse((group, key))), more)| {
                 sum += more;
-                (sum > limit).then(|| Rank {
+                (sum > limit).then(|| ValueRank {
                     source,
                     weight,
                     group,
                     key: key.to_owned(),
                 })
             });
-        self.raise_cut(cut);
+        self.raise_truncation(cut);
     }
 
     fn weigh(&mut self) {
@@ -476,8 +485,8 @@ impl Merged {
 }
 
 impl Value {
-    const fn replaced(&self) -> Replaced {
-        Replaced {
+    const fn replaced(&self) -> ReplacedValue {
+        ReplacedValue {
             source: self.source,
             weight: self.weight,
         }

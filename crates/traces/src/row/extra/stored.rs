@@ -1,6 +1,7 @@
 //! Where the values of `extra` came from, as a segment keeps it in the provenance of a row, beside the text itself.
 //!
-//! Sources are 0 for the post, else how far they lie before the highest sequence of the row, plus 1; integers are LEB128:
+//! Sources are 0 for the post, else how far they are before the highest sequence of the row, plus 1; integers are
+//! LEB128:
 //!
 //! ```text
 //! int       0 = all of it comes from the post, 1 = all of it comes from one patch, 2 = from several operations
@@ -15,10 +16,10 @@
 //! int       0, or 1 and what was left out:  source, int weight, int group, int length, bytes of the key
 //! ```
 //!
-//! In version 1 there were no objects that merge by their keys: `int 0 = every key comes from the post, else their count;
-//! of each: source`. Keys inside of an object take the source of it then.
+//! In version 1 there were no objects that merge by their keys: `int 0 = every key comes from the post, else their
+//! count; of each: source`. Keys inside an object take the source of it then.
 
-use super::merged::{GROUPS, Merged, Object, Rank, Replaced, Value};
+use super::merged::{GROUPS, MergedExtra, Object, ReplacedValue, Value, ValueRank};
 use super::{Extra, Keys, LIMIT, OBJECTS, TRUNCATED, normalise, parse};
 use crate::row::provenance::{POST, UNSET, get, put};
 
@@ -30,14 +31,14 @@ pub enum Sources {
     /// From several, by key of the top level: version 1.
     Keys(Vec<i64>),
     /// From several.
-    Several(Several),
+    Multiple(MultipleSources),
 }
 
 #[derive(Debug, Default, PartialEq)]
-pub struct Several {
+pub struct MultipleSources {
     keys: Vec<Key>,
-    older: Vec<(usize, String, Vec<Replaced>)>,
-    cut: Option<Rank>,
+    older: Vec<(usize, String, Vec<ReplacedValue>)>,
+    cut: Option<ValueRank>,
 }
 
 #[derive(Debug, PartialEq)]
@@ -47,7 +48,7 @@ enum Key {
 }
 
 impl Extra {
-    /// What [`Sources::read`] reads. `newest` is the highest sequence of the row.
+    /// The format read by [`Sources::read`]. `newest` is the highest sequence of the row.
     pub fn write(&self, out: &mut Vec<u8>, newest: i64) {
         let merged = match self {
             Self::Sent(_) => return write_one(out, newest, POST),
@@ -59,29 +60,29 @@ impl Extra {
         }
     }
 
-    /// From the keys of the stored text. `newest` is the newest operation that said something. `None` when keys and
-    /// sources do not fit together.
+    /// Restores it from the keys of the stored text. `newest` is the newest operation that set something. `None` if
+    /// keys and sources do not match.
     pub fn restore(keys: Keys, sources: Sources, newest: i64) -> Option<Self> {
         if newest == POST {
             return Some(Self::Sent(keys));
         }
         let merged = match sources {
-            Sources::One(source) => Merged::of(source, keys),
+            Sources::One(source) => MergedExtra::of(source, keys),
             Sources::Keys(sources) if sources.len() != keys.len() => return None,
             Sources::Keys(sources) => {
-                let mut merged = Merged::default();
+                let mut merged = MergedExtra::default();
                 for ((key, text), source) in keys.into_iter().zip(sources) {
                     merged.add(source, key, text);
                 }
                 merged
             }
-            Sources::Several(sources) => sources.restore(keys)?,
+            Sources::Multiple(sources) => sources.restore(keys)?,
         };
         Some(Self::Merged(Box::new(merged)))
     }
 }
 
-impl Merged {
+impl MergedExtra {
     pub(super) fn write(&self, out: &mut Vec<u8>, newest: i64) {
         put(out, 2);
         let source = |out: &mut Vec<u8>, source: i64| put(out, code(newest, source));
@@ -124,7 +125,7 @@ impl Merged {
                 }
             }
         }
-        let Some(cut) = &self.cut else {
+        let Some(cut) = &self.truncated_at else {
             return put(out, 0);
         };
         put(out, 1);
@@ -136,7 +137,7 @@ impl Merged {
 }
 
 impl Sources {
-    /// Reads what [`Extra::write`] wrote, or what version 1 did. `None` when it is not that.
+    /// Reads the format of [`Extra::write`] or of version 1. `None` if it is invalid.
     pub fn read(from: &mut &[u8], newest: i64, version: u8) -> Option<Self> {
         let source = |from: &mut &[u8]| match get(from)? {
             0 => Some(POST),
@@ -159,7 +160,7 @@ impl Sources {
         if kind != 2 {
             return None;
         }
-        let mut several = Several::default();
+        let mut several = MultipleSources::default();
         let keys = get(from)?;
         for _ in 0..count(from, keys)? {
             several.keys.push(match get(from)? {
@@ -185,7 +186,7 @@ impl Sources {
             let (group, key) = (get_group(from)?, get_text(from)?);
             let values = get(from)?;
             let values = (0..count(from, values)?).map(|_| {
-                Some(Replaced {
+                Some(ReplacedValue {
                     source: source(from)?,
                     weight: get(from)?,
                 })
@@ -194,7 +195,7 @@ impl Sources {
         }
         several.cut = match get(from)? {
             0 => None,
-            1 => Some(Rank {
+            1 => Some(ValueRank {
                 source: source(from)?,
                 weight: get(from)?,
                 group: get_group(from)?,
@@ -202,30 +203,30 @@ impl Sources {
             }),
             _ => return None,
         };
-        Some(Self::Several(several))
+        Some(Self::Multiple(several))
     }
 }
 
 #[cfg(test)]
 impl Sources {
     /// Of keys of several operations.
-    pub fn restore_several(self, keys: Keys) -> Option<Merged> {
+    pub fn restore_several(self, keys: Keys) -> Option<MergedExtra> {
         match self {
-            Self::Several(several) => several.restore(keys),
+            Self::Multiple(several) => several.restore(keys),
             Self::One(_) | Self::Keys(_) => None,
         }
     }
 }
 
-impl Several {
-    fn restore(self, mut keys: Keys) -> Option<Merged> {
+impl MultipleSources {
+    fn restore(self, mut keys: Keys) -> Option<MergedExtra> {
         if self.cut.is_some() {
             keys.retain(|(key, _)| key != TRUNCATED);
         }
         if keys.len() != self.keys.len() {
             return None;
         }
-        let mut merged = Merged::default();
+        let mut merged = MergedExtra::default();
         for ((name, text), key) in keys.into_iter().zip(self.keys) {
             match key {
                 Key::Whole(source) => {
@@ -251,7 +252,7 @@ impl Several {
         for (group, key, values) in self.older {
             merged.older[group].insert(key, values);
         }
-        merged.cut = self.cut;
+        merged.truncated_at = self.cut;
         Some(merged.restored())
     }
 }
@@ -269,7 +270,7 @@ const fn code(newest: i64, source: i64) -> u64 {
     if source == POST { 0 } else { newest.abs_diff(source) + 1 }
 }
 
-/// A count of things of which each takes a byte at least, so that nothing is reserved for what is not there.
+/// A count of items of at least one byte each, checked so that nothing is reserved for missing data.
 fn count(from: &[u8], stored: u64) -> Option<usize> {
     usize::try_from(stored).ok().filter(|count| *count <= from.len())
 }

@@ -103,10 +103,11 @@ fn columns(
     has_post: bool,
     (fields, extra): &(Fields, Option<Map<String, Value>>),
 ) -> Map<String, Value> {
-    let ids: Option<Vec<String>> = fields
-        .dotted_order
-        .as_ref()
-        .map(|order| trace::links(order).map(|link| link.unwrap().id.to_string()).collect());
+    let ids: Option<Vec<String>> = fields.dotted_order.as_ref().map(|order| {
+        trace::dotted_order_parts(order)
+            .map(|link| link.unwrap().id.to_string())
+            .collect()
+    });
     let parents: Option<Vec<String>> = match &ids {
         Some(ids) => Some(ids[..ids.len() - 1].to_vec()),
         None if has_post || fields.parent_run_id.is_some() => {

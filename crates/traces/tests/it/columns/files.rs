@@ -13,7 +13,7 @@ use towpath_traces::columnar::Error;
 use towpath_traces::hive::{self, Prefix};
 use towpath_traces::manifest::{self, Manifest, Partition};
 use towpath_traces::operation::Verb;
-use towpath_traces::parquet_file::{Compression, End, Feed, FileOptions, FileWritten, file_name, write_file};
+use towpath_traces::parquet_file::{Compression, End, FileOptions, FileWritten, RowSource, file_name, write_file};
 use towpath_traces::row::Key;
 use towpath_traces::scan::Request;
 use towpath_traces::schema::Selection;
@@ -47,7 +47,7 @@ async fn export(world: &World, options: &FileOptions, folder: &str) -> Vec<FileW
         selection: options.selection.clone(),
         ..world.request()
     };
-    let mut feed = Feed::new(world.scan(request));
+    let mut feed = RowSource::new(world.scan(request));
     let mut written = Vec::new();
     loop {
         let path = Path::from(folder).join(file_name(RUN, written.len() as u32));
@@ -176,7 +176,7 @@ async fn a_file_made_again_has_the_same_bytes() {
             ..world.request()
         };
         for end in [End::At(file.last), End::Roll] {
-            let mut feed = Feed::new(world.scan(request.clone()));
+            let mut feed = RowSource::new(world.scan(request.clone()));
             let sealed = write_file(&mut feed, world.store.clone(), path(0), &options, end, &mut |_| {})
                 .await
                 .unwrap()
@@ -231,7 +231,7 @@ async fn a_file_made_again_never_ends_by_size() {
     let world = world().await;
     let order = super::world::keys(&world.read(world.request()).await);
     let target = order[order.len() - 10];
-    let mut feed = Feed::new(world.scan(world.request()));
+    let mut feed = RowSource::new(world.scan(world.request()));
     let end = End::At(target);
     let sealed = write_file(
         &mut feed,
@@ -270,7 +270,7 @@ async fn other_rows_than_recorded_are_refused() {
         ..unknown
     };
     for target in [unknown, beyond] {
-        let mut feed = Feed::new(world.scan(world.request()));
+        let mut feed = RowSource::new(world.scan(world.request()));
         let options = options(Compression::None);
         let refused = write_file(
             &mut feed,
@@ -293,7 +293,7 @@ async fn no_rows_make_no_file_and_progress_is_told() {
         range: time("2026-08-01")..time("2026-09-01"),
         ..world.request()
     };
-    let mut feed = Feed::new(world.scan(request));
+    let mut feed = RowSource::new(world.scan(request));
     let options = FileOptions::new(Selection::all(), Compression::Zstandard);
     let none = write_file(
         &mut feed,
@@ -307,7 +307,7 @@ async fn no_rows_make_no_file_and_progress_is_told() {
     .unwrap();
     assert!(none.is_none());
     let mut told = Vec::new();
-    let mut feed = Feed::new(world.scan(world.request()));
+    let mut feed = RowSource::new(world.scan(world.request()));
     let sealed = write_file(
         &mut feed,
         world.store.clone(),
@@ -352,7 +352,7 @@ async fn nothing_is_visible_before_complete_and_nothing_is_left_of_an_abort() {
     let files = || walk(folder.path());
     let options = options(Compression::Snappy);
     let seal = async |path: Path| {
-        let mut feed = Feed::new(world.scan(world.request()));
+        let mut feed = RowSource::new(world.scan(world.request()));
         write_file(&mut feed, local.clone(), path, &options, End::Roll, &mut |_| {})
             .await
             .unwrap()
@@ -369,7 +369,7 @@ async fn nothing_is_visible_before_complete_and_nothing_is_left_of_an_abort() {
     assert_eq!(listed.len(), 1);
     // A destination that can't take the file says which key was tried.
     std::fs::write(folder.path().join("plain"), b"a file where a folder has to be").unwrap();
-    let mut feed = Feed::new(world.scan(world.request()));
+    let mut feed = RowSource::new(world.scan(world.request()));
     let blocked = Path::from("plain/file.parquet");
     let refused = write_file(&mut feed, local.clone(), blocked, &options, End::Roll, &mut |_| {})
         .await

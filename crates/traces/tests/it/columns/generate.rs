@@ -1,6 +1,6 @@
 //! Operations of made-up trace runs, the same for the same seed.
 
-use towpath_domain::trace::{Link, format_link};
+use towpath_domain::trace::{DottedOrderPart, format_part};
 use towpath_domain::{Timestamp, TraceRunId};
 use towpath_traces::operation::{Fields, Operation, Verb};
 use uuid::Uuid;
@@ -45,7 +45,7 @@ impl Random {
 pub fn operations(seed: u64, runs: usize, from: Timestamp, to: Timestamp) -> Vec<Operation> {
     let mut random = Random::new(seed);
     let mut out = Vec::new();
-    let mut parents: Vec<Vec<Link>> = Vec::new();
+    let mut parents: Vec<Vec<DottedOrderPart>> = Vec::new();
     for number in 0..runs {
         let span = usize::try_from(to.micros() - from.micros()).unwrap();
         let step = (span / runs.max(1)).max(1);
@@ -57,15 +57,21 @@ pub fn operations(seed: u64, runs: usize, from: Timestamp, to: Timestamp) -> Vec
             known => parents[known - 1 - random.below(known.min(8))].clone(),
         };
         links.truncate(4);
-        links.push(Link { start, id });
+        links.push(DottedOrderPart { start, id });
         parents.push(links.clone());
         out.extend(one_run(&mut random, number, id, start, &links));
     }
     out
 }
 
-fn one_run(random: &mut Random, number: usize, id: Uuid, start: Timestamp, links: &[Link]) -> Vec<Operation> {
-    let order = links.iter().map(format_link).collect::<Vec<_>>().join(".");
+fn one_run(
+    random: &mut Random,
+    number: usize,
+    id: Uuid,
+    start: Timestamp,
+    links: &[DottedOrderPart],
+) -> Vec<Operation> {
+    let order = links.iter().map(format_part).collect::<Vec<_>>().join(".");
     // Some clients know no dotted order; then the start sorts.
     let dotted_order = (!number.is_multiple_of(17)).then_some(order);
     let parent_run_id = links.len().checked_sub(2).map(|at| links[at].id);

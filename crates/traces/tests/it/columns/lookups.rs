@@ -1,4 +1,4 @@
-//! Runs of a trace are found wherever they lie, and nothing else is read for that.
+//! Runs of a trace are found wherever they are, and nothing else is read for that.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::{Map, Value};
 use towpath_domain::{ProjectId, SegmentId, Timestamp, TraceRunId};
-use towpath_testing::objects::{self, Watched};
-use towpath_traces::lookup::{self, Footers, Lookup, Place, Wanted};
+use towpath_testing::objects::{self, RecordingStore};
+use towpath_traces::lookup::{self, FooterCache, Lookup, RowGroupLocation, SegmentQuery};
 use towpath_traces::operation::{Fields, Operation, Verb};
 use towpath_traces::row::{Key, Row};
 use towpath_traces::scan::{PartRef, Request};
@@ -60,7 +60,7 @@ async fn what_is_read_of_a_trace_is_all_that_is_known_of_it() {
         let several = [some.iter().copied().collect(), BTreeSet::from([Uuid::max()])];
         for wanted in one.chain(several) {
             let parts = world.parts(PROJECT);
-            let narrowed = lookup::narrowed(world.store.clone(), PROJECT, parts, &wanted).await;
+            let narrowed = lookup::narrow_to_row_groups(world.store.clone(), PROJECT, parts, &wanted).await;
             let found = read(&world, narrowed.unwrap(), &wanted).await;
             let of = |row: &Map<String, Value>| row["trace_id"].as_str().and_then(|id| id.parse().ok());
             let rows = expected.iter().map(|(_, row)| row);
@@ -75,11 +75,11 @@ async fn what_is_read_of_a_trace_is_all_that_is_known_of_it() {
             }
         }
         // By project, with the first and the last of its runs.
-        let lookup = Lookup::new(world.store.clone(), Footers::default());
-        let places: Vec<Place> = world
+        let lookup = Lookup::new(world.store.clone(), FooterCache::default());
+        let places: Vec<RowGroupLocation> = world
             .segments
             .iter()
-            .map(|segment| Place {
+            .map(|segment| RowGroupLocation {
                 path: segment.path.clone(),
                 row_groups: None,
             })
@@ -128,7 +128,7 @@ async fn patches_that_name_no_trace_are_read_too() {
     world.write(PROJECT, vec![noise(3), noise(7)]).await;
     let wanted = BTreeSet::from([mine]);
     let parts = world.parts(PROJECT);
-    let narrowed = lookup::narrowed(world.store.clone(), PROJECT, parts.clone(), &wanted)
+    let narrowed = lookup::narrow_to_row_groups(world.store.clone(), PROJECT, parts.clone(), &wanted)
         .await
         .unwrap();
     let paths: HashSet<&Path> = narrowed.iter().map(|part| &part.path).collect();
@@ -160,8 +160,8 @@ async fn segment_of(world: &mut World, row_groups: u128, bytes: usize, random: &
     traces
 }
 
-fn whole(path: &Path) -> Vec<Place> {
-    vec![Place {
+fn whole(path: &Path) -> Vec<RowGroupLocation> {
+    vec![RowGroupLocation {
         path: path.clone(),
         row_groups: None,
     }]
@@ -172,14 +172,14 @@ async fn requests(row_groups: u128, bytes: usize) -> (usize, usize) {
     let mut world = World::empty();
     let mut random = Random::new(51);
     let traces = segment_of(&mut world, row_groups, bytes, &mut random).await;
-    let store = Watched::new(Arc::clone(&world.store));
+    let store = RecordingStore::new(Arc::clone(&world.store));
     let path = world.segments[0].path.clone();
     let mut counts = Vec::new();
     for (trace, hits) in [(random.id(), 0), (traces[traces.len() / 2], 3)] {
-        let lookup = Lookup::new(Arc::clone(&store) as Arc<dyn ObjectStore>, Footers::default());
-        let wanted = Wanted {
+        let lookup = Lookup::new(Arc::clone(&store) as Arc<dyn ObjectStore>, FooterCache::default());
+        let wanted = SegmentQuery {
             traces: BTreeSet::from([trace]),
-            ..Wanted::default()
+            ..SegmentQuery::default()
         };
         let found = lookup.search(whole(&path), &wanted).await.unwrap();
         assert_eq!(found.len(), hits);
@@ -217,9 +217,9 @@ async fn segments_that_hold_nothing_are_asked_for_their_ends_only() {
     for _ in 0..40 {
         traces.extend(segment_of(&mut world, 2, 60_000, &mut random).await);
     }
-    let store = Watched::new(Arc::clone(&world.store));
-    let lookup = Lookup::new(Arc::clone(&store) as Arc<dyn ObjectStore>, Footers::default());
-    let places: Vec<Place> = world.segments.iter().flat_map(|segment| whole(&segment.path)).collect();
+    let store = RecordingStore::new(Arc::clone(&world.store));
+    let lookup = Lookup::new(Arc::clone(&store) as Arc<dyn ObjectStore>, FooterCache::default());
+    let places: Vec<RowGroupLocation> = world.segments.iter().flat_map(|segment| whole(&segment.path)).collect();
     let wanted = BTreeSet::from([traces[25]]);
     let found = lookup.traces(places, &wanted).await.unwrap();
     assert_eq!(found.len(), 1);
@@ -265,20 +265,20 @@ async fn segments_without_filters_are_read() {
     let traces = segment_of(&mut world, 5, 0, &mut random).await;
     let path = world.segments[0].path.clone();
     without_filters(&world.store, &path).await;
-    let lookup = Lookup::new(world.store.clone(), Footers::default());
+    let lookup = Lookup::new(world.store.clone(), FooterCache::default());
     for (wanted, hits) in [(traces[3], 3), (random.id(), 0)] {
-        let wanted = Wanted {
+        let wanted = SegmentQuery {
             traces: BTreeSet::from([wanted]),
             lineage: true,
-            ..Wanted::default()
+            ..SegmentQuery::default()
         };
         let found = lookup.search(whole(&path), &wanted).await.unwrap();
         assert_eq!(found.len(), hits);
         assert!(found.iter().all(|hit| hit.row_group == 3 && hit.lineage.is_some()));
     }
-    let wanted = Wanted {
+    let wanted = SegmentQuery {
         ids: BTreeSet::from([TraceRunId(Uuid::from_u128(21)), TraceRunId(Uuid::from_u128(5))]),
-        ..Wanted::default()
+        ..SegmentQuery::default()
     };
     let found = lookup.search(whole(&path), &wanted).await.unwrap();
     assert_eq!(found.len(), 1);

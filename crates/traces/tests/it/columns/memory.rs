@@ -5,7 +5,7 @@ use std::sync::Arc;
 use object_store::ObjectStore;
 use serde_json::{Map, Value};
 use towpath_domain::{Timestamp, TraceRunId};
-use towpath_testing::objects::Watched;
+use towpath_testing::objects::RecordingStore;
 use towpath_traces::operation::{Fields, Operation, Verb};
 use towpath_traces::row::Key;
 use towpath_traces::scan::{Request, Scan};
@@ -81,7 +81,7 @@ struct Scanned {
 }
 
 async fn scan(world: &World, memory: usize) -> Scanned {
-    let store = Watched::new(Arc::clone(&world.store));
+    let store = RecordingStore::new(Arc::clone(&world.store));
     let below: Arc<dyn ObjectStore> = Arc::clone(&store) as _;
     let request = Request {
         selection: Selection::of(&["id", "name", "inputs"]).unwrap(),
@@ -95,7 +95,7 @@ async fn scan(world: &World, memory: usize) -> Scanned {
         fetched: 0,
     };
     while let Some(batch) = scan.next().await.unwrap() {
-        scanned.held = scanned.held.max(scan.held());
+        scanned.held = scanned.held.max(scan.memory_bytes());
         scanned.keys.extend(&batch.keys);
         let inputs = shown::rows(&batch.rows).into_iter().map(|mut row| row.remove("inputs"));
         scanned.inputs.extend(inputs.map(|text| match text {
@@ -103,7 +103,7 @@ async fn scan(world: &World, memory: usize) -> Scanned {
             other => panic!("{other:?}"),
         }));
     }
-    scanned.fetched = store.most_held();
+    scanned.fetched = store.peak_bytes();
     scanned
 }
 
@@ -128,7 +128,7 @@ async fn five_hundred_overlapping_row_groups_take_no_more_than_a_few() {
 #[tokio::test]
 async fn few_row_groups_are_fetched_in_one_request_each() {
     let world = overlapping(8, 50, 4096).await;
-    let store = Watched::new(Arc::clone(&world.store));
+    let store = RecordingStore::new(Arc::clone(&world.store));
     let below: Arc<dyn ObjectStore> = Arc::clone(&store) as _;
     drain(Scan::new(below, world.request())).await;
     // The footer and the columns.

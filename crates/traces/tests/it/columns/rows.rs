@@ -149,7 +149,7 @@ fn accepted(most: usize) -> impl Strategy<Value = Vec<(i64, Operation)>> {
 fn row((seq, operation): &(i64, Operation)) -> Row {
     let mut row = Row::from_operation(operation.clone(), *seq);
     // What the catalog says to operations that don't know their place.
-    row.place(time("2026-05-01T10:00:01Z"));
+    row.location(time("2026-05-01T10:00:01Z"));
     row
 }
 
@@ -299,7 +299,7 @@ fn rows_of_the_first_version_are_read() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// All orders, and of each order all ways to cut it into runs that are folded, stored, read back and merged.
+    /// All orders, and of each order all ways to cut it into runs that are flushed, stored, read back and merged.
     #[test]
     fn every_order_and_every_grouping_gives_one_row(accepted in accepted(4)) {
         let rows: Vec<Row> = accepted.iter().map(row).collect();

@@ -176,7 +176,7 @@ async fn nothing_is_written_for_nothing_or_for_a_row_without_a_place() {
         [(PROJECT, Row::from_operation(operation, 1))],
     )
     .await;
-    assert!(matches!(lost, Err(Error::Unplaced(_))));
+    assert!(matches!(lost, Err(Error::NoLocation(_))));
     let listed: Vec<_> = world.store.list(None).try_collect::<Vec<_>>().await.unwrap();
     assert!(listed.is_empty());
 }

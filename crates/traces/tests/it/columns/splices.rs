@@ -11,12 +11,12 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use towpath_domain::export::FormatVersion;
 use towpath_domain::{ExportRunId, SegmentId, Timestamp};
 use towpath_traces::compact::{Day, compact};
-use towpath_traces::feed::{Beside, Feed};
-use towpath_traces::fold::FoldError;
+use towpath_traces::flush::FlushError;
 use towpath_traces::objects::Objects;
 use towpath_traces::operation::{Fields, Operation, Verb};
 use towpath_traces::parquet_file::{Compression, End, FileOptions, FileWritten, file_name, write_file};
 use towpath_traces::row::Key;
+use towpath_traces::row_source::{Enrichment, RowSource};
 use towpath_traces::scan::{PartRef, Request, ScanBatch};
 use towpath_traces::schema::Selection;
 use uuid::Uuid;
@@ -62,8 +62,8 @@ async fn world(seed: u64, folds: usize, late_one_in: usize) -> World {
 pub async fn export(world: &World, request: Request, options: &FileOptions, least: Option<u64>) -> Vec<FileWritten> {
     let folder = format!("{least:?}-{:?}", options.version);
     let mut feed = match least {
-        Some(least) => Feed::splicing(world.store.clone(), request, least),
-        None => Feed::new(world.scan(request)),
+        Some(least) => RowSource::splicing(world.store.clone(), request, least),
+        None => RowSource::new(world.scan(request)),
     };
     let mut written = Vec::new();
     loop {
@@ -253,14 +253,14 @@ async fn late_patches_change_their_columns_and_no_more() {
 }
 
 /// Fills in a text for every row, of which few fit into a batch.
-struct Long;
+struct LongTexts;
 
-impl Beside for Long {
-    fn touches(&self, keys: &[Key]) -> bool {
+impl Enrichment for LongTexts {
+    fn applies_to(&self, keys: &[Key]) -> bool {
         !keys.is_empty()
     }
 
-    fn fill(&self, batch: ScanBatch) -> BoxFuture<'_, towpath_traces::columnar::Result<ScanBatch>> {
+    fn enrich(&self, batch: ScanBatch) -> BoxFuture<'_, towpath_traces::columnar::Result<ScanBatch>> {
         Box::pin(async move {
             let keys: Vec<Key> = batch.keys.iter().take(7).copied().collect();
             let rows = batch.rows.slice(0, keys.len());
@@ -283,7 +283,7 @@ async fn what_stands_beside_rows_is_filled_in_piece_by_piece() {
         ..world.request()
     };
     let order: Vec<_> = super::world::keys(&world.read(request.clone()).await);
-    let mut feed = Feed::splicing(world.store.clone(), request, 1).with(Arc::new(Long));
+    let mut feed = RowSource::splicing(world.store.clone(), request, 1).with_enrichment(Arc::new(LongTexts));
     // Files that end within a batch give the rest of it back.
     let options = FileOptions {
         file_rows: 1000,
@@ -352,7 +352,7 @@ async fn a_file_with_copied_row_groups_made_again_has_the_same_bytes() {
                 ..world.request()
             };
             for end in [End::At(file.last), End::Roll] {
-                let mut feed = Feed::splicing(world.store.clone(), request.clone(), 100);
+                let mut feed = RowSource::splicing(world.store.clone(), request.clone(), 100);
                 let path = Path::from("again");
                 let sealed = write_file(&mut feed, world.store.clone(), path.clone(), &options, end, &mut |_| {}).await;
                 let again = sealed.unwrap().unwrap().complete().await.unwrap();
@@ -367,7 +367,7 @@ async fn a_file_with_copied_row_groups_made_again_has_the_same_bytes() {
     }
 }
 
-/// A file whose rows were read may end inside of a row group that is copied when it is made again: fewer rows are worth
+/// A file whose rows were read may end inside a row group that is copied when it is made again: fewer rows are worth
 /// copying by then, or feedback on one of them was taken back.
 #[tokio::test]
 async fn a_file_may_end_inside_of_what_would_be_copied() {
@@ -388,7 +388,7 @@ async fn a_file_may_end_inside_of_what_would_be_copied() {
                 after,
                 ..world.request()
             };
-            let mut feed = Feed::splicing(world.store.clone(), request, 1);
+            let mut feed = RowSource::splicing(world.store.clone(), request, 1);
             let mut again = Vec::new();
             for (name, end) in [("again", End::At(file.last)), ("rest", End::Roll)] {
                 let options = FileOptions {
@@ -402,7 +402,7 @@ async fn a_file_may_end_inside_of_what_would_be_copied() {
                 }
             }
             assert_eq!((again[0].rows, again[0].last), (file.rows, file.last));
-            // Nothing of the row group is lost or doubled behind the end.
+            // Nothing of the row group is lost or doubled after the end.
             let (found, _) = rows(&world, &again).await;
             assert!(found == all.slice(before, all.num_rows() - before), "seed {seed}");
             before += usize::try_from(file.rows).unwrap();
@@ -428,8 +428,8 @@ async fn a_cursor_inside_of_a_row_group_reads_its_rest() {
     }
 }
 
-/// Whatever was folded in whatever order: compacted as a whole, in two steps, or with what came later, the rows are the
-/// same, and they still merge with later operations.
+/// Whatever was flushed in whatever order: compacted as a whole, in two steps, or with what came later, the rows are
+/// the same, and they still merge with later operations.
 #[tokio::test]
 async fn compaction_in_any_grouping_gives_the_same_rows() {
     let world = world(38, 9, 5).await;
@@ -474,7 +474,7 @@ pub async fn merged(objects: &Objects, parts: Vec<PartRef>) -> Vec<PartRef> {
         day: time("2026-05-01").day(),
     };
     let intend = async |_, _: SegmentId, _: &Path| Ok::<_, std::convert::Infallible>(());
-    let made: Result<Vec<_>, FoldError<_>> = compact(objects, &day, parts, intend).await;
+    let made: Result<Vec<_>, FlushError<_>> = compact(objects, &day, parts, intend).await;
     let made = made.unwrap();
     assert_eq!(made.len(), 1);
     let part = |part: &towpath_traces::segment::Part| PartRef {

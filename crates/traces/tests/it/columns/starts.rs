@@ -1,4 +1,4 @@
-//! The start that a row shows is where it stands, whatever its client sent and whichever server stored it.
+//! The start that a row shows is where it is, whatever its client sent and whichever server stored it.
 
 use std::sync::Arc;
 
@@ -117,7 +117,7 @@ async fn write_old(world: &mut World, posts: &[(i64, Operation)]) {
     world.store.put(&path, bytes.into()).await.unwrap();
 }
 
-/// Scanned and copied rows of all versions, which have to be those that the rule gives.
+/// Scanned and copied rows of all versions, which must be those that the rule gives.
 async fn check(world: &World) {
     let expected = expected::rows(TENANT, PROJECT, &world.accepted);
     let batches = world.read(world.request()).await;
@@ -226,7 +226,7 @@ async fn segments_of_older_servers_show_where_rows_stand() {
     assert!(before.contains(&Some(time("2025-11-11T11:11:11Z"))));
     let alone = compacted(&world).await;
     check(&alone).await;
-    // Rows that nobody changed pass through as they are stored.
+    // Rows that no one changed pass through as they are stored.
     assert_eq!(noted(&alone).await, [false]);
     assert_eq!(sent(&alone).await, before);
 

@@ -38,7 +38,7 @@ impl World {
         }
     }
 
-    /// Numbers the operations in the order given, then spreads them over `folds` segments: mostly near where they
+    /// Numbers the operations in the order given, then spreads them over `flushes` segments: mostly near where they
     /// were accepted, some far away, so that the parts of one trace run meet in the scan.
     pub async fn of(operations: Vec<Operation>, folds: usize, seed: u64) -> Self {
         let mut world = Self::empty();
@@ -71,7 +71,7 @@ impl World {
         for (number, (seq, operation)) in operations.into_iter().enumerate() {
             let mut row = Row::from_operation(operation, seq);
             if row.key().is_none() {
-                row.place(sort_time(row.id()).unwrap());
+                row.location(sort_time(row.id()).unwrap());
             }
             if number.is_multiple_of(50) {
                 rows.push((OTHER, row.clone()));

@@ -37,12 +37,12 @@ pub fn filter(data: &[u8]) {
 /// A link that is read is written so that it reads the same.
 pub fn dotted_order(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
-    for link in trace::links(&text).flatten() {
-        assert_eq!(trace::own_link(&trace::format_link(&link)), Some(link));
+    for link in trace::dotted_order_parts(&text).flatten() {
+        assert_eq!(trace::last_part(&trace::format_part(&link)), Some(link));
     }
 }
 
-/// What is accepted can be read again, whole: after that nobody is there to be told that it cannot.
+/// What is accepted can be read again, whole: after that no one is there to be told that it cannot.
 pub fn multipart(data: &[u8]) {
     for (content_type, encoding) in [
         (CONTENT_TYPE, None),
@@ -75,7 +75,7 @@ pub fn spans(format: Format, data: &[u8]) -> Option<(usize, u64)> {
     let (accepted, rejected) = otlp::accept(&request, &limits()).ok()?;
     let contents = accept::read(&accepted.frame, &Limits::NONE).expect("what was accepted can be read");
     assert_eq!(contents.operations.len(), accepted.operations);
-    assert_eq!(rejected == otlp::Rejected::default(), rejected.count() == 0);
+    assert_eq!(rejected == otlp::RejectedSpans::default(), rejected.count() == 0);
     assert!(!otlp::response(format, &rejected).is_empty() || rejected.count() == 0);
     Some((accepted.operations, rejected.count()))
 }

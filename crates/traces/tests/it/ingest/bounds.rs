@@ -1,10 +1,10 @@
-//! What folds and readers take into memory, whatever bodies unpack to.
+//! What flushes and readers take into memory, whatever bodies unpack to.
 
 use bytes::Bytes;
 use towpath_domain::{TenantId, TraceRunId};
-use towpath_store::{pending_patches, units};
-use towpath_traces::accept::{Accepted, Route};
-use towpath_traces::fold::{self, Folded, Options, Unfolded};
+use towpath_store::{pending_patches, wal_segments};
+use towpath_traces::accept::{AcceptedRequest, Route};
+use towpath_traces::flush::{self, FlushResult, Options, UnflushedData};
 
 use super::world::{World, column, on_both_databases, sent_by};
 
@@ -28,12 +28,12 @@ fn post(id: TraceRunId) -> String {
 
 impl World {
     /// Bodies of one size, of one run each.
-    fn posts(&self, count: usize) -> Vec<Accepted> {
+    fn posts(&self, count: usize) -> Vec<AcceptedRequest> {
         let ids = std::iter::repeat_with(TraceRunId::new).take(count);
         ids.map(|id| self.accept_json(Route::Run, &post(id))).collect()
     }
 
-    async fn fold_within(&self, decoded_bytes: usize) -> Folded {
+    async fn fold_within(&self, decoded_bytes: usize) -> FlushResult {
         let options = Options {
             decoded_bytes,
             ..Options::default()
@@ -42,17 +42,19 @@ impl World {
     }
 
     /// What a reader takes into memory of what is open.
-    async fn read_within(&self, most: usize) -> Option<Unfolded> {
+    async fn read_within(&self, most: usize) -> Option<UnflushedData> {
         let open = self
             .store
-            .read(async |tx| units::open_of(tx, self.tenant).await)
+            .read(async |tx| wal_segments::open_of(tx, self.tenant).await)
             .await
             .unwrap();
-        fold::unfolded(&self.store, &self.objects, &open, most).await.unwrap()
+        flush::read_unflushed(&self.store, &self.objects, &open, most)
+            .await
+            .unwrap()
     }
 }
 
-fn rows(read: &Unfolded) -> u64 {
+fn rows(read: &UnflushedData) -> u64 {
     read.parts.iter().map(|(.., rows)| rows).sum()
 }
 
@@ -64,7 +66,7 @@ async fn a_fold_that_is_full_leaves_the_rest_to_another(world: World) {
     let mut folds = Vec::new();
     while world.open_units().await > 0 {
         let folded = world.fold_within(2 * size).await;
-        folds.push((folded.operations, folded.units, folded.progress));
+        folds.push((folded.operations, folded.wal_segments, folded.progress));
     }
     let expected = [
         (2, vec![], Some((one, 2))),
@@ -99,14 +101,17 @@ async fn what_waits_counts_as_memory(world: World) {
     let unit = world.unit(&bodies).await;
     let options = Options {
         // Each body is looked up and sorted by itself.
-        flush_bytes: 1,
+        segment_bytes: 1,
         decoded_bytes: most,
         ..Options::default()
     };
     let folded = world.fold_with(&options).await;
-    assert_eq!((folded.waiting.len(), folded.progress), (50, Some((unit, 1))));
+    assert_eq!(
+        (folded.pending_operations.len(), folded.progress),
+        (50, Some((unit, 1)))
+    );
     let folded = world.fold_with(&options).await;
-    assert_eq!((folded.waiting.len(), folded.units), (50, vec![unit]));
+    assert_eq!((folded.pending_operations.len(), folded.wal_segments), (50, vec![unit]));
 }
 
 fn patch(number: usize) -> String {
@@ -117,14 +122,14 @@ async fn what_was_put_aside_is_taken_up_in_pages(world: World) {
     let id = TraceRunId::new();
     let patches = (0..5).map(|number| world.accept_json(Route::Patch(id), &patch(number)));
     world.unit(&patches.collect::<Vec<_>>()).await;
-    assert_eq!(world.fold().await.waiting.len(), 5);
+    assert_eq!(world.fold().await.pending_operations.len(), 5);
     world.unit(&[world.accept_json(Route::Run, &post(id))]).await;
     let options = Options {
-        flush_bytes: 1,
+        segment_bytes: 1,
         ..Options::default()
     };
     let folded = world.fold_with(&options).await;
-    assert_eq!(folded.taken_up.len(), 5);
+    assert_eq!(folded.resolved_patches.len(), 5);
     assert_eq!(folded.segments.len(), 6, "the post, and a page of each patch");
     let row = world.row(world.project("canal").await, id).await.unwrap();
     let extra = format!("{:?}", row[column("extra")]);
@@ -159,7 +164,7 @@ async fn one_frame_is_the_next_of_its_workspace(world: World) {
         frame: Some(frame),
         ..Options::default()
     };
-    assert_eq!(world.fold_with(&options).await.units, [unit]);
+    assert_eq!(world.fold_with(&options).await.wal_segments, [unit]);
     assert_eq!(world.rows(world.project("canal").await).await.len(), 2);
 }
 

@@ -2,9 +2,9 @@
 
 use towpath_domain::{JobId, Shard, Timestamp};
 use towpath_store::projects::{self, NewProject};
-use towpath_store::{Error, segments, units};
+use towpath_store::{Error, segments, wal_segments};
 use towpath_traces::body::Encoding;
-use towpath_traces::sample::Which;
+use towpath_traces::sample::SampleOperations;
 use uuid::Uuid;
 
 use super::world::{ALL, DAY, World, on_both_databases, sample};
@@ -19,7 +19,7 @@ on_both_databases!(
 async fn a_pin_keeps_what_it_saw(world: World) {
     let sample = sample(21);
     world
-        .unit(&[world.accept(&sample.body(0..30, Which::Both, Encoding::Identity))])
+        .unit(&[world.accept(&sample.body(0..30, SampleOperations::Both, Encoding::Identity))])
         .await;
     world.fold().await;
     let project = world.project("canal").await;
@@ -34,7 +34,7 @@ async fn a_pin_keeps_what_it_saw(world: World) {
     let first = pin().await;
     assert_eq!(first.iter().map(|part| part.part.rows).sum::<i64>(), 30);
     world
-        .unit(&[world.accept(&sample.body(30..40, Which::Both, Encoding::Identity))])
+        .unit(&[world.accept(&sample.body(30..40, SampleOperations::Both, Encoding::Identity))])
         .await;
     world.fold().await;
     assert_eq!(pin().await, first);
@@ -86,7 +86,7 @@ async fn an_abandoned_intent_cannot_be_published(world: World) {
 
 async fn units_are_taken_in_order_and_within_bytes(world: World) {
     let sample = sample(22);
-    let body = world.accept(&sample.body(0..5, Which::Both, Encoding::Identity));
+    let body = world.accept(&sample.body(0..5, SampleOperations::Both, Encoding::Identity));
     let mut ids = Vec::new();
     for _ in 0..3 {
         ids.push(world.unit(std::slice::from_ref(&body)).await);
@@ -95,15 +95,23 @@ async fn units_are_taken_in_order_and_within_bytes(world: World) {
     world
         .store
         .write(async |tx| {
-            let all = units::open(tx, i64::MAX).await?;
+            let all = wal_segments::open(tx, i64::MAX).await?;
             assert_eq!(all.iter().map(|unit| unit.id).collect::<Vec<_>>(), ids);
-            assert_eq!(units::open(tx, 1).await?.len(), 1);
-            assert_eq!(units::open(tx, all[0].bytes * 2).await?.len(), 2);
-            assert_eq!(units::backlog(tx).await?, (3, all[0].bytes * 3));
-            assert_eq!(units::take(tx, job, Shard::of(world.tenant), ALL, &[]).await?.len(), 3);
-            assert_eq!(units::release(tx, job).await?, 3);
-            units::fold(tx, job, &ids[..2]).await?;
-            assert!(matches!(units::fold(tx, job, &ids[1..]).await, Err(Error::Stale)));
+            assert_eq!(wal_segments::open(tx, 1).await?.len(), 1);
+            assert_eq!(wal_segments::open(tx, all[0].bytes * 2).await?.len(), 2);
+            assert_eq!(wal_segments::backlog(tx).await?, (3, all[0].bytes * 3));
+            assert_eq!(
+                wal_segments::take(tx, job, Shard::of(world.tenant), ALL, &[])
+                    .await?
+                    .len(),
+                3
+            );
+            assert_eq!(wal_segments::release(tx, job).await?, 3);
+            wal_segments::mark_flushed(tx, job, &ids[..2]).await?;
+            assert!(matches!(
+                wal_segments::mark_flushed(tx, job, &ids[1..]).await,
+                Err(Error::Stale)
+            ));
             Ok(())
         })
         .await
@@ -150,14 +158,14 @@ async fn projects_by_name_and_id(world: World) {
             assert!(projects::by_name(tx, world.tenant, "a\0b").await?.is_none());
             projects::ensure(tx, world.tenant, "lock").await?;
             assert_eq!(
-                projects::list(tx, world.tenant, &projects::Wanted::default(), 10, 0)
+                projects::list(tx, world.tenant, &projects::Filter::default(), 10, 0)
                     .await?
                     .len(),
                 2
             );
-            let named = projects::Wanted {
+            let named = projects::Filter {
                 name: Some("lock".to_owned()),
-                ..projects::Wanted::default()
+                ..projects::Filter::default()
             };
             assert_eq!(projects::list(tx, world.tenant, &named, 1, 0).await?.len(), 1);
             let stranger = towpath_domain::TenantId::new();

@@ -1,14 +1,14 @@
-//! Folding: every way to cut operations into bodies, units and folds gives the same rows.
+//! Flushing: every way to cut operations into bodies, WAL segments and flushes gives the same rows.
 
 use object_store::path::Path;
 use proptest::prelude::*;
 use towpath_domain::TraceRunId;
 use towpath_store::quarantine::Kind;
-use towpath_store::{feedback, pending_patches, units};
+use towpath_store::{feedback, pending_patches, wal_segments};
 use towpath_traces::accept::{RefusalKind, Route};
 use towpath_traces::body::Encoding;
-use towpath_traces::fold::Options;
-use towpath_traces::sample::{Cell, Sample, Which};
+use towpath_traces::flush::Options;
+use towpath_traces::sample::{Cell, Sample, SampleOperations};
 
 use super::world::{World, column, on_both_databases, sample};
 
@@ -59,7 +59,7 @@ async fn check(world: &World, sample: &Sample, runs: u64) {
 
 fn within(flush_bytes: usize) -> Options {
     Options {
-        flush_bytes,
+        segment_bytes: flush_bytes,
         ..Options::default()
     }
 }
@@ -68,12 +68,12 @@ async fn every_column_of_every_run_is_as_sent(world: World) {
     let sample = sample(11);
     let wal = world.wal();
     for start in (0..200).step_by(50) {
-        wal.append(world.accept(&sample.body(start..start + 50, Which::Both, Encoding::Zstd)))
+        wal.append(world.accept(&sample.body(start..start + 50, SampleOperations::Both, Encoding::Zstd)))
             .await
             .unwrap();
     }
     let folded = world.fold().await;
-    assert_eq!(folded.operations, sample.operations(0..200, Which::Both));
+    assert_eq!(folded.operations, sample.operations(0..200, SampleOperations::Both));
     assert_eq!(world.open_units().await, 0);
     check(&world, &sample, 200).await;
     let per_day: Vec<u64> = (0..3)
@@ -85,11 +85,11 @@ async fn every_column_of_every_run_is_as_sent(world: World) {
 async fn patches_that_come_first_in_another_fold_are_merged(world: World) {
     let sample = sample(12);
     world
-        .unit(&[world.accept(&sample.body(0..50, Which::Patches, Encoding::Gzip))])
+        .unit(&[world.accept(&sample.body(0..50, SampleOperations::Patches, Encoding::Gzip))])
         .await;
     world.fold().await;
     world
-        .unit(&[world.accept(&sample.body(0..50, Which::Posts, Encoding::Identity))])
+        .unit(&[world.accept(&sample.body(0..50, SampleOperations::Posts, Encoding::Identity))])
         .await;
     world.fold().await;
     check(&world, &sample, 50).await;
@@ -97,7 +97,7 @@ async fn patches_that_come_first_in_another_fold_are_merged(world: World) {
 
 async fn a_body_sent_twice_changes_nothing(world: World) {
     let sample = sample(13);
-    let body = world.accept(&sample.body(0..30, Which::Both, Encoding::Zstd));
+    let body = world.accept(&sample.body(0..30, SampleOperations::Both, Encoding::Zstd));
     world.unit(&[body.clone(), body.clone()]).await;
     world.fold().await;
     world.unit(&[body]).await;
@@ -109,7 +109,7 @@ async fn little_memory_makes_more_segments_and_the_same_rows(world: World) {
     let sample = sample(14);
     for start in (0..100).step_by(10) {
         world
-            .unit(&[world.accept(&sample.body(start..start + 10, Which::Both, Encoding::Zstd))])
+            .unit(&[world.accept(&sample.body(start..start + 10, SampleOperations::Both, Encoding::Zstd))])
             .await;
     }
     let folded = world.fold_with(&within(30_000)).await;
@@ -118,14 +118,14 @@ async fn little_memory_makes_more_segments_and_the_same_rows(world: World) {
 }
 
 #[derive(Clone, Debug)]
-struct Cut {
+struct BatchSplit {
     posts: Vec<u8>,
     patches: Vec<u8>,
     folds: Vec<bool>,
     flush: usize,
 }
 
-fn cut() -> impl Strategy<Value = Cut> {
+fn cut() -> impl Strategy<Value = BatchSplit> {
     let units = || proptest::collection::vec(0_u8..4, 8);
     (
         units(),
@@ -133,7 +133,7 @@ fn cut() -> impl Strategy<Value = Cut> {
         proptest::collection::vec(any::<bool>(), 4),
         prop_oneof![Just(1_usize), Just(10_000), Just(1 << 30)],
     )
-        .prop_map(|(posts, patches, folds, flush)| Cut {
+        .prop_map(|(posts, patches, folds, flush)| BatchSplit {
             posts,
             patches,
             folds,
@@ -144,7 +144,8 @@ fn cut() -> impl Strategy<Value = Cut> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
-    /// Pieces of five runs each go, posts and patches apart, to any of four units; folds happen in between or not.
+    /// Pieces of five runs each go, posts and patches apart, to any of four WAL segments; flushes happen in between or
+    /// not.
     #[test]
     fn any_cut_into_units_and_folds_gives_the_same_rows(cut in cut()) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -153,7 +154,7 @@ proptest! {
             let sample = sample(15);
             for unit in 0..4_u8 {
                 let mut bodies = Vec::new();
-                for (which, to) in [(Which::Posts, &cut.posts), (Which::Patches, &cut.patches)] {
+                for (which, to) in [(SampleOperations::Posts, &cut.posts), (SampleOperations::Patches, &cut.patches)] {
                     for (piece, _) in to.iter().enumerate().filter(|(_, to)| **to == unit) {
                         let piece = piece as u64 * 5;
                         bodies.push(world.accept(&sample.body(piece..piece + 5, which, Encoding::Identity)));
@@ -192,7 +193,7 @@ async fn a_bare_patch_finds_its_run_in_the_batch_or_in_the_catalog(world: World)
         ])
         .await;
     let folded = world.fold().await;
-    assert!(folded.waiting.is_empty());
+    assert!(folded.pending_operations.is_empty());
     let project = world.project("canal").await;
     for (id, name) in [(near, "near"), (far, "far")] {
         let row = world.row(project, id).await.unwrap();
@@ -212,7 +213,7 @@ async fn a_bare_patch_waits_for_its_run(world: World) {
         ])
         .await;
     let folded = world.fold().await;
-    assert_eq!((folded.waiting.len(), folded.taken_up.len()), (1, 0));
+    assert_eq!((folded.pending_operations.len(), folded.resolved_patches.len()), (1, 0));
     let waiting = async || {
         world
             .store
@@ -224,7 +225,7 @@ async fn a_bare_patch_waits_for_its_run(world: World) {
     assert_eq!(waiting().await, 1);
     world.unit(&[world.accept_json(Route::Run, &post(id, "late"))]).await;
     let folded = world.fold().await;
-    assert_eq!((folded.waiting.len(), folded.taken_up.len()), (0, 1));
+    assert_eq!((folded.pending_operations.len(), folded.resolved_patches.len()), (0, 1));
     assert_eq!(waiting().await, 0);
     let row = world.row(world.project("canal").await, id).await.unwrap();
     assert_eq!(
@@ -265,7 +266,7 @@ async fn a_run_sent_again_into_another_project_changes_nothing_there(world: Worl
 
 async fn a_damaged_frame_is_set_aside_and_the_others_are_folded(world: World) {
     let sample = sample(16);
-    let body = |range| world.accept(&sample.body(range, Which::Both, Encoding::Identity));
+    let body = |range| world.accept(&sample.body(range, SampleOperations::Both, Encoding::Identity));
     let (good, bad) = (body(0..5), body(5..10));
     let id = world.unit(&[bad.clone(), good]).await;
     let path = world.folder.path().join("objects/wal").join(format!("{id}.unit"));
@@ -287,11 +288,11 @@ async fn a_damaged_frame_is_set_aside_and_the_others_are_folded(world: World) {
 
 async fn a_unit_that_is_not_there_is_quarantined_and_holds_nobody_up(world: World) {
     let sample = sample(17);
-    let body = |range| world.accept(&sample.body(range, Which::Both, Encoding::Identity));
+    let body = |range| world.accept(&sample.body(range, SampleOperations::Both, Encoding::Identity));
     let lost = body(5..10);
     let id = world.unit(std::slice::from_ref(&lost)).await;
     world.unit(&[body(0..5)]).await;
-    let path = towpath_traces::wal::unit_path(id);
+    let path = towpath_traces::wal::object_path(id);
     world.objects.delete(&path).await.unwrap();
     let folded = world.fold().await;
     assert_eq!(folded.missing, [id]);
@@ -368,7 +369,7 @@ async fn odd_characters_are_refused_or_folded(world: World) {
                 false,
             ),
         ]);
-        // What nobody keeps may say anything, as long as it is text.
+        // What no one keeps may say anything, as long as it is text.
         let is_text = std::str::from_utf8(odd).is_ok();
         for more in [&b"; filename=\""[..], b"; charset=", b"\r\nX-Other: ", b"\r\nX-Other"] {
             let end: &[u8] = if more.ends_with(b"\"") { b"\"" } else { b": y" };
@@ -417,14 +418,18 @@ async fn odd_characters_are_refused_or_folded(world: World) {
         .await;
     let folded = world.fold().await;
     assert_eq!(
-        (folded.feedback.len(), folded.waiting.len(), folded.quarantined.len()),
+        (
+            folded.feedback.len(),
+            folded.pending_operations.len(),
+            folded.quarantined.len()
+        ),
         (1, 1, 0)
     );
     let row = world.row(world.project("canal").await, run).await.unwrap();
     assert_eq!(row[column("name")], "\0".into());
 }
 
-/// Older servers took any content type; what they acknowledged has to be kept.
+/// Older servers took any content type; what they acknowledged must be kept.
 async fn a_content_type_that_was_acknowledged_with_a_nul_is_folded(world: World) {
     let run = TraceRunId::new();
     let body = |kind: &str| {
@@ -454,15 +459,15 @@ async fn a_content_type_that_was_acknowledged_with_a_nul_is_folded(world: World)
 async fn a_fold_that_comes_second_counts_for_nothing(world: World) {
     let sample = sample(18);
     world
-        .unit(&[world.accept(&sample.body(0..5, Which::Both, Encoding::Identity))])
+        .unit(&[world.accept(&sample.body(0..5, SampleOperations::Both, Encoding::Identity))])
         .await;
     let open = world
         .store
-        .read(async |tx| units::open(tx, i64::MAX).await)
+        .read(async |tx| wal_segments::open(tx, i64::MAX).await)
         .await
         .unwrap();
     let job = towpath_domain::JobId::new();
-    let slow = towpath_traces::fold::fold(
+    let slow = towpath_traces::flush::flush(
         &world.store,
         &world.objects,
         &open,
@@ -479,7 +484,7 @@ async fn a_fold_that_comes_second_counts_for_nothing(world: World) {
     world.fold().await;
     let late = world
         .store
-        .write(async |tx| towpath_traces::fold::record(tx, job, &slow).await)
+        .write(async |tx| towpath_traces::flush::record(tx, job, &slow).await)
         .await;
     assert!(matches!(late, Err(towpath_store::Error::Stale)));
     check(&world, &sample, 5).await;

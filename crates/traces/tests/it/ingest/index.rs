@@ -1,5 +1,5 @@
 //! The index of trace runs: whatever was published, indexed, merged, compacted and deleted, every id is found where its
-//! row lies; what is not there costs nothing the second time.
+//! row is; what is not there costs nothing the second time.
 
 mod library;
 
@@ -17,18 +17,18 @@ use towpath_store::segments::replace::{self, Replacement};
 use towpath_store::{Tx, segments};
 use towpath_traces::columnar::Error;
 use towpath_traces::compact::{self, Day};
-use towpath_traces::fold::{NewSegment, Place, catalog_parts, part_ref};
+use towpath_traces::flush::{NewSegment, RunLocation, catalog_parts, part_ref};
 use towpath_traces::objects::Objects;
 use towpath_traces::operation::{Fields, Operation, Verb};
 use towpath_traces::row::Row;
-use towpath_traces::run_index::{self, Entry, GROUP_ENTRIES, Indexed, LocateError, NewIndexFile, Writer};
+use towpath_traces::run_index::{self, Entry, GROUP_ENTRIES, LocateError, NewIndexFile, SegmentToIndex, Writer};
 use towpath_traces::segment;
 
 use library::{Library, bring_in};
 
 use super::world::{DAY, World, on_both_databases};
 use crate::columns::generate::Random;
-use crate::counting::Counting;
+use crate::counting::CountingStore;
 
 on_both_databases!(
     ids_are_found_whatever_was_done,
@@ -106,9 +106,9 @@ async fn unknown_ids_read_no_page(world: World) {
     let known = library.rows(50_000);
     library.file(known.clone()).await;
     let mut rest = library.rows(20);
-    let place = rest[0].place;
+    let place = rest[0].location;
     for row in &mut rest {
-        row.place = place;
+        row.location = place;
     }
     library.publish(&rest).await;
     library.reads.reads();
@@ -126,12 +126,12 @@ async fn unknown_ids_read_no_page(world: World) {
 
     // What is there costs a page of each column.
     let one = known[4711];
-    assert_eq!(library.locate(&[one.id]).await[&one.id], BTreeSet::from([one.place]));
+    assert_eq!(library.locate(&[one.id]).await[&one.id], BTreeSet::from([one.location]));
     let hit = library.reads.reads();
     assert!((1..=3).contains(&hit), "{hit} reads");
     assert_eq!(
         library.locate(&[rest[7].id]).await[&rest[7].id],
-        BTreeSet::from([rest[7].place])
+        BTreeSet::from([rest[7].location])
     );
     assert_eq!(library.reads.reads(), 0, "rows outside of the index stay in memory");
     library.check("everything").await;
@@ -143,9 +143,9 @@ async fn a_thousand_segments_are_read_once(world: World) {
     let mut new = Vec::new();
     for _ in 0..SEGMENTS {
         let mut rows = library.rows(3);
-        let place = rows[0].place;
+        let place = rows[0].location;
         for row in &mut rows {
-            row.place = place;
+            row.location = place;
         }
         new.push(library.segment(&rows).await);
         library.note(&rows);
@@ -180,9 +180,10 @@ async fn few_ids_are_shown_to_the_filters_of_large_segments_first(world: World) 
     let project = library.projects[0];
     let mut rows = library.rows(9000);
     for row in &mut rows {
-        row.place = Place {
-            sort_time: Timestamp::start_of(DAY)
-                .plus(Duration::from_micros(row.place.sort_time.micros() as u64 % 1_000_000)),
+        row.location = RunLocation {
+            sort_time: Timestamp::start_of(DAY).plus(Duration::from_micros(
+                row.location.sort_time.micros() as u64 % 1_000_000,
+            )),
             project,
         };
     }
@@ -204,7 +205,7 @@ async fn few_ids_are_shown_to_the_filters_of_large_segments_first(world: World) 
 async fn the_cache_keeps_its_bound(world: World) {
     const BOUND: usize = 128 << 10;
     let mut library = Library::new(world, 5).await;
-    library.objects = Objects::over(library.reads.clone()).with_index_cache(BOUND);
+    library.objects = Objects::from_store(library.reads.clone()).with_index_cache(BOUND);
     for _ in 0..6 {
         let entries = library.rows(8000);
         library.file(entries).await;
@@ -230,11 +231,11 @@ async fn what_was_removed_meanwhile_is_looked_for_again(world: World) {
     library.publish(&rows).await;
     let segment = Path::from(library.unindexed().await[0].path.as_str());
     for path in [&file.path, &segment] {
-        library.objects = Objects::over(library.reads.clone());
+        library.objects = Objects::from_store(library.reads.clone());
         library.reads.hide(path, 1);
         library.check("an object was away for a moment").await;
-        // What is never there again is no id that nobody knows.
-        library.objects = Objects::over(library.reads.clone());
+        // What is never there again is not an id that no one knows.
+        library.objects = Objects::from_store(library.reads.clone());
         library.reads.hide(path, usize::MAX);
         let failed = library.try_locate(&[rows[0].id]).await;
         assert!(
@@ -269,7 +270,12 @@ async fn entries_of_deleted_projects_and_old_days_are_dropped_by_merges(world: W
         .unwrap();
     let mut place = library.place();
     place.sort_time = Timestamp::start_of(DAY + chrono::Days::new(4));
-    library.publish(&[Entry { id: again, place }]).await;
+    library
+        .publish(&[Entry {
+            id: again,
+            location: place,
+        }])
+        .await;
     let waiting = library.unindexed().await;
     library.index(&waiting).await;
     library.check("it was sent again").await;
@@ -301,14 +307,14 @@ async fn of_several_places_the_smallest_is_kept(world: World) {
         projects.sort_unstable();
         projects.into()
     };
-    let place = |hours, project| Place {
+    let place = |hours, project| RunLocation {
         sort_time: at(hours),
         project,
     };
     let smallest = place(1, low);
     let others = [place(1, high), place(2, low), smallest];
     for place in others {
-        library.publish(&[Entry { id, place }]).await;
+        library.publish(&[Entry { id, location: place }]).await;
         let waiting = library.unindexed().await;
         library.index(&waiting).await;
     }
@@ -324,8 +330,8 @@ async fn what_comes_of_indexed_segments_is_indexed(world: World) {
     let publish = async |library: &mut Library| {
         let mut rows = library.rows(10);
         for row in &mut rows {
-            row.place.project = project;
-            row.place.sort_time = Timestamp::start_of(DAY);
+            row.location.project = project;
+            row.location.sort_time = Timestamp::start_of(DAY);
         }
         library.publish(&rows).await;
     };
@@ -432,12 +438,12 @@ async fn another_workspace_has_its_own(world: World) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_file_of_several_row_groups_is_read_by_pages() {
     let mut library = Library::new(World::new().await, 13).await;
-    let place = library.place();
+    let location = library.place();
     let count = GROUP_ENTRIES + 5000;
     let entries: Vec<Entry> = (0..count)
         .map(|_| Entry {
             id: library.id(),
-            place,
+            location,
         })
         .collect();
     let file = library.file(entries).await;
@@ -470,14 +476,14 @@ async fn a_file_of_several_row_groups_is_read_by_pages() {
     assert_eq!(library.locate(&some).await.len(), some.len());
 }
 
-/// What is no index file is said to be corrupt.
+/// What is not an index file is said to be corrupt.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_segment_is_no_index_file() {
     let mut library = Library::new(World::new().await, 14).await;
     let rows = library.rows(10);
     let segment = library.segment(&rows).await;
     let (tenant, id) = (library.tenant(), RunIndexId::new());
-    let written = towpath_store::run_index::Written {
+    let written = towpath_store::run_index::IndexFileRecord {
         id,
         entries: 10,
         bytes: 1,

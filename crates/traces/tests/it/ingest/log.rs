@@ -6,16 +6,16 @@ use std::time::{Duration, Instant};
 
 use futures::TryStreamExt as _;
 use object_store::path::Path;
-use towpath_domain::{TenantId, Timestamp, UnitId};
-use towpath_store::units;
+use towpath_domain::{TenantId, Timestamp, WalSegmentId};
+use towpath_store::wal_segments;
 use towpath_traces::accept::Route;
 use towpath_traces::body::Encoding;
 use towpath_traces::objects::Objects;
-use towpath_traces::sample::Which;
-use towpath_traces::wal::sweep::{FoldedWalk, SweepError};
-use towpath_traces::wal::{AppendError, OnRegistered, Options, Wal, sweep, unit, unit_path};
+use towpath_traces::sample::SampleOperations;
+use towpath_traces::wal::sweep::{FlushedWalk, SweepError};
+use towpath_traces::wal::{AppendError, OnRegistered, Options, Wal, frame, object_path, sweep};
 
-use super::odd::Odd;
+use super::faulty_store::FaultyStore;
 use super::world::{World, on_both_databases, sample};
 
 on_both_databases!(
@@ -46,29 +46,29 @@ async fn units_on_disk(world: &World) -> usize {
 
 async fn what_is_acknowledged_is_registered_and_reads_back(world: World) {
     let wal = world.wal();
-    let accepted = world.accept(&sample(1).body(0..10, Which::Both, Encoding::Zstd));
+    let accepted = world.accept(&sample(1).body(0..10, SampleOperations::Both, Encoding::Zstd));
     wal.append(accepted.clone()).await.unwrap();
     let open = world
         .store
-        .read(async |tx| units::open(tx, i64::MAX).await)
+        .read(async |tx| wal_segments::open(tx, i64::MAX).await)
         .await
         .unwrap();
     assert_eq!(open.len(), 1);
     assert_eq!(open[0].operations, i64::from(accepted.frame.head.items));
     let bytes = world.objects.get(&Path::from(open[0].path.as_str())).await.unwrap();
-    // The magic of the object, and the unit behind it.
+    // The magic of the object, and the WAL segment behind it.
     assert_eq!((open[0].byte_offset, open[0].bytes), (8, bytes.len() as i64 - 8));
     assert_eq!(open[0].decoded_bytes, accepted.decoded_bytes as i64);
-    let frames = unit::read(bytes).collect::<Result<Vec<_>, _>>().unwrap();
+    let frames = frame::read(bytes).collect::<Result<Vec<_>, _>>().unwrap();
     assert_eq!(frames, [accepted.frame]);
     let project = world.project("canal").await;
     let (own, names, others) = world
         .store
         .read(async |tx| {
             Ok((
-                units::open_of(tx, world.tenant).await?,
-                units::names(tx, &[open[0].id]).await?,
-                units::open_of(tx, TenantId::new()).await?,
+                wal_segments::open_of(tx, world.tenant).await?,
+                wal_segments::names(tx, &[open[0].id]).await?,
+                wal_segments::open_of(tx, TenantId::new()).await?,
             ))
         })
         .await
@@ -80,7 +80,7 @@ async fn what_is_acknowledged_is_registered_and_reads_back(world: World) {
 
 async fn callers_share_units(world: World) {
     let wal = world.wal();
-    let accepted = world.accept(&sample(2).body(0..2, Which::Both, Encoding::Zstd));
+    let accepted = world.accept(&sample(2).body(0..2, SampleOperations::Both, Encoding::Zstd));
     let items = i64::from(accepted.frame.head.items);
     let callers = (0..200).map(|_| {
         let (wal, accepted) = (wal.clone(), accepted.clone());
@@ -91,7 +91,7 @@ async fn callers_share_units(world: World) {
     }
     let open = world
         .store
-        .read(async |tx| units::open(tx, i64::MAX).await)
+        .read(async |tx| wal_segments::open(tx, i64::MAX).await)
         .await
         .unwrap();
     assert_eq!(open.iter().map(|unit| unit.operations).sum::<i64>(), 200 * items);
@@ -119,7 +119,7 @@ async fn a_failed_registration_fails_its_callers_and_leaves_nothing(world: World
         Options::for_store(&world.objects),
         sometimes,
     );
-    let accepted = world.accept(&sample(3).body(0..3, Which::Both, Encoding::Identity));
+    let accepted = world.accept(&sample(3).body(0..3, SampleOperations::Both, Encoding::Identity));
     assert!(matches!(
         wal.append(accepted.clone()).await,
         Err(AppendError::Unavailable(_))
@@ -132,15 +132,15 @@ async fn a_failed_registration_fails_its_callers_and_leaves_nothing(world: World
 
 async fn a_disk_that_cannot_be_written_fails_its_callers(world: World) {
     let wal = world.wal();
-    // A file stands where the folder should be.
+    // A file is where the folder should be.
     std::fs::write(world.folder.path().join("objects").join(sweep::FOLDER), b"").unwrap();
-    let accepted = world.accept(&sample(4).body(0..1, Which::Both, Encoding::Identity));
+    let accepted = world.accept(&sample(4).body(0..1, SampleOperations::Both, Encoding::Identity));
     assert!(matches!(wal.append(accepted).await, Err(AppendError::Unavailable(_))));
     assert_eq!(world.open_units().await, 0);
 }
 
 async fn a_full_queue_refuses_and_says_when_to_come_back(world: World) {
-    let accepted = world.accept(&sample(5).body(0..5, Which::Both, Encoding::Identity));
+    let accepted = world.accept(&sample(5).body(0..5, SampleOperations::Both, Encoding::Identity));
     let options = Options {
         queue_bytes: accepted.frame.body.len(),
         ..Options::for_store(&world.objects)
@@ -148,7 +148,7 @@ async fn a_full_queue_refuses_and_says_when_to_come_back(world: World) {
     let (entered, mut inside) = tokio::sync::mpsc::unbounded_channel();
     let gate = Arc::new(tokio::sync::Semaphore::new(0));
     let (held, signal) = (gate.clone(), entered);
-    // The first unit stays in its transaction until it is let go, so the queue behind it fills.
+    // The first WAL segment stays in its transaction until it is let go, so the queue behind it fills.
     let slow: OnRegistered = Arc::new(move |_tx, _| {
         let (held, signal) = (held.clone(), signal.clone());
         Box::pin(async move {
@@ -173,7 +173,7 @@ async fn a_full_queue_refuses_and_says_when_to_come_back(world: World) {
 }
 
 async fn more_than_may_wait_comes_in_once_it_is_folded(world: World) {
-    let accepted = world.accept(&sample(9).body(0..5, Which::Both, Encoding::Identity));
+    let accepted = world.accept(&sample(9).body(0..5, SampleOperations::Both, Encoding::Identity));
     let options = Options {
         backlog_bytes: 1000,
         ..Options::for_store(&world.objects)
@@ -195,7 +195,7 @@ async fn more_than_may_wait_comes_in_once_it_is_folded(world: World) {
 
 async fn closing_writes_what_waits_and_takes_no_more(world: World) {
     let wal = world.wal();
-    let accepted = world.accept(&sample(6).body(0..1, Which::Both, Encoding::Identity));
+    let accepted = world.accept(&sample(6).body(0..1, SampleOperations::Both, Encoding::Identity));
     // Polled once it is in the queue.
     let mut waiting = std::pin::pin!(wal.append(accepted.clone()));
     assert!(futures::poll!(&mut waiting).is_pending());
@@ -214,14 +214,14 @@ async fn an_empty_body_needs_no_unit(world: World) {
 }
 
 async fn sweeping_takes_orphans_and_folded_units_and_leaves_the_rest(world: World) {
-    let accepted = world.accept(&sample(7).body(0..5, Which::Both, Encoding::Identity));
+    let accepted = world.accept(&sample(7).body(0..5, SampleOperations::Both, Encoding::Identity));
     world.unit(std::slice::from_ref(&accepted)).await;
     world.fold().await;
     world.unit(std::slice::from_ref(&accepted)).await;
-    let orphan = unit_path(UnitId::new());
+    let orphan = object_path(WalSegmentId::new());
     world
         .objects
-        .put(&orphan, unit::write(std::iter::once(&accepted.frame)))
+        .put(&orphan, frame::write(std::iter::once(&accepted.frame)))
         .await
         .unwrap();
     let far_ahead = Timestamp::parse("2200-01-01").unwrap();
@@ -237,14 +237,14 @@ async fn sweeping_takes_orphans_and_folded_units_and_leaves_the_rest(world: Worl
     );
     let folded = world
         .store
-        .read(async |tx| units::folded_before(tx, far_ahead, units::Position::START, 10).await)
+        .read(async |tx| wal_segments::flushed_before(tx, far_ahead, wal_segments::Position::START, 10).await)
         .await
         .unwrap();
-    let gone = sweep::folded(&world.objects, &folded).await.unwrap();
+    let gone = sweep::sweep_flushed(&world.objects, &folded).await.unwrap();
     assert_eq!(
         world
             .store
-            .write(async |tx| units::forget(tx, &gone).await)
+            .write(async |tx| wal_segments::forget(tx, &gone).await)
             .await
             .unwrap(),
         1
@@ -255,7 +255,7 @@ async fn sweeping_takes_orphans_and_folded_units_and_leaves_the_rest(world: Worl
 async fn a_unit_that_cannot_be_removed_holds_up_no_other(world: World) {
     let sample = sample(8);
     for (range, is_folded) in [(0..5, false), (5..10, true), (10..15, true)] {
-        let accepted = world.accept(&sample.body(range, Which::Both, Encoding::Identity));
+        let accepted = world.accept(&sample.body(range, SampleOperations::Both, Encoding::Identity));
         world.unit(&[accepted]).await;
         if is_folded {
             world.fold().await;
@@ -264,30 +264,30 @@ async fn a_unit_that_cannot_be_removed_holds_up_no_other(world: World) {
     let far_ahead = Timestamp::parse("2200-01-01").unwrap();
     let folded = world
         .store
-        .read(async |tx| units::folded_before(tx, far_ahead, units::Position::START, 10).await)
+        .read(async |tx| wal_segments::flushed_before(tx, far_ahead, wal_segments::Position::START, 10).await)
         .await
         .unwrap();
     assert_eq!(folded.len(), 3);
     let stuck = [folded[0].path.as_str(), folded[1].path.as_str()];
-    let odd = Odd::new(world.objects.store().clone(), stuck.map(Path::from));
-    let objects = Objects::over(odd.clone());
+    let odd = FaultyStore::new(world.objects.store().clone(), stuck.map(Path::from));
+    let objects = Objects::from_store(odd.clone());
     let left = async || {
         let left = world
             .store
-            .read(async |tx| units::count_folded(tx, far_ahead, 10).await)
+            .read(async |tx| wal_segments::count_flushed(tx, far_ahead, 10).await)
             .await;
         left.unwrap()
     };
-    let mut walk = FoldedWalk::new(2);
+    let mut walk = FlushedWalk::new(2);
     let mut go_on = async || {
         let until = Instant::now() + Duration::from_secs(60);
-        walk.go_on(&world.store, &objects, far_ahead, until).await
+        walk.sweep_next(&world.store, &objects, far_ahead, until).await
     };
     assert!(matches!(go_on().await, Err(SweepError::Objects(_))));
     assert_eq!(left().await, 3, "nothing of the first step can be removed");
     go_on().await.unwrap();
     assert_eq!(left().await, 2, "the one behind them is gone");
-    odd.mend();
+    odd.repair();
     go_on().await.unwrap();
     assert_eq!(
         (left().await, units_on_disk(&world).await),
@@ -297,26 +297,26 @@ async fn a_unit_that_cannot_be_removed_holds_up_no_other(world: World) {
 }
 
 /// An id that was made this long after now.
-fn made_in(ahead: Duration) -> UnitId {
+fn made_in(ahead: Duration) -> WalSegmentId {
     let since = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .unwrap()
         + ahead;
     let time = uuid::Timestamp::from_unix(uuid::NoContext, since.as_secs(), 0);
-    UnitId(uuid::Uuid::new_v7(time))
+    WalSegmentId(uuid::Uuid::new_v7(time))
 }
 
 async fn orphans_are_found_in_a_list_without_order(world: World) {
-    let accepted = world.accept(&sample(10).body(0..1, Which::Both, Encoding::Identity));
+    let accepted = world.accept(&sample(10).body(0..1, SampleOperations::Both, Encoding::Identity));
     let minutes = |count: u64| Duration::from_secs(60 * count);
     let before = world.store.clock().now().plus(minutes(5));
-    let [old, young] = [minutes(0), minutes(60)].map(|ahead| unit_path(made_in(ahead)));
+    let [old, young] = [minutes(0), minutes(60)].map(|ahead| object_path(made_in(ahead)));
     for path in [&old, &young] {
-        let pieces = unit::write(std::iter::once(&accepted.frame));
+        let pieces = frame::write(std::iter::once(&accepted.frame));
         world.objects.put(path, pieces).await.unwrap();
     }
     // The young one comes first.
-    let objects = Objects::over(Odd::new(world.objects.store().clone(), []));
+    let objects = Objects::from_store(FaultyStore::new(world.objects.store().clone(), []));
     let swept = sweep::orphans(&world.store, &objects, before).await.unwrap();
     assert_eq!((swept, units_on_disk(&world).await), (1, 1));
     assert!(world.objects.get(&old).await.is_err());

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use towpath_domain::trace::ProjectRef;
 use towpath_domain::{TenantId, Timestamp, TraceRunId};
-use towpath_traces::accept::{self, Accepted, Contents, Refusal, RefusalKind, Request, Route};
+use towpath_traces::accept::{self, AcceptedRequest, Contents, Refusal, RefusalKind, Request, Route};
 use towpath_traces::body::Limits;
 use towpath_traces::operation::Verb;
 
@@ -16,7 +16,7 @@ macro_rules! recorded {
     };
 }
 
-fn accept(route: Route, (body, about): (&'static [u8], &str)) -> Accepted {
+fn accept(route: Route, (body, about): (&'static [u8], &str)) -> AcceptedRequest {
     let about: serde_json::Value = serde_json::from_str(about).unwrap();
     let header = |name: &str| about["headers"][name].as_str();
     let request = Request {
@@ -30,7 +30,7 @@ fn accept(route: Route, (body, about): (&'static [u8], &str)) -> Accepted {
     accept::accept(request, &Limits::default()).unwrap()
 }
 
-fn read(accepted: &Accepted) -> Contents {
+fn read(accepted: &AcceptedRequest) -> Contents {
     let contents = accept::read(&accepted.frame, &Limits::NONE).unwrap();
     assert_eq!(contents.operations.len(), accepted.operations);
     assert_eq!(contents.feedback.len(), accepted.feedback);
@@ -180,7 +180,7 @@ fn a_post_that_says_little_is_completed_from_when_it_came() {
     assert_eq!(post.sort_time(), Some(Timestamp::from_micros(7)));
 }
 
-fn json(route: Route, body: &str) -> Result<Accepted, Refusal> {
+fn json(route: Route, body: &str) -> Result<AcceptedRequest, Refusal> {
     let request = Request {
         tenant: TenantId::nil(),
         route,
@@ -224,7 +224,7 @@ fn refusals_name_the_place() {
     let run = |rest: &str| format!(r#"{{"id":"{id}",{rest}}}"#);
     let order = format!("20260301T000000000000Z{other}");
     for (body, expected) in [
-        ("{".to_owned(), "body: the text ends early at byte 1".to_owned()),
+        ("{".to_owned(), "body: unexpected end of text at byte 1".to_owned()),
         ("[]".into(), "body: expected a JSON object".into()),
         ("{}".into(), "body: `id` is missing".into()),
         (r#"{"id":"x"}"#.into(), "body `id`: expected a UUID".into()),
@@ -239,7 +239,7 @@ fn refusals_name_the_place() {
         ),
         (
             run(r#""start_time":"9999-01-01T00:00:00Z""#),
-            format!("post.{id} `start_time`: a time out of range"),
+            format!("post.{id} `start_time`: time out of range"),
         ),
         (
             run(r#""tags":"a""#),
@@ -255,7 +255,7 @@ fn refusals_name_the_place() {
         ),
         (
             run(r#""dotted_order":"x""#),
-            format!("post.{id} `dotted_order`: expected <time>Z<id> links joined by dots"),
+            format!("post.{id} `dotted_order`: expected <time>Z<id> parts joined by dots"),
         ),
         (
             run(&format!(r#""dotted_order":"{order}""#)),
@@ -323,9 +323,8 @@ fn a_field_has_a_limit() {
             "tags" => format!(r#"["{}"]"#, "x".repeat(length - 4)),
             _ => format!(r#""{}""#, "x".repeat(length - 2)),
         };
-        let large = format!(
-            "post.{id} `{field}`: larger than 20 bytes, the most that one field may have; send files as attachments"
-        );
+        let large =
+            format!("post.{id} `{field}`: larger than 20 bytes, the limit per field; send files as attachments");
         let body = |length| format!(r#"{{"id":"{id}","{field}":{}}}"#, value(length));
         let refused = json(Route::Run, body(21)).unwrap_err();
         assert_eq!(
@@ -358,7 +357,7 @@ fn a_field_has_a_limit() {
     }
 }
 
-fn multipart(parts: &[(&str, &str)]) -> Result<Accepted, Refusal> {
+fn multipart(parts: &[(&str, &str)]) -> Result<AcceptedRequest, Refusal> {
     let mut body = String::new();
     for (name, data) in parts {
         body += &format!(
@@ -413,28 +412,25 @@ fn parts_find_their_operation() {
     for (parts, expected) in [
         (
             vec![(name("post", a, ".inputs"), "1")],
-            format!("post.{a}: the part with the trace run itself is missing"),
+            format!("post.{a}: the part with the trace run is missing"),
         ),
         (
             vec![(name("post", a, ""), "{}"), (name("post", a, ".colour"), "1")],
-            format!("post.{a}.colour: trace runs have no part of this name"),
+            format!("post.{a}.colour: unknown part of a trace run"),
         ),
         (
             vec![(name("post", a, ""), "{}"), (name("post", a, ".inputs"), "{x}")],
             format!("post.{a}.inputs: expected a key at byte 1"),
         ),
-        (vec![("post.5".into(), "{}")], "post.5: its name holds no id".into()),
-        (
-            vec![(name("put", a, ""), "{}")],
-            format!("put.{a}: parts of this name are not known"),
-        ),
+        (vec![("post.5".into(), "{}")], "post.5: its name has no id".into()),
+        (vec![(name("put", a, ""), "{}")], format!("put.{a}: unknown part name")),
         (
             vec![
                 (name("post", a, ""), "{}"),
                 (name("post", a, ".events"), "[]"),
                 (name("post", a, ".events"), "[]"),
             ],
-            format!("post.{a}.events: the same part twice"),
+            format!("post.{a}.events: duplicate part"),
         ),
     ] {
         let parts: Vec<_> = parts.iter().map(|(name, data)| (name.as_str(), *data)).collect();

@@ -1,15 +1,15 @@
-//! What an earlier build has acknowledged and not folded is folded by this one.
+//! What an earlier build has acknowledged and not flushed is flushed by this one.
 
 use sqlx::migrate::Migrator;
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{Connection as _, PgConnection, SqliteConnection};
-use towpath_domain::{ProjectId, TenantId, TraceRunId, UnitId};
+use towpath_domain::{ProjectId, TenantId, TraceRunId, WalSegmentId};
 use towpath_store::projects::{self, ProjectChange};
-use towpath_store::{on, units};
+use towpath_store::{on, wal_segments};
 use towpath_testing::Database;
-use towpath_traces::accept::{Accepted, Route};
+use towpath_traces::accept::{AcceptedRequest, Route};
 use towpath_traces::sample::Cell;
-use towpath_traces::wal::{self, unit};
+use towpath_traces::wal::{self, frame};
 
 use super::world::{World, column, sent_by};
 
@@ -35,10 +35,10 @@ async fn of_the_first_release(database: Database) -> World {
 }
 
 /// Registers one object as the first release did.
-async fn register(world: &World, frames: &[Accepted], touches: &[(TenantId, ProjectId)]) {
-    let id = UnitId::new();
-    let path = wal::unit_path(id);
-    let pieces = unit::write(frames.iter().map(|accepted| &accepted.frame));
+async fn register(world: &World, frames: &[AcceptedRequest], touches: &[(TenantId, ProjectId)]) {
+    let id = WalSegmentId::new();
+    let path = wal::object_path(id);
+    let pieces = frame::write(frames.iter().map(|accepted| &accepted.frame));
     let bytes: i64 = pieces.iter().map(|piece| piece.len() as i64).sum();
     world.objects.put(&path, pieces).await.unwrap();
     let registered = world.store.write(async |tx| {
@@ -123,16 +123,16 @@ async fn open_units_of_two_workspaces_are_folded_once(database: Database) {
         .store
         .read(async |tx| {
             Ok([
-                units::open_of(tx, world.tenant).await?.len(),
-                units::open_of(tx, other).await?.len(),
+                wal_segments::open_of(tx, world.tenant).await?.len(),
+                wal_segments::open_of(tx, other).await?.len(),
             ])
         })
         .await
         .unwrap();
     assert_eq!(open, [3, 2]);
     let folded = world.fold().await;
-    assert_eq!((folded.units.len(), folded.operations), (5, 7), "each once");
-    assert_eq!((folded.waiting.len(), folded.quarantined.len()), (0, 0));
+    assert_eq!((folded.wal_segments.len(), folded.operations), (5, 7), "each once");
+    assert_eq!((folded.pending_operations.len(), folded.quarantined.len()), (0, 0));
     assert_eq!(world.open_units().await, 0);
     for (tenant, project, name) in [(world.tenant, canal, "my fourth"), (other, harbour, "their third")] {
         let rows = world.rows_of(tenant, project).await;

@@ -9,18 +9,18 @@ use bytes::Bytes;
 use chrono::NaiveDate;
 use object_store::path::Path;
 use towpath_domain::trace::ProjectRef;
-use towpath_domain::{JobId, ProjectId, Shard, TenantId, Timestamp, TraceRunId, UnitId};
-use towpath_store::units::{Bounds, NewUnit, UnitName};
-use towpath_store::{Store, projects, quarantine, segments, units};
+use towpath_domain::{JobId, ProjectId, Shard, TenantId, Timestamp, TraceRunId, WalSegmentId};
+use towpath_store::wal_segments::{Bounds, NewWalSegment, WalSegmentName};
+use towpath_store::{Store, projects, quarantine, segments, wal_segments};
 use towpath_testing::Database;
-use towpath_traces::accept::{self, Accepted, Refusal, Request, Route};
+use towpath_traces::accept::{self, AcceptedRequest, Refusal, Request, Route};
 use towpath_traces::body::Limits;
-use towpath_traces::fold::{self, Folded, Options};
+use towpath_traces::flush::{self, FlushResult, Options};
 use towpath_traces::objects::Objects;
 use towpath_traces::sample::{Body, Cell, Plan, Sample};
 use towpath_traces::scan::{self, Scan};
 use towpath_traces::schema::Selection;
-use towpath_traces::wal::{self, OnRegistered, Wal, unit};
+use towpath_traces::wal::{self, OnRegistered, Wal, frame};
 
 /// Runs each test on both databases.
 macro_rules! on_both_databases {
@@ -68,7 +68,7 @@ async fn migrate(uri: &str) {
 }
 
 /// As if another workspace had sent it.
-pub fn sent_by(tenant: TenantId, mut accepted: Accepted) -> Accepted {
+pub fn sent_by(tenant: TenantId, mut accepted: AcceptedRequest) -> AcceptedRequest {
     accepted.frame.head.tenant = tenant;
     accepted
 }
@@ -113,7 +113,7 @@ impl World {
         )
     }
 
-    pub fn accept(&self, body: &Body) -> Accepted {
+    pub fn accept(&self, body: &Body) -> AcceptedRequest {
         self.accept_on(
             Route::Multipart,
             &body.content_type,
@@ -122,11 +122,11 @@ impl World {
         )
     }
 
-    pub fn accept_json(&self, route: Route, json: &str) -> Accepted {
+    pub fn accept_json(&self, route: Route, json: &str) -> AcceptedRequest {
         self.accept_on(route, "application/json", None, Bytes::from(json.to_owned()))
     }
 
-    pub fn accept_json_at(&self, route: Route, json: &str, received_at: Timestamp) -> Accepted {
+    pub fn accept_json_at(&self, route: Route, json: &str, received_at: Timestamp) -> AcceptedRequest {
         let request = Request {
             tenant: self.tenant,
             route,
@@ -138,7 +138,13 @@ impl World {
         accept::accept(request, &Limits::default()).unwrap()
     }
 
-    fn accept_on(&self, route: Route, content_type: &str, content_encoding: Option<&str>, body: Bytes) -> Accepted {
+    fn accept_on(
+        &self,
+        route: Route,
+        content_type: &str,
+        content_encoding: Option<&str>,
+        body: Bytes,
+    ) -> AcceptedRequest {
         self.try_accept(route, content_type, content_encoding, body).unwrap()
     }
 
@@ -148,7 +154,7 @@ impl World {
         content_type: &str,
         content_encoding: Option<&str>,
         body: Bytes,
-    ) -> Result<Accepted, Refusal> {
+    ) -> Result<AcceptedRequest, Refusal> {
         let request = Request {
             tenant: self.tenant,
             route,
@@ -160,12 +166,12 @@ impl World {
         accept::accept(request, &Limits::default())
     }
 
-    /// Writes one unit, as the log does it.
-    pub async fn unit(&self, accepted: &[Accepted]) -> UnitId {
-        let id = UnitId::new();
-        let path = wal::unit_path(id);
-        let pieces = unit::write(accepted.iter().map(|accepted| &accepted.frame));
-        let bytes: u64 = unit::frame_lengths(&pieces).sum();
+    /// Writes one WAL segment, as the log does it.
+    pub async fn unit(&self, accepted: &[AcceptedRequest]) -> WalSegmentId {
+        let id = WalSegmentId::new();
+        let path = wal::object_path(id);
+        let pieces = frame::write(accepted.iter().map(|accepted| &accepted.frame));
+        let bytes: u64 = frame::frame_lengths(&pieces).sum();
         self.objects.put(&path, pieces).await.unwrap();
         let tenant = self.tenant;
         let named: BTreeSet<&str> = accepted
@@ -177,10 +183,10 @@ impl World {
             })
             .collect();
         let named: Vec<_> = named.into_iter().map(|name| (tenant, name)).collect();
-        let unit = NewUnit {
+        let unit = NewWalSegment {
             id,
             tenant,
-            byte_offset: unit::FIRST as i64,
+            byte_offset: frame::FIRST as i64,
             bytes: bytes as i64,
             decoded_bytes: accepted.iter().map(|accepted| accepted.decoded_bytes as i64).sum(),
             operations: 1,
@@ -188,29 +194,33 @@ impl World {
         self.store
             .write(async |tx| {
                 let projects = projects::ensure_all(tx, &named).await?;
-                let names = named.iter().zip(projects).map(|((_, name), project_id)| UnitName {
-                    unit_id: id,
-                    name: (*name).to_owned(),
-                    project_id,
-                });
-                units::register(tx, path.as_ref(), &[unit], &names.collect::<Vec<_>>()).await
+                let names = named
+                    .iter()
+                    .zip(projects)
+                    .map(|((_, name), project_id)| WalSegmentName {
+                        unit_id: id,
+                        name: (*name).to_owned(),
+                        project_id,
+                    });
+                wal_segments::register(tx, path.as_ref(), &[unit], &names.collect::<Vec<_>>()).await
             })
             .await
             .unwrap();
         id
     }
 
-    /// Writes one object with a unit of each of these workspaces, as the log does it. They name their projects by ids.
-    pub async fn shared_unit(&self, sent: &[(TenantId, Vec<Accepted>)]) -> (Path, Vec<UnitId>) {
-        let path = wal::unit_path(UnitId::new());
-        let pieces = unit::write(sent.iter().flat_map(|(_, own)| own).map(|accepted| &accepted.frame));
-        let mut lengths = unit::frame_lengths(&pieces);
-        let mut byte_offset = unit::FIRST;
+    /// Writes one object with a WAL segment of each of these workspaces, as the log does it. They name their projects
+    /// by ids.
+    pub async fn shared_unit(&self, sent: &[(TenantId, Vec<AcceptedRequest>)]) -> (Path, Vec<WalSegmentId>) {
+        let path = wal::object_path(WalSegmentId::new());
+        let pieces = frame::write(sent.iter().flat_map(|(_, own)| own).map(|accepted| &accepted.frame));
+        let mut lengths = frame::frame_lengths(&pieces);
+        let mut byte_offset = frame::FIRST;
         let mut new = Vec::new();
         for (tenant, own) in sent {
             let bytes: u64 = lengths.by_ref().take(own.len()).sum();
-            new.push(NewUnit {
-                id: UnitId::new(),
+            new.push(NewWalSegment {
+                id: WalSegmentId::new(),
                 tenant: *tenant,
                 byte_offset: byte_offset as i64,
                 bytes: bytes as i64,
@@ -223,7 +233,7 @@ impl World {
         self.objects.put(&path, pieces).await.unwrap();
         let registered = self
             .store
-            .write(async |tx| units::register(tx, path.as_ref(), &new, &[]).await);
+            .write(async |tx| wal_segments::register(tx, path.as_ref(), &new, &[]).await);
         registered.await.unwrap();
         (path, new.iter().map(|unit| unit.id).collect())
     }
@@ -234,22 +244,22 @@ impl World {
         made.await.unwrap()
     }
 
-    /// Folds all open units and records it.
-    pub async fn fold(&self) -> Folded {
+    /// Flushes all open WAL segments and records it.
+    pub async fn fold(&self) -> FlushResult {
         self.fold_with(&Options::default()).await
     }
 
-    pub async fn fold_with(&self, options: &Options) -> Folded {
+    pub async fn fold_with(&self, options: &Options) -> FlushResult {
         let job = JobId::new();
         let taken = self.store.write(async |tx| {
             let mut taken = Vec::new();
             for shard in Shard::all() {
-                taken.extend(units::take(tx, job, shard, ALL, &[]).await?);
+                taken.extend(wal_segments::take(tx, job, shard, ALL, &[]).await?);
             }
             Ok(taken)
         });
         let taken = taken.await.unwrap();
-        let folded = fold::fold(&self.store, &self.objects, &taken, options, async |tenant, id, path| {
+        let folded = flush::flush(&self.store, &self.objects, &taken, options, async |tenant, id, path| {
             self.store
                 .write(async |tx| segments::intend(tx, tenant, id, path.as_ref(), Some(job)).await)
                 .await
@@ -257,7 +267,7 @@ impl World {
         .await
         .unwrap();
         self.store
-            .write(async |tx| fold::record(tx, job, &folded).await)
+            .write(async |tx| flush::record(tx, job, &folded).await)
             .await
             .unwrap();
         folded
@@ -294,7 +304,7 @@ impl World {
         let request = scan::Request {
             tenant,
             project,
-            parts: parts.iter().map(fold::part_ref).collect(),
+            parts: parts.iter().map(flush::part_ref).collect(),
             range: Timestamp::start_of(first)..Timestamp::start_of(last),
             after: None,
             selection: Selection::all(),
@@ -323,7 +333,7 @@ impl World {
 
     pub async fn open_units(&self) -> usize {
         self.store
-            .read(async |tx| units::open(tx, i64::MAX).await)
+            .read(async |tx| wal_segments::open(tx, i64::MAX).await)
             .await
             .unwrap()
             .len()

@@ -1,4 +1,4 @@
-//! What the scheduler does as time goes on.
+//! The scheduler in the model.
 
 use towpath_domain::job::{JobState, MAX_LOST_LEASES};
 
@@ -14,7 +14,7 @@ impl Model {
             row.state == JobState::Running && row.worker.is_some_and(|worker| model.leases[worker].is_none())
         };
         let lost: Vec<usize> = (0..self.jobs.len()).filter(|job| held(self, job)).collect();
-        // Most go back all together, and rest until the next tick.
+        // Most go back together, and pause until the next tick.
         let (ends, rests): (Vec<usize>, Vec<usize>) = lost
             .into_iter()
             .partition(|job| self.jobs[*job].marked || self.jobs[*job].lost >= i64::from(MAX_LOST_LEASES));
@@ -25,7 +25,7 @@ impl Model {
             self.jobs[job].run_at = self.now + 1;
             self.leave(job, JobState::Scheduled, true);
         }
-        // The others end one by one, and some of them take others along.
+        // The others end one by one, and some of them end others.
         for job in ends {
             if self.jobs[job].state != JobState::Running {
                 continue;

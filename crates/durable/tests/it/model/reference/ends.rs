@@ -1,11 +1,11 @@
-//! How jobs leave: ended, cancelled, and what that does to their lanes, parents and children.
+//! Ends and cancels, and their effect on lanes, parents and children.
 
 use towpath_domain::job::JobState;
 
 use super::Model;
 
 impl Model {
-    /// Off its worker into another state; gives up the lane place unless it keeps it.
+    /// Moves a job off its worker into another state; releases the lane slot unless it is kept.
     pub(super) fn leave(&mut self, job: usize, state: JobState, keeps: bool) {
         let row = &mut self.jobs[job];
         row.state = state;

@@ -1,11 +1,11 @@
-//! What the holder of a claim does, and whoever was one.
+//! Operations of current and former holders of a claim.
 
 use std::collections::BTreeSet;
 
 use towpath_domain::job::JobState;
 
 use super::{Claim, LEASE, Model};
-use crate::model::puppet::{Act, RETRIES};
+use crate::model::puppet::{Action, RETRIES};
 
 impl Model {
     pub(super) fn holds(&self, nth: usize) -> bool {
@@ -13,26 +13,26 @@ impl Model {
         self.jobs[job].state == JobState::Running && self.jobs[job].fence == fence
     }
 
-    pub(super) fn act(&mut self, nth: usize, act: &Act) {
+    pub(super) fn act(&mut self, nth: usize, act: &Action) {
         self.acts += 1;
         let Claim { job, fence, .. } = self.claims[nth];
         let ours = self.holds(nth);
         let marked = self.jobs[job].marked;
         match act {
-            Act::Vanish => self.claims[nth].there = false,
-            Act::Renew => {
-                // Its worker does it, whatever became of the job.
+            Action::Vanish => self.claims[nth].there = false,
+            Action::Renew => {
+                // The worker does it, whatever the state of the job.
                 if let Some(until) = &mut self.leases[self.claims[nth].worker] {
                     *until = self.now + LEASE;
                 }
             }
-            Act::Step(step) => self.step(nth, *step, ours),
-            Act::Checkpoint(_) | Act::Effect(_) if ours && !marked => {
-                if let Act::Checkpoint(to) = act {
+            Action::Step(step) => self.step(nth, *step, ours),
+            Action::Checkpoint(_) | Action::Effect(_) if ours && !marked => {
+                if let Action::Checkpoint(to) = act {
                     self.jobs[job].cursor = Some(*to);
                     self.jobs[job].lost = 0;
                     self.effect(Some(job), format!("checkpoint {to}"), fence);
-                } else if let Act::Effect(effect) = act {
+                } else if let Action::Effect(effect) = act {
                     self.effect(Some(job), format!("effect {effect}"), fence);
                 }
             }
@@ -48,7 +48,7 @@ impl Model {
         }
     }
 
-    /// A step that is in the journal is skipped, whoever asks; a new one is recorded for the holder only.
+    /// A step in the journal is skipped for any claim; a new one is recorded for the holder only.
     fn step(&mut self, nth: usize, step: u32, ours: bool) {
         let Claim { job, fence, .. } = self.claims[nth];
         self.claims[nth].used += 1;
@@ -67,44 +67,44 @@ impl Model {
     }
 
     /// An attempt of the holder ends.
-    fn end(&mut self, nth: usize, act: &Act) {
+    fn end(&mut self, nth: usize, act: &Action) {
         let Claim {
             job, fence, bare, bad, ..
         } = self.claims[nth];
         let keeps = self.jobs[job].kept;
         match act {
-            Act::Settle => {
+            Action::Settle => {
                 self.effect(Some(job), "settled".to_owned(), fence);
                 self.finish(job, JobState::Succeeded, false);
             }
-            Act::Done => {
-                // Written together with others, without touching the fence, where nothing but a lane changes with it.
+            Action::Done => {
+                // Written together with others, without changing the fence, if only a lane changes with it.
                 self.finish(job, JobState::Succeeded, false);
                 self.jobs[job].fence -= i64::from(bare);
             }
-            Act::Fail | Act::Fatal => {
+            Action::Fail | Action::Fatal => {
                 self.note(job, "failed");
                 self.jobs[job].failures += 1;
-                if *act == Act::Fatal || self.jobs[job].failures > i64::from(RETRIES) {
+                if *act == Action::Fatal || self.jobs[job].failures > i64::from(RETRIES) {
                     self.finish(job, JobState::Failed, true);
                 } else {
                     self.jobs[job].run_at = self.now + 1;
                     self.leave(job, JobState::Scheduled, keeps);
                 }
             }
-            Act::Snooze => {
+            Action::Snooze => {
                 self.jobs[job].attempt -= 1;
                 self.jobs[job].run_at = self.now + 1;
                 self.leave(job, JobState::Scheduled, keeps);
             }
-            Act::HandBack => {
+            Action::HandBack => {
                 self.jobs[job].attempt -= 1;
                 self.jobs[job].fence += 1;
                 self.leave(job, self.ready(job), true);
             }
-            Act::Wait(children, lane) => {
+            Action::Wait(children, lane) => {
                 if let Some((lane, places)) = lane {
-                    // Locked, so made, even when nobody enters it.
+                    // Locking creates it, even if no job enters it.
                     self.lane(*lane, *places);
                 }
                 let tenant = self.jobs[job].tenant;

@@ -8,7 +8,7 @@ use super::super::{Sources, compose, parse};
 use super::*;
 
 /// An operation: who says it, and what.
-type Said = (i64, Keys);
+type StatedOperation = (i64, Keys);
 
 fn text() -> impl Strategy<Value = String> {
     (0_usize..160).prop_map(|length| format!("\"{}\"", "x".repeat(length)))
@@ -38,7 +38,7 @@ fn keys() -> impl Strategy<Value = Keys> {
 }
 
 /// A post, perhaps, and patches.
-fn said() -> impl Strategy<Value = Vec<Said>> {
+fn said() -> impl Strategy<Value = Vec<StatedOperation>> {
     (any::<bool>(), vec(keys(), 1..8)).prop_map(|(post, all)| {
         let first = if post { POST } else { 10 };
         let sources = std::iter::once(first).chain(11..);
@@ -46,17 +46,17 @@ fn said() -> impl Strategy<Value = Vec<Said>> {
     })
 }
 
-fn of((source, keys): &Said) -> Box<Merged> {
-    Box::new(Merged::of(*source, keys.clone()))
+fn of((source, keys): &StatedOperation) -> Box<MergedExtra> {
+    Box::new(MergedExtra::of(*source, keys.clone()))
 }
 
-fn all(said: &[Said], limit: u64) -> Merged {
+fn all(said: &[StatedOperation], limit: u64) -> MergedExtra {
     let joined = said.iter().map(of).reduce(|one, other| one.join(other, limit));
     joined.unwrap().bounded(limit).into_owned()
 }
 
 /// Through the provenance and the text of a segment.
-fn stored(merged: &Merged, limit: u64) -> Merged {
+fn stored(merged: &MergedExtra, limit: u64) -> MergedExtra {
     let bounded = merged.bounded(limit);
     let mut bytes = Vec::new();
     bounded.write(&mut bytes, 1000);
@@ -71,7 +71,7 @@ fn stored(merged: &Merged, limit: u64) -> Merged {
 }
 
 /// The rule, from all values at once.
-fn plainly(said: &[Said], limit: u64) -> Keys {
+fn plainly(said: &[StatedOperation], limit: u64) -> Keys {
     let mut values = Vec::new();
     let mut objects = Vec::new();
     for (source, keys) in said {
@@ -92,7 +92,7 @@ fn plainly(said: &[Said], limit: u64) -> Keys {
         }
     }
     let place = |(group, key, value): &(usize, String, Value)| {
-        let rank = Rank {
+        let rank = ValueRank {
             source: value.source,
             weight: value.weight,
             group: *group,
@@ -159,7 +159,7 @@ proptest! {
         limit in 200_u64..1500,
     ) {
         let expected = all(&said, limit);
-        let mut left: Vec<Box<Merged>> = said.iter().map(of).collect();
+        let mut left: Vec<Box<MergedExtra>> = said.iter().map(of).collect();
         left.extend(again.iter().map(|index| of(index.get(&said))));
         let mut picks = picks.into_iter();
         while left.len() > 1 {
@@ -210,7 +210,7 @@ fn the_newest_keys_stay() {
     let limit = 1000;
     let three = [said(POST, "a", 400), said(5, "b", 400), said(7, "c", 400)];
     let mark = (TRUNCATED.to_owned(), "true".to_owned());
-    let names = |said: &[Said]| {
+    let names = |said: &[StatedOperation]| {
         all(said, limit)
             .keys()
             .into_iter()
@@ -220,7 +220,7 @@ fn the_newest_keys_stay() {
     assert_eq!(names(&three), ["b", "c", TRUNCATED]);
     assert_eq!(all(&three, limit).keys().last(), Some(&mark));
     assert_eq!(names(&three[1..]), ["b", "c"]);
-    // A smaller value makes no room for what was left out before, whoever comes first.
+    // A smaller value makes no room for values that were dropped before, in either order.
     let four = [&three[..], &[said(9, "b", 10)]].concat();
     assert_eq!(names(&four), ["b", "c", TRUNCATED]);
     // Of one operation the lighter ones stay.

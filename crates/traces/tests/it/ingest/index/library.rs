@@ -1,24 +1,24 @@
-//! A workspace with segments and index files, and where its trace runs lie.
+//! A workspace with segments and index files, and where its trace runs are.
 
 use super::*;
 
-/// A workspace, and where its trace runs lie.
+/// A workspace, and where its trace runs are.
 pub(super) struct Library {
     pub(super) world: World,
     pub(super) objects: Objects,
-    pub(super) reads: Arc<Counting>,
+    pub(super) reads: Arc<CountingStore>,
     pub(super) random: Random,
     pub(super) projects: Vec<ProjectId>,
-    pub(super) places: BTreeMap<TraceRunId, BTreeSet<Place>>,
+    pub(super) places: BTreeMap<TraceRunId, BTreeSet<RunLocation>>,
     /// Ids that were given several places, as earlier builds did.
     pub(super) ambiguous: BTreeSet<TraceRunId>,
 }
 
 impl Library {
     pub(super) async fn new(world: World, seed: u64) -> Self {
-        let reads = Arc::new(Counting::default());
+        let reads = Arc::new(CountingStore::default());
         let mut library = Self {
-            objects: Objects::over(reads.clone()),
+            objects: Objects::from_store(reads.clone()),
             reads,
             random: Random::new(seed),
             projects: Vec::new(),
@@ -64,10 +64,10 @@ impl Library {
     }
 
     /// Somewhere in these projects, on one of five days.
-    pub(super) fn place(&mut self) -> Place {
+    pub(super) fn place(&mut self) -> RunLocation {
         let project = self.projects[self.random.below(self.projects.len())];
         let start = Timestamp::start_of(DAY).plus(Duration::from_secs(self.random.below(5 * 86_400) as u64));
-        Place {
+        RunLocation {
             sort_time: start.plus(Duration::from_micros(self.random.below(1_000_000) as u64)),
             project,
         }
@@ -78,7 +78,7 @@ impl Library {
         (0..count)
             .map(|_| Entry {
                 id: self.id(),
-                place: self.place(),
+                location: self.place(),
             })
             .collect()
     }
@@ -86,14 +86,14 @@ impl Library {
     pub(super) fn note(&mut self, rows: &[Entry]) {
         for row in rows {
             let places = self.places.entry(row.id).or_default();
-            places.insert(row.place);
+            places.insert(row.location);
             if places.len() > 1 {
                 self.ambiguous.insert(row.id);
             }
         }
     }
 
-    /// Writes a segment, which nobody sees yet.
+    /// Writes a segment, which no one sees yet.
     pub(super) async fn segment(&self, rows: &[Entry]) -> NewSegment {
         let (tenant, id) = (self.tenant(), SegmentId::new());
         let rows = rows.iter().map(|entry| {
@@ -102,11 +102,11 @@ impl Library {
                 id: entry.id,
                 project: None,
                 fields: Fields {
-                    start_time: Some(entry.place.sort_time),
+                    start_time: Some(entry.location.sort_time),
                     ..Fields::default()
                 },
             };
-            (entry.place.project, Row::from_operation(operation, 1))
+            (entry.location.project, Row::from_operation(operation, 1))
         });
         let path = segment::path(tenant, id);
         let written = segment::write(self.objects.store().clone(), path, tenant, rows).await;
@@ -143,9 +143,9 @@ impl Library {
         let tenant = self.tenant();
         let ids: Vec<SegmentId> = waiting.iter().map(|segment| segment.id).collect();
         let parts = self.read(async |tx| segments::parts_of(tx, tenant, &ids).await).await;
-        let indexed: Vec<Indexed> = waiting
+        let indexed: Vec<SegmentToIndex> = waiting
             .iter()
-            .map(|segment| Indexed {
+            .map(|segment| SegmentToIndex {
                 path: Path::from(segment.path.as_str()),
                 row_groups: parts
                     .iter()
@@ -246,17 +246,17 @@ impl Library {
         new
     }
 
-    pub(super) async fn locate(&self, ids: &[TraceRunId]) -> BTreeMap<TraceRunId, BTreeSet<Place>> {
+    pub(super) async fn locate(&self, ids: &[TraceRunId]) -> BTreeMap<TraceRunId, BTreeSet<RunLocation>> {
         let found = self.try_locate(ids).await.unwrap();
         assert!(found.is_sorted(), "in the order of ids");
-        let mut places: BTreeMap<TraceRunId, BTreeSet<Place>> = BTreeMap::new();
+        let mut places: BTreeMap<TraceRunId, BTreeSet<RunLocation>> = BTreeMap::new();
         for (id, place) in found {
             assert!(places.entry(id).or_default().insert(place), "a place twice");
         }
         places
     }
 
-    pub(super) async fn try_locate(&self, ids: &[TraceRunId]) -> Result<Vec<(TraceRunId, Place)>, LocateError> {
+    pub(super) async fn try_locate(&self, ids: &[TraceRunId]) -> Result<Vec<(TraceRunId, RunLocation)>, LocateError> {
         run_index::locate(&self.world.store, &self.objects, self.tenant(), ids).await
     }
 

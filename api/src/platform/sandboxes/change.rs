@@ -1,0 +1,116 @@
+//! Changes sandboxes.
+
+use axum::extract::State;
+use serde::Deserialize;
+use serde_json::Value;
+use towpath_domain::Rejection;
+use towpath_domain::sandbox::{BoxConfig, Lifetime, check_box_name, check_ttl};
+use towpath_store::sandboxes::boxes::{self, BoxUpdate};
+use towpath_store::{self as store};
+
+use super::create::refuse_field;
+use super::model::{RunConfigBody, Sandbox, missing};
+use crate::app::App;
+use crate::auth::Tenant;
+use crate::errors::ApiError;
+use crate::extract::{Json, Path, whole};
+
+/// Changes of a sandbox. Resources and `run_config` apply from the next start.
+#[derive(Clone, Debug, Default, Deserialize, utoipa::ToSchema)]
+#[schema(as = SandboxChange)]
+pub struct UpdateSandbox {
+    #[serde(default)]
+    #[schema(max_length = 63)]
+    name: Option<String>,
+    #[serde(default, deserialize_with = "whole")]
+    idle_ttl_seconds: Option<i64>,
+    #[serde(default, deserialize_with = "whole")]
+    ttl_seconds: Option<i64>,
+    #[serde(default, deserialize_with = "whole")]
+    delete_after_stop_seconds: Option<i64>,
+    #[serde(default)]
+    run_config: Option<RunConfigBody>,
+    #[serde(default, deserialize_with = "whole")]
+    vcpus: Option<i64>,
+    #[serde(default, deserialize_with = "whole")]
+    cpu_millicores: Option<i64>,
+    #[serde(default, deserialize_with = "whole")]
+    mem_bytes: Option<i64>,
+    #[serde(default, deserialize_with = "whole")]
+    fs_capacity_bytes: Option<i64>,
+    /// Refused: not available in this build.
+    #[serde(default)]
+    #[schema(value_type = Option<Object>)]
+    proxy_config: Option<Value>,
+}
+
+impl UpdateSandbox {
+    fn admit(&self) -> Result<(), Rejection> {
+        if let Some(name) = &self.name {
+            check_box_name("name", name)?;
+        }
+        check_ttl("idle_ttl_seconds", self.idle_ttl_seconds)?;
+        check_ttl("ttl_seconds", self.ttl_seconds)?;
+        check_ttl("delete_after_stop_seconds", self.delete_after_stop_seconds)?;
+        refuse_field("proxy_config", self.proxy_config.as_ref())?;
+        self.apply_to(BoxConfig::default()).check()
+    }
+
+    fn apply_to(&self, before: BoxConfig) -> BoxConfig {
+        let is_cpu_changed = self.vcpus.is_some() || self.cpu_millicores.is_some();
+        BoxConfig {
+            vcpus: if is_cpu_changed { self.vcpus } else { before.vcpus },
+            cpu_millicores: if is_cpu_changed {
+                self.cpu_millicores
+            } else {
+                before.cpu_millicores
+            },
+            mem_bytes: self.mem_bytes.or(before.mem_bytes),
+            fs_capacity_bytes: self.fs_capacity_bytes.or(before.fs_capacity_bytes),
+            run_config: self.run_config.clone().map(Into::into).or(before.run_config),
+            ..before
+        }
+    }
+}
+
+/// Change a sandbox.
+#[utoipa::path(patch, path = "/v2/sandboxes/boxes/{name}", tag = "sandboxes", request_body = UpdateSandbox,
+    params(("name" = String, Path, description = "Name or id")),
+    responses((status = 200, description = "Updated", body = Sandbox),
+              (status = 404, description = "No such sandbox in this workspace"),
+              (status = 409, description = "The name is already in use"), ApiError))]
+pub async fn update(
+    State(app): State<App>,
+    tenant: Tenant,
+    Path(name): Path<String>,
+    Json(update): Json<UpdateSandbox>,
+) -> Result<Json<Sandbox>, ApiError> {
+    update.admit()?;
+    let by = tenant.key.to_string();
+    let changed = app.store.write(async |tx| {
+        let found = boxes::find(tx, tenant.id, &name).await?;
+        let before = boxes::lock(tx, tenant.id, found.id).await?;
+        let config = update.apply_to(before.config()?);
+        let change = BoxUpdate {
+            name: update.name.as_deref().unwrap_or(&before.name),
+            config: &config,
+            lifetime: Lifetime {
+                idle_ttl_seconds: update.idle_ttl_seconds.unwrap_or(before.idle_ttl_seconds),
+                ttl_seconds: update.ttl_seconds.unwrap_or(before.ttl_seconds),
+                delete_after_stop_seconds: update
+                    .delete_after_stop_seconds
+                    .unwrap_or(before.delete_after_stop_seconds),
+            },
+            updated_by: &by,
+        };
+        boxes::update(tx, tenant.id, before.id, change).await
+    });
+    let row = changed.await.map_err(|error| match error {
+        store::Error::Conflict { .. } => {
+            let text = "another sandbox of this workspace has this name";
+            ApiError::with_name(http::StatusCode::CONFLICT, "NameConflict", text)
+        }
+        error => missing("Sandbox", &name)(error),
+    })?;
+    Ok(Json(Sandbox::load(&app, row).await?))
+}

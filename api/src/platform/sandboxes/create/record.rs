@@ -1,0 +1,282 @@
+//! Records a new sandbox, or claims one from a pool.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use http::StatusCode;
+use towpath_domain::sandbox::{
+    Attachment, BoxConfig, SnapshotReference, SnapshotStatus, VolumeStatus, check_attachments,
+};
+use towpath_domain::{BoxId, PoolId, Rejection, SnapshotId, TemplateId};
+use towpath_store::sandboxes::boxes::{self, BoxUpdate, NewBox, SandboxBox};
+use towpath_store::sandboxes::{self, pools, snapshots, templates, volumes};
+use towpath_store::{self as store, Tx};
+use towpath_workflows::start_box;
+
+use super::super::model::quota_exceeded;
+use super::{SandboxPlan, SandboxSource};
+use crate::auth::Tenant;
+use crate::errors::ApiError;
+
+/// A repeated request within this time gets the sandbox of the first.
+const DEDUPLICATION_WINDOW: Duration = Duration::from_secs(120);
+
+/// A request combined with its template or snapshot.
+struct ResolvedSandbox {
+    name: String,
+    template: Option<TemplateId>,
+    snapshot: Option<SnapshotId>,
+    config: BoxConfig,
+    attachments: Vec<Attachment>,
+    /// Whether a sandbox of a pool can be used.
+    may_be_pooled: bool,
+}
+
+pub(super) type RecordedSandbox = (SandboxBox, Option<PoolId>);
+
+pub(super) async fn record(
+    tx: &mut Tx<'_>,
+    tenant: Tenant,
+    plan: &SandboxPlan,
+    name: &str,
+    by: &str,
+    digest: &[u8; 32],
+    most: i64,
+) -> store::Result<Result<RecordedSandbox, ApiError>> {
+    sandboxes::lock_quota(tx, tenant.id).await?;
+    if plan.name.is_some() {
+        let since = tx.now().minus(DEDUPLICATION_WINDOW);
+        if let Some(row) = boxes::find_duplicate(tx, tenant.id, name, digest, by, since).await? {
+            return Ok(Ok((row, None)));
+        }
+    }
+    let made = match resolve(tx, tenant, plan).await? {
+        Ok(made) => made,
+        Err(refusal) => return Ok(Err(refusal)),
+    };
+    // Before claiming from a pool, which starts another sandbox as replacement.
+    if most > 0 && boxes::count(tx, tenant.id).await? >= most {
+        let text = format!("this workspace has reached its limit of {most} sandboxes; delete some first");
+        return Ok(Err(quota_exceeded(text)));
+    }
+    let change = BoxUpdate {
+        name,
+        config: &made.config,
+        lifetime: plan.times,
+        updated_by: by,
+    };
+    if let (true, Some(template)) = (made.may_be_pooled, made.template) {
+        let pool = find_pool(tx, tenant, template).await?;
+        let claimed = boxes::claim_pooled(tx, tenant.id, template, change, digest).await?;
+        if let Some(row) = claimed {
+            return Ok(Ok((row, pool)));
+        }
+    }
+    let id = BoxId::new();
+    // The lane is locked before any row.
+    start_box::start(tx, tenant.id, id, 1).await?;
+    let attachments = attach_volumes(tx, tenant, plan, made.attachments).await?;
+    if let Some(snapshot) = made.snapshot {
+        // The snapshot may be deleted at the same time.
+        let row = snapshots::lock(tx, tenant.id, snapshot).await?;
+        if row.status != SnapshotStatus::Ready {
+            return Err(Rejection::rule("snapshot", "the snapshot is being deleted").into());
+        }
+    }
+    let new = NewBox {
+        id,
+        name,
+        config: &made.config,
+        template_name: &made.name,
+        template: made.template,
+        snapshot: made.snapshot,
+        pool: None,
+        lifetime: plan.times,
+        attachments: &attachments,
+        request: digest,
+        created_by: by,
+    };
+    Ok(Ok((boxes::insert(tx, tenant.id, &new).await?, None)))
+}
+
+/// The pool of this template, if any.
+async fn find_pool(tx: &mut Tx<'_>, tenant: Tenant, template: TemplateId) -> store::Result<Option<PoolId>> {
+    let pools = pools::list(tx, tenant.id, 1000, 0).await?;
+    Ok(pools
+        .into_iter()
+        .find(|pool| pool.template_id == template)
+        .map(|pool| pool.id))
+}
+
+async fn resolve(
+    tx: &mut Tx<'_>,
+    tenant: Tenant,
+    plan: &SandboxPlan,
+) -> store::Result<Result<ResolvedSandbox, ApiError>> {
+    match &plan.source {
+        SandboxSource::HostImage => Ok(Ok(ResolvedSandbox {
+            name: String::new(),
+            template: None,
+            snapshot: None,
+            config: plan.config.clone(),
+            attachments: Vec::new(),
+            may_be_pooled: false,
+        })),
+        SandboxSource::Template(name) => from_template(tx, tenant, plan, name).await,
+        SandboxSource::Snapshot(reference) => from_snapshot(tx, tenant, plan, reference).await,
+    }
+}
+
+async fn from_template(
+    tx: &mut Tx<'_>,
+    tenant: Tenant,
+    plan: &SandboxPlan,
+    name: &str,
+) -> store::Result<Result<ResolvedSandbox, ApiError>> {
+    let template = match templates::find(tx, tenant.id, name).await {
+        Err(store::Error::NotFound) => {
+            let shown: String = name.chars().take(64).collect();
+            let text = format!("template '{shown}' not found");
+            return Ok(Err(ApiError::with_name(
+                StatusCode::BAD_REQUEST,
+                "TemplateNotFound",
+                text,
+            )));
+        }
+        found => found?,
+    };
+    let usual = template.resources()?.to_box_config(&template.image)?;
+    let own = &plan.config;
+    let config = BoxConfig {
+        image: usual.image,
+        vcpus: own.vcpus,
+        cpu_millicores: own
+            .cpu_millicores
+            .or(usual.cpu_millicores.filter(|_| own.vcpus.is_none())),
+        mem_bytes: own.mem_bytes.or(usual.mem_bytes),
+        fs_capacity_bytes: own.fs_capacity_bytes.or(usual.fs_capacity_bytes),
+        ..own.clone()
+    };
+    let mounts = templates::volumes_of(tx, &[template.id]).await?;
+    let attachments: Vec<Attachment> = mounts
+        .into_iter()
+        .map(|mount| Attachment {
+            volume: mount.volume_id,
+            mount_path: mount.mount_path,
+            read_only: false,
+        })
+        .collect();
+    let is_plain = BoxConfig {
+        labels: BTreeMap::new(),
+        ..own.clone()
+    } == BoxConfig::default();
+    Ok(Ok(ResolvedSandbox {
+        name: template.name,
+        template: Some(template.id),
+        snapshot: None,
+        may_be_pooled: is_plain && plan.volumes.is_empty() && attachments.is_empty(),
+        config,
+        attachments,
+    }))
+}
+
+async fn from_snapshot(
+    tx: &mut Tx<'_>,
+    tenant: Tenant,
+    plan: &SandboxPlan,
+    reference: &SnapshotReference,
+) -> store::Result<Result<ResolvedSandbox, ApiError>> {
+    let snapshot = match snapshots::find(tx, tenant.id, reference).await {
+        Err(store::Error::NotFound) => {
+            let text = "the snapshot does not exist in this workspace";
+            return Ok(Err(ApiError::with_name(
+                StatusCode::BAD_REQUEST,
+                "SnapshotNotFound",
+                text,
+            )));
+        }
+        found => found?,
+    };
+    if snapshot.status != SnapshotStatus::Ready {
+        let text = format!("snapshot '{}' is {}", snapshot.name, snapshot.status.as_str());
+        return Ok(Err(ApiError::with_name(
+            StatusCode::BAD_REQUEST,
+            "SnapshotNotReady",
+            text,
+        )));
+    }
+    let mut labels = snapshot.labels()?;
+    labels.extend(plan.config.labels.clone());
+    let config = BoxConfig {
+        run_config: plan.config.run_config.clone().or(snapshot.run_config()?),
+        labels,
+        ..plan.config.clone()
+    };
+    Ok(Ok(ResolvedSandbox {
+        name: snapshot.name,
+        template: None,
+        snapshot: Some(snapshot.id),
+        config,
+        attachments: Vec::new(),
+        may_be_pooled: false,
+    }))
+}
+
+/// Attaches the volumes of a new sandbox: one sandbox may write to a volume, or several may read it.
+async fn attach_volumes(
+    tx: &mut Tx<'_>,
+    tenant: Tenant,
+    plan: &SandboxPlan,
+    of_template: Vec<Attachment>,
+) -> store::Result<Vec<Attachment>> {
+    let mut attachments = of_template;
+    for volume in &plan.volumes {
+        let found = match volumes::find(tx, tenant.id, &volume.volume).await {
+            Err(store::Error::NotFound) => {
+                let shown: String = volume.volume.chars().take(64).collect();
+                return Err(Rejection::rule("volumes", format!("volume '{shown}' not found")).into());
+            }
+            found => found?,
+        };
+        attachments.push(Attachment {
+            volume: found.id,
+            mount_path: volume.mount_path.clone(),
+            read_only: volume.read_only == Some(true),
+        });
+    }
+    check_attachments("volumes", attachments.iter().map(|volume| volume.mount_path.as_str()))?;
+    // The same order everywhere, so that requests do not deadlock.
+    let mut order: Vec<_> = attachments.iter().map(|volume| volume.volume).collect();
+    order.sort_unstable();
+    order.dedup();
+    if order.len() < attachments.len() {
+        return Err(Rejection::rule("volumes", "a volume can be mounted only once per sandbox").into());
+    }
+    for id in &order {
+        let volume = volumes::lock(tx, tenant.id, &id.to_string()).await?;
+        if volume.status != VolumeStatus::Ready {
+            let text = format!("volume '{}' is {}", volume.name, volume.status.as_str());
+            return Err(Rejection::rule("volumes", text).into());
+        }
+    }
+    let holders = volumes::users(tx, &order).await?;
+    for attachment in &attachments {
+        let others = holders.iter().filter(|holder| holder.kind == "box");
+        let mut others = others.filter(|holder| holder.volume_id == attachment.volume);
+        if let Some(holder) = others.find(|holder| !(holder.read_only && attachment.read_only)) {
+            let text = format!(
+                "a volume is mounted in sandbox '{}'; one sandbox may write to a volume, or several may read it",
+                holder.name
+            );
+            return Err(Rejection::conflict("volumes", text).into());
+        }
+    }
+    for attachment in attachments.iter().filter(|attachment| !attachment.read_only) {
+        // Files must not change during the copy.
+        if volumes::is_being_copied(tx, tenant.id, attachment.volume).await? {
+            let text = "a volume is being copied and can only be mounted read-only meanwhile";
+            return Err(Rejection::conflict("volumes", text).into());
+        }
+    }
+    Ok(attachments)
+}

@@ -1,0 +1,106 @@
+//! Settings of sandboxes.
+
+use crate::config::Mode;
+use crate::config::key::{Fallback, Key};
+use crate::config::kind::Kind;
+
+pub const KEYS: &[Key] = &[
+    Key {
+        name: "sandboxes.enabled",
+        environment: &[],
+        default: Fallback::Text("auto"),
+        kind: Kind::Choice(&["auto", "on", "off"]),
+        about: "whether this process runs sandboxes; auto does where one process has all roles, on requires the roles api and worker. Only one process of an installation does",
+    },
+    Key {
+        name: "sandboxes.min_isolation",
+        environment: &[],
+        default: Fallback::Text("namespace"),
+        kind: Kind::Choice(&["namespace", "gvisor", "vm"]),
+        about: "required isolation of sandboxes; a driver that isolates less starts none",
+    },
+    Key {
+        name: "sandboxes.unenforced_limits",
+        environment: &[],
+        default: Fallback::ByMode(|mode| if mode == Mode::Dev { "allow" } else { "refuse" }),
+        kind: Kind::Choice(&["refuse", "allow"]),
+        about: "whether a sandbox starts if this machine cannot enforce its limits on memory, processors or disk",
+    },
+    Key {
+        name: "sandboxes.first_user_id",
+        environment: &[],
+        default: Fallback::Text("900000"),
+        kind: Kind::Count {
+            least: 0,
+            most: 4_000_000_000,
+        },
+        about: "the first of 65,536 unused user ids for sandboxes; used where the platform runs as root",
+    },
+    Key {
+        name: "sandboxes.memory_mb",
+        environment: &[],
+        default: Fallback::Text("4096"),
+        kind: Kind::Count {
+            least: 16,
+            most: 16_777_216,
+        },
+        about: "memory of a sandbox that requests none, where the machine can limit it",
+    },
+    Key {
+        name: "sandboxes.processes",
+        environment: &[],
+        default: Fallback::Text("4096"),
+        kind: Kind::Count {
+            least: 16,
+            most: 4_194_304,
+        },
+        about: "processes and threads of a sandbox, where the machine can limit them",
+    },
+    Key {
+        name: "sandboxes.stop_grace_seconds",
+        environment: &[],
+        default: Fallback::Text("5"),
+        kind: Kind::Count { least: 0, most: 600 },
+        about: "time for the commands of a sandbox to end when it stops",
+    },
+    Key {
+        name: "sandboxes.max_per_workspace",
+        environment: &[],
+        default: Fallback::Text("100"),
+        kind: Kind::Count {
+            least: 0,
+            most: 1_000_000,
+        },
+        about: "sandboxes of one workspace, stopped ones included; 0 is no limit",
+    },
+    Key {
+        name: "sandboxes.snapshots_per_workspace",
+        environment: &[],
+        default: Fallback::Text("200"),
+        kind: Kind::Count {
+            least: 0,
+            most: 1_000_000,
+        },
+        about: "snapshots of one workspace; 0 is no limit",
+    },
+    Key {
+        name: "sandboxes.volumes_per_workspace",
+        environment: &[],
+        default: Fallback::Text("100"),
+        kind: Kind::Count {
+            least: 0,
+            most: 1_000_000,
+        },
+        about: "volumes of one workspace; 0 is no limit",
+    },
+    Key {
+        name: "sandboxes.volume_mb_per_workspace",
+        environment: &[],
+        default: Fallback::Text("102400"),
+        kind: Kind::Count {
+            least: 0,
+            most: 1_073_741_824,
+        },
+        about: "total size of all volumes of one workspace; 0 is no limit",
+    },
+];

@@ -1,0 +1,49 @@
+//! Registry of open multipart uploads. An unfinished upload is invisible and costs space until it is aborted, for which
+//! only the process that began it knows the id.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// An upload in parts that was begun.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct OpenUpload {
+    /// The key it will have.
+    pub path: String,
+    /// What the destination calls it.
+    pub id: String,
+}
+
+/// Uploads that were begun and are not over.
+#[derive(Clone, Debug, Default)]
+pub(super) struct OpenUploads(Arc<UploadState>);
+
+#[derive(Debug, Default)]
+struct UploadState {
+    open: Mutex<BTreeSet<OpenUpload>>,
+    /// Whether there ever was one.
+    any: AtomicBool,
+}
+
+impl OpenUploads {
+    pub(super) fn add(&self, upload: OpenUpload) {
+        self.0.any.store(true, Ordering::Relaxed);
+        self.open().insert(upload);
+    }
+
+    pub(super) fn remove(&self, upload: &OpenUpload) {
+        self.open().remove(upload);
+    }
+
+    pub(super) fn list(&self) -> Vec<OpenUpload> {
+        self.open().iter().cloned().collect()
+    }
+
+    pub(super) fn has_any(&self) -> bool {
+        self.0.any.load(Ordering::Relaxed)
+    }
+
+    fn open(&self) -> MutexGuard<'_, BTreeSet<OpenUpload>> {
+        self.0.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

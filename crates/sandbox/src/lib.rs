@@ -1,0 +1,48 @@
+//! Isolated machines ("boxes") for the commands of agents.
+//!
+//! Promises: a box sees no file, process or network of the host; its commands outlive the process that started them;
+//! what a box leaves on the machine carries its id and generation, and a driver refuses an older generation than it has
+//! seen; a limit that the machine cannot enforce is refused, never ignored. Leaves to others: rows, when to start and
+//! stop, and permissions.
+//!
+//! ```text
+//! <root>/
+//!   base/<digest>/                     the read-only root made from the host
+//!   layers/<layer>/                    sealed files of a box, read-only
+//!   boxes/<box>/generation             the newest generation that was started or destroyed
+//!   boxes/<box>/upper, work            files of the box; they outlive a stop
+//!   volumes/<volume>.img               an ext4 file system; a folder where the platform is not root
+//!   runs/<box>.<generation>/           one life of a box
+//!     launch.json                      what the launcher is to make
+//!     agent.sock                       socket of the agent
+//!     record.json                      process id and start time of the agent; written last
+//!     root/                            where the launcher assembles the root; empty outside of the box
+//! ```
+//!
+//! A [`Driver`] starts and stops boxes. [`BoxAgent`] talks to the agent in a box: commands, files, ports.
+
+pub mod client;
+pub mod driver;
+pub mod error;
+pub mod exec;
+pub mod file;
+pub mod spec;
+mod wire;
+
+#[cfg(target_os = "linux")]
+mod agent;
+#[cfg(target_os = "linux")]
+mod launch;
+#[cfg(target_os = "linux")]
+pub mod namespace;
+#[cfg(target_os = "linux")]
+pub mod program;
+
+pub use client::{BoxAgent, Download, ExecEvents, ExecInput, Execution, PortConnection};
+pub use driver::{BoxHandle, BoxState, Capabilities, Driver, Isolation};
+pub use error::{Error, Result};
+pub use exec::{CommandStatus, ExecEvent, ExecRequest, OutputTail, PtySize};
+pub use file::{ByteRange, Entry, FileStat, GlobRequest, GrepMatch, GrepRequest, Page};
+#[cfg(target_os = "linux")]
+pub use namespace::{NamespaceDriver, NamespaceSettings};
+pub use spec::{BoxSpec, Generation, Layer, Limits, RootFileSystem, VolumeMount, VolumeSource};

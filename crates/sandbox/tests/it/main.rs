@@ -1,0 +1,10 @@
+//! Boxes of the driver `namespace`, with real processes. What this machine cannot do is skipped aloud.
+
+#![cfg(target_os = "linux")]
+
+mod commands;
+mod escape;
+mod files;
+mod fixture;
+mod limits;
+mod survival;

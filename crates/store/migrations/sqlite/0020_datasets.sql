@@ -1,0 +1,134 @@
+-- Datasets, and what evaluations keep beside traces.
+
+-- A dataset. Clients choose ids, so an id is unique in its workspace only. `version_at` is its newest version; each change of its
+-- examples makes one, under the lock of this row.
+CREATE TABLE dataset (
+    id             BLOB NOT NULL,
+    tenant_id      BLOB NOT NULL,
+    name           TEXT NOT NULL,
+    description    TEXT,
+    data_type      TEXT NOT NULL CHECK (data_type IN ('kv', 'llm', 'chat')),
+    inputs_schema  TEXT,  -- JSON object
+    outputs_schema TEXT,  -- JSON object
+    metadata       TEXT NOT NULL,  -- JSON object
+    created_at     INTEGER NOT NULL,
+    modified_at    INTEGER NOT NULL,
+    version_at     INTEGER NOT NULL,
+    example_count  INTEGER NOT NULL CHECK (example_count >= 0),
+    stored_rows    INTEGER NOT NULL CHECK (stored_rows >= example_count),  -- of `example`, those of earlier versions too
+    stored_bytes   INTEGER NOT NULL CHECK (stored_bytes >= 0),  -- of texts and files
+    PRIMARY KEY (tenant_id, id),
+    UNIQUE (tenant_id, name)
+) STRICT;
+CREATE INDEX dataset_listing ON dataset (tenant_id, created_at DESC, id);
+
+-- When a dataset changed.
+CREATE TABLE dataset_version (
+    tenant_id  BLOB NOT NULL,
+    dataset_id BLOB NOT NULL,
+    as_of      INTEGER NOT NULL,
+    PRIMARY KEY (tenant_id, dataset_id, as_of),
+    FOREIGN KEY (tenant_id, dataset_id) REFERENCES dataset (tenant_id, id) ON DELETE CASCADE
+) STRICT;
+
+-- Names of versions. `latest` is none of them: it moves by itself.
+CREATE TABLE dataset_tag (
+    tenant_id  BLOB NOT NULL,
+    dataset_id BLOB NOT NULL,
+    tag        TEXT NOT NULL,
+    as_of      INTEGER NOT NULL,
+    PRIMARY KEY (tenant_id, dataset_id, tag),
+    FOREIGN KEY (tenant_id, dataset_id) REFERENCES dataset (tenant_id, id) ON DELETE CASCADE
+) STRICT;
+
+-- An example as it was from one version of its dataset until another. Rows of earlier versions go with the dataset, or when the
+-- example is deleted for good.
+CREATE TABLE example (
+    tenant_id     BLOB NOT NULL,
+    dataset_id    BLOB NOT NULL,
+    example_id    BLOB NOT NULL,
+    valid_from    INTEGER NOT NULL,
+    valid_until   INTEGER CHECK (valid_until > valid_from),
+    created_at    INTEGER NOT NULL,
+    inputs        TEXT NOT NULL,  -- JSON object
+    outputs       TEXT,  -- JSON object
+    metadata      TEXT NOT NULL,  -- JSON object; `dataset_split` names the splits
+    source_run_id BLOB,
+    files         TEXT NOT NULL,  -- JSON list of names, types and ids of `example_file`
+    bytes         INTEGER NOT NULL CHECK (bytes >= 0),  -- of the texts
+    PRIMARY KEY (tenant_id, example_id, valid_from),
+    FOREIGN KEY (tenant_id, dataset_id) REFERENCES dataset (tenant_id, id) ON DELETE CASCADE
+) STRICT;
+CREATE UNIQUE INDEX example_current ON example (tenant_id, example_id) WHERE valid_until IS NULL;
+CREATE INDEX example_listing ON example (tenant_id, dataset_id, created_at DESC, example_id);
+
+-- A file of an example. It is in the database and not an object, so that it comes and goes in the transaction of its rows.
+CREATE TABLE example_file (
+    tenant_id  BLOB NOT NULL,
+    id         BLOB NOT NULL,
+    dataset_id BLOB NOT NULL,
+    example_id BLOB NOT NULL,
+    mime_type  TEXT NOT NULL,
+    data       BLOB NOT NULL,
+    bytes      INTEGER NOT NULL CHECK (bytes >= 0),
+    PRIMARY KEY (tenant_id, id),
+    FOREIGN KEY (tenant_id, dataset_id) REFERENCES dataset (tenant_id, id) ON DELETE CASCADE
+) STRICT;
+CREATE INDEX example_file_example ON example_file (tenant_id, example_id);
+CREATE INDEX example_file_dataset ON example_file (tenant_id, dataset_id);
+
+-- Experiments of one dataset, judged against each other.
+CREATE TABLE comparative_experiment (
+    tenant_id      BLOB NOT NULL,
+    id             BLOB NOT NULL,
+    dataset_id     BLOB NOT NULL,
+    name           TEXT,
+    description    TEXT,
+    extra          TEXT,  -- JSON object
+    experiment_ids TEXT NOT NULL,  -- JSON list
+    created_at     INTEGER NOT NULL,
+    modified_at    INTEGER NOT NULL,
+    PRIMARY KEY (tenant_id, id),
+    FOREIGN KEY (tenant_id, dataset_id) REFERENCES dataset (tenant_id, id) ON DELETE CASCADE
+) STRICT;
+CREATE INDEX comparative_experiment_dataset ON comparative_experiment (tenant_id, dataset_id, created_at DESC, id);
+
+-- How the scores of a key of feedback are meant.
+CREATE TABLE feedback_config (
+    tenant_id             BLOB NOT NULL,
+    feedback_key          TEXT NOT NULL,
+    id                    BLOB NOT NULL,
+    config                TEXT NOT NULL,  -- JSON object
+    is_lower_score_better INTEGER NOT NULL,
+    modified_at           INTEGER NOT NULL,
+    PRIMARY KEY (tenant_id, feedback_key),
+    UNIQUE (tenant_id, id)
+) STRICT;
+
+-- Trace runs that people are asked to judge.
+CREATE TABLE annotation_queue (
+    tenant_id           BLOB NOT NULL,
+    id                  BLOB NOT NULL,
+    name                TEXT NOT NULL,
+    description         TEXT,
+    rubric_instructions TEXT,
+    rubric_items        TEXT,  -- JSON list
+    created_at          INTEGER NOT NULL,
+    updated_at          INTEGER NOT NULL,
+    PRIMARY KEY (tenant_id, id),
+    UNIQUE (tenant_id, name)
+) STRICT;
+
+-- A trace run in a queue.
+CREATE TABLE annotation_queue_run (
+    tenant_id        BLOB NOT NULL,
+    queue_id         BLOB NOT NULL,
+    run_id           BLOB NOT NULL,
+    added_at         INTEGER NOT NULL,
+    PRIMARY KEY (tenant_id, queue_id, run_id),
+    FOREIGN KEY (tenant_id, queue_id) REFERENCES annotation_queue (tenant_id, id) ON DELETE CASCADE
+) STRICT;
+CREATE INDEX annotation_queue_run_order ON annotation_queue_run (tenant_id, queue_id, added_at, run_id);
+
+-- Experiments of a dataset.
+CREATE INDEX project_dataset ON project (tenant_id, reference_dataset_id) WHERE reference_dataset_id IS NOT NULL;

@@ -1,0 +1,244 @@
+//! The jobs of this process and its lease, shared by the claimers, the lease renewer and the runtime.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use tokio::sync::{Notify, watch};
+use towpath_domain::{JobId, WorkerId};
+use towpath_durable::{JobFence, Signal};
+
+#[derive(Default)]
+pub(crate) struct ActiveJobs {
+    jobs: Mutex<HashMap<JobId, Entry>>,
+    drained: Notify,
+    finished_by_pool: Mutex<BTreeMap<String, u64>>,
+    lease: watch::Sender<Option<Lease>>,
+    /// Claims in progress, by their start.
+    open_claims: Mutex<BTreeSet<(Instant, u64)>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Lease {
+    /// Id of the lease holder; it changes after each lost lease.
+    pub(crate) worker: WorkerId,
+    /// The last moment, by this process's monotonic clock, at which the lease is certainly valid. `None` if leases do
+    /// not expire.
+    valid_until: Option<Instant>,
+}
+
+struct Entry {
+    fence: i64,
+    signal: watch::Sender<Signal>,
+    worker: WorkerId,
+}
+
+/// A claim in progress: its jobs may be in the database and not yet here.
+pub(crate) struct ClaimGuard {
+    active_jobs: Arc<ActiveJobs>,
+    key: (Instant, u64),
+}
+
+impl Drop for ClaimGuard {
+    fn drop(&mut self) {
+        self.active_jobs.lock_claims().remove(&self.key);
+    }
+}
+
+impl ActiveJobs {
+    /// Starts a lease, and allows claims.
+    pub(crate) fn begin_lease(&self, worker: WorkerId, until: Option<Instant>) {
+        self.lease.send_replace(Some(Lease {
+            worker,
+            valid_until: until,
+        }));
+    }
+
+    /// Extends the lease, unless it has ended.
+    pub(crate) fn extend_lease(&self, worker: WorkerId, until: Instant) {
+        self.lease.send_if_modified(|lease| {
+            if let Some(lease) = lease.as_mut().filter(|lease| lease.worker == worker) {
+                lease.valid_until = Some(until);
+            }
+            // No receiver waits for this change.
+            false
+        });
+    }
+
+    /// Ends the lease of `worker` and stops its jobs. Returns their number.
+    pub(crate) fn end_lease(&self, worker: WorkerId) -> usize {
+        self.lease.send_if_modified(|lease| {
+            let ours = lease.is_some_and(|lease| lease.worker == worker);
+            if ours {
+                *lease = None;
+            }
+            ours
+        });
+        let jobs = self.lock_jobs();
+        let lost = jobs.values().filter(|entry| entry.worker == worker);
+        lost.filter(|entry| raise_signal(&entry.signal, Signal::Lost)).count()
+    }
+
+    /// Ends the lease if it may have expired by `now`. Returns the number of stopped jobs.
+    pub(crate) fn end_expired_lease(&self, now: Instant) -> Option<usize> {
+        let lease = (*self.lease.borrow()).filter(|lease| lease.valid_until.is_some_and(|until| until <= now))?;
+        Some(self.end_lease(lease.worker))
+    }
+
+    /// The current lease holder.
+    pub(crate) fn lease_owner(&self) -> Option<WorkerId> {
+        self.lease.borrow().map(|lease| lease.worker)
+    }
+
+    /// The lease holder, if claims are allowed now.
+    pub(crate) fn claiming_worker(&self) -> Option<WorkerId> {
+        let lease = (*self.lease.borrow())?;
+        let runs = lease.valid_until.is_none_or(|until| Instant::now() < until);
+        runs.then_some(lease.worker)
+    }
+
+    /// Reports when a lease begins or ends.
+    pub(crate) fn subscribe_lease(&self) -> watch::Receiver<Option<Lease>> {
+        self.lease.subscribe()
+    }
+
+    pub(crate) fn begin_claim(self: &Arc<Self>) -> ClaimGuard {
+        let mut claims = self.lock_claims();
+        let began = Instant::now();
+        let next = claims.last().map_or(0, |(_, nth)| nth.wrapping_add(1));
+        claims.insert((began, next));
+        drop(claims);
+        ClaimGuard {
+            active_jobs: Arc::clone(self),
+            key: (began, next),
+        }
+    }
+
+    /// Whether every claim in progress began after `moment`: the jobs of earlier ones are here.
+    pub(crate) fn claims_began_after(&self, moment: Instant) -> bool {
+        self.lock_claims().first().is_none_or(|(began, _)| *began > moment)
+    }
+
+    fn lock_claims(&self) -> MutexGuard<'_, BTreeSet<(Instant, u64)>> {
+        self.open_claims.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a job just claimed by the lease of `worker`.
+    pub(crate) fn add(&self, job: JobFence, worker: WorkerId) -> watch::Receiver<Signal> {
+        let (signal, receiver) = watch::channel(Signal::Run);
+        let mut jobs = self.lock_jobs();
+        // Checked under the lock of the jobs, as in `end`: either `end` finds the job, or this finds the end of the
+        // lease.
+        if self.claiming_worker() != Some(worker) {
+            signal.send_replace(Signal::Lost);
+        }
+        let before = jobs.insert(
+            job.id,
+            Entry {
+                fence: job.fence,
+                signal,
+                worker,
+            },
+        );
+        drop(jobs);
+        if let Some(before) = before {
+            // This process claimed the job again while an older attempt is still here: that one lost its lease.
+            before.signal.send_replace(Signal::Lost);
+        }
+        receiver
+    }
+
+    /// Removes a job, unless it was claimed again.
+    pub(crate) fn remove(&self, job: JobFence) {
+        let mut jobs = self.lock_jobs();
+        if jobs.get(&job.id).is_some_and(|entry| entry.fence == job.fence) {
+            jobs.remove(&job.id);
+        }
+        let none = jobs.is_empty();
+        drop(jobs);
+        if none {
+            self.drained.notify_waiters();
+        }
+    }
+
+    /// Counts an ended attempt.
+    pub(crate) fn count_finished(&self, pool: &str) {
+        let mut finished = self.finished_by_pool.lock().unwrap_or_else(PoisonError::into_inner);
+        match finished.get_mut(pool) {
+            Some(jobs) => *jobs += 1,
+            None => drop(finished.insert(pool.to_owned(), 1)),
+        }
+    }
+
+    /// The counts in the format of the worker's row.
+    pub(crate) fn finished_counts(&self) -> String {
+        let finished = self.finished_by_pool.lock().unwrap_or_else(PoisonError::into_inner);
+        serde_json::to_string(&*finished).expect("a map of texts and numbers is always JSON")
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.lock_jobs().len()
+    }
+
+    /// Waits until no job is active.
+    pub(crate) async fn wait_until_empty(&self) {
+        loop {
+            let emptied = self.drained.notified();
+            tokio::pin!(emptied);
+            // Registered before the check, so that a removal in between is not missed.
+            emptied.as_mut().enable();
+            if self.lock_jobs().is_empty() {
+                return;
+            }
+            emptied.await;
+        }
+    }
+
+    pub(crate) fn list(&self, worker: WorkerId) -> Vec<JobFence> {
+        self.lock_jobs()
+            .iter()
+            .filter(|(_, entry)| entry.worker == worker)
+            .map(|(&id, entry)| JobFence { id, fence: entry.fence })
+            .collect()
+    }
+
+    pub(crate) fn contains(&self, job: JobFence) -> bool {
+        self.lock_jobs()
+            .get(&job.id)
+            .is_some_and(|entry| entry.fence == job.fence)
+    }
+
+    pub(crate) fn send_signal(&self, job: JobId, signal: Signal) {
+        if let Some(entry) = self.lock_jobs().get(&job) {
+            raise_signal(&entry.signal, signal);
+        }
+    }
+
+    pub(crate) fn signal_all(&self, signal: Signal) {
+        for entry in self.lock_jobs().values() {
+            raise_signal(&entry.signal, signal);
+        }
+    }
+
+    /// Stops a job that another worker holds. Returns false if it has ended or was stopped already.
+    pub(crate) fn mark_lost(&self, job: JobFence) -> bool {
+        let jobs = self.lock_jobs();
+        let entry = jobs.get(&job.id).filter(|entry| entry.fence == job.fence);
+        entry.is_some_and(|entry| raise_signal(&entry.signal, Signal::Lost))
+    }
+
+    fn lock_jobs(&self) -> MutexGuard<'_, HashMap<JobId, Entry>> {
+        // No holder of the lock panics, and the map would be consistent even then.
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Signals only rise: a job with a lost lease is not asked to stop gracefully afterwards. Returns whether the signal
+/// rose.
+fn raise_signal(to: &watch::Sender<Signal>, signal: Signal) -> bool {
+    to.send_if_modified(|now| {
+        let rises = signal > *now;
+        *now = signal.max(*now);
+        rises
+    })
+}

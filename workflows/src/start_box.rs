@@ -1,0 +1,215 @@
+//! Starts a sandbox.
+
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use towpath_domain::job::{EndReason, RetryPolicy};
+use towpath_domain::sandbox::{BoxStatus, SnapshotStatus, host_name};
+use towpath_domain::{BoxId, JobId, TenantId};
+use towpath_durable::{Cause, Ctx, Failure, IntoFailure, Lane, Outcome, Start, Workflow};
+use towpath_sandbox::{BoxSpec, Error, RootFileSystem, VolumeMount};
+use towpath_store::sandboxes::boxes::{self, SandboxBox, StartResult};
+use towpath_store::sandboxes::{snapshots, volumes};
+use towpath_store::{self as store, Tx};
+
+use crate::sandbox_host::{SandboxHost, driver_generation, error_text, isolation_name};
+use crate::{Services, metric};
+
+/// The root of a sandbox without an image or a snapshot.
+const DEFAULT_IMAGE: &str = "host";
+
+#[derive(Debug, Serialize, Deserialize)]
+pub struct StartBox {
+    pub tenant: TenantId,
+    #[serde(rename = "box")]
+    pub id: BoxId,
+    /// The life that starts.
+    pub generation: i64,
+}
+
+/// The lane of a sandbox, which runs its jobs one after another.
+#[must_use]
+pub fn lane_of(id: BoxId) -> Lane {
+    Lane::new(format!("box:{id}"), 1)
+}
+
+/// Records the job. Call it before the transaction's business writes: it locks the lane.
+pub async fn start(tx: &mut Tx<'_>, tenant: TenantId, id: BoxId, generation: i64) -> store::Result<JobId> {
+    let input = StartBox { tenant, id, generation };
+    towpath_durable::start(tx, &input, Start::new(tenant).lane(lane_of(id))).await
+}
+
+/// Starts a sandbox that is not running, in the caller's transaction. `None` if it is running or being deleted.
+pub async fn restart(tx: &mut Tx<'_>, tenant: TenantId, id: BoxId) -> store::Result<Option<SandboxBox>> {
+    let row = boxes::get(tx, tenant, id).await?;
+    if !row.status.may_start() {
+        return Ok(None);
+    }
+    // The lane is locked before the row. Another request may start the same life meanwhile; this job then has nothing
+    // to do.
+    start(tx, tenant, id, row.generation + 1).await?;
+    boxes::begin_start(tx, tenant, id, row.generation).await
+}
+
+impl Workflow for StartBox {
+    const KIND: &'static str = "start_box";
+    const POOL: &'static str = crate::sandbox_host::POOL;
+    const RETRY: RetryPolicy = RetryPolicy::fixed(2, Duration::from_secs(1));
+    const ATTEMPT_LIMIT: Option<Duration> = Some(Duration::from_secs(600));
+    const KEEP_PLACE: bool = true;
+    type World = Services;
+
+    async fn run(&self, ctx: &mut Ctx, world: &Services) -> Outcome {
+        let &Self { tenant, id, .. } = self;
+        let found = world.store.read(async |tx| boxes::get(tx, tenant, id).await).await;
+        let row = match found {
+            Err(store::Error::NotFound) => return ctx.complete(),
+            found => found.retry()?,
+        };
+        if row.generation != self.generation || row.status != BoxStatus::Provisioning {
+            // It was stopped, restarted or deleted since.
+            return ctx.complete();
+        }
+        let machine = world.sandbox_host()?;
+        let (spec, isolation) = box_spec(world, machine, &row).await?;
+        let began = Instant::now();
+        let handle = machine.driver.start(&spec, driver_generation(row.generation)).await;
+        let handle = handle.map_err(|error| {
+            metrics::counter!(metric::BOX_STARTS_FAILED).increment(1);
+            failure_of(&error)
+        })?;
+        metrics::histogram!(metric::BOX_START_SECONDS).record(began.elapsed());
+        machine.insert_handle(id, handle);
+        let root = serde_json::to_string(&spec.root).fatal()?;
+        let begun = StartResult {
+            root: &root,
+            host_id: machine.host_id(),
+            isolation,
+        };
+        let settled = ctx
+            .settle(async |tx| {
+                boxes::mark_ready(tx, tenant, id, self.generation, begun).await?;
+                Ok(())
+            })
+            .await;
+        machine.notify_change();
+        settled
+    }
+
+    async fn end(tx: &mut Tx<'_>, input: &Self, ended: EndReason) -> store::Result<()> {
+        let message = match &ended {
+            EndReason::Failed(message) => message,
+            EndReason::Cancelled => "its start was cancelled",
+            EndReason::TimedOut => "its start exceeded its time limit",
+        };
+        boxes::mark_failed(tx, input.tenant, input.id, input.generation, message).await?;
+        Ok(())
+    }
+}
+
+/// Maps a driver's error to a failure.
+pub(crate) fn failure_of(error: &Error) -> Failure {
+    let cause = Cause::new(error_text(error));
+    if error.is_transient() {
+        Failure::Retry(cause)
+    } else {
+        Failure::Fatal(cause)
+    }
+}
+
+async fn box_spec(
+    world: &Services,
+    machine: &SandboxHost,
+    row: &SandboxBox,
+) -> Result<(BoxSpec, &'static str), Failure> {
+    let config = row.config().fatal()?;
+    let capabilities = machine.capabilities().await.map_err(|error| failure_of(&error))?;
+    let (limits, _) = machine
+        .limits(&config, capabilities)
+        .map_err(|error| failure_of(&error))?;
+    if row.host_id.is_some_and(|host| host != machine.host_id()) && !config.is_temporary {
+        return Err(Failure::fatal(
+            "its files are on another machine, which no longer runs sandboxes: delete the sandbox and create another \
+             one",
+        ));
+    }
+    let root = match &row.root {
+        Some(root) => serde_json::from_str(root).fatal()?,
+        None => root_file_system(world, machine, row, config.image.as_deref()).await?,
+    };
+    let mounts = volume_mounts(world, machine, row).await?;
+    let run = config.run_config.clone().unwrap_or_default();
+    let spec = BoxSpec {
+        id: row.id.0,
+        hostname: host_name(&row.name),
+        root,
+        fresh: config.is_temporary,
+        user: run.user,
+        work_dir: run.work_dir,
+        env: config.variables(),
+        limits,
+        mounts,
+    };
+    Ok((spec, isolation_name(capabilities.isolation)))
+}
+
+async fn volume_mounts(world: &Services, machine: &SandboxHost, row: &SandboxBox) -> Result<Vec<VolumeMount>, Failure> {
+    let found = world.store.read(async |tx| {
+        let attached = boxes::volumes_of(tx, &[row.id]).await?;
+        let ids: Vec<_> = attached.iter().map(|volume| volume.volume_id).collect();
+        let holders = volumes::users(tx, &ids).await?;
+        let mut found = Vec::with_capacity(attached.len());
+        for mount in attached {
+            let mut others = holders
+                .iter()
+                .filter(|holder| holder.kind == "box" && holder.id != row.id.0);
+            let is_shared = others.any(|holder| holder.volume_id == mount.volume_id);
+            found.push((
+                volumes::get(tx, row.tenant_id, mount.volume_id).await?,
+                mount,
+                is_shared,
+            ));
+        }
+        Ok(found)
+    });
+    let mut mounts = Vec::new();
+    for (volume, mount, is_shared) in found.await.retry()? {
+        let source = machine
+            .ensure_volume(&volume)
+            .await
+            .map_err(|error| failure_of(&error))?;
+        if !is_shared {
+            // It may have grown; no other sandbox has it mounted.
+            machine.grow_volume(&volume).await.map_err(|error| failure_of(&error))?;
+        }
+        mounts.push(VolumeMount {
+            source,
+            path: mount.mount_path,
+            read_only: mount.read_only,
+        });
+    }
+    Ok(mounts)
+}
+
+/// The root file system of a sandbox that starts for the first time.
+async fn root_file_system(
+    world: &Services,
+    machine: &SandboxHost,
+    row: &SandboxBox,
+    image: Option<&str>,
+) -> Result<RootFileSystem, Failure> {
+    let Some(id) = row.snapshot_id else {
+        let prepared = machine.driver.prepare(image.unwrap_or(DEFAULT_IMAGE)).await;
+        return prepared.map_err(|error| failure_of(&error));
+    };
+    let found = world.store.read(async |tx| snapshots::get(tx, row.tenant_id, id).await);
+    let snapshot = found.await.retry()?;
+    match (snapshot.status, &snapshot.root) {
+        (SnapshotStatus::Ready, Some(root)) => serde_json::from_str(root).fatal(),
+        _ => Err(Failure::fatal(format!(
+            "its snapshot {} is {}",
+            snapshot.name,
+            snapshot.status.as_str()
+        ))),
+    }
+}

@@ -1,0 +1,536 @@
+//! Sandboxes with a driver that runs nothing.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+use towpath_domain::sandbox::{Attachment, BoxConfig, BoxStatus, Lifetime, SnapshotStatus, TemplateResources};
+use towpath_domain::{BoxId, SnapshotId, VolumeId};
+use towpath_sandbox::{Error, RootFileSystem};
+use towpath_store::sandboxes::boxes::{self, BoxUpdate, NewBox, SandboxBox};
+use towpath_store::sandboxes::hosts::HostLease;
+use towpath_store::sandboxes::snapshots::{self, NewSnapshot};
+use towpath_store::sandboxes::volumes::{self, NewVolume};
+use towpath_store::sandboxes::{pools, templates};
+use towpath_workflows::reconcile_boxes::BoxReconciler;
+use towpath_workflows::sandbox_host::fake_driver::FakeDriver;
+use towpath_workflows::sandbox_host::{SandboxHost, SandboxHostSettings};
+use towpath_workflows::{capture_snapshot, delete_box, delete_snapshot, delete_volume, fill_pool, start_box, stop_box};
+use uuid::Uuid;
+
+use crate::fixture::{Database, WorkflowFixture, on_both_databases};
+
+on_both_databases!(
+    a_box_starts_stops_and_starts_anew,
+    a_start_that_fails_says_why,
+    a_start_is_repeated_where_that_may_help,
+    limits_that_the_machine_cannot_enforce_are_refused,
+    what_is_about_an_old_life_changes_nothing,
+    a_removal_wins_over_a_start,
+    boxes_stop_when_idle_and_go_when_stopped_for_long,
+    a_box_in_use_does_not_stop,
+    a_use_counts_before_it_is_written,
+    what_the_machine_lost_is_stopped_and_what_it_has_more_is_ended,
+    a_snapshot_is_a_layer_over_those_of_its_box,
+    volumes_are_made_by_the_box_that_has_them,
+    a_pool_is_filled_and_claimed_boxes_are_replaced,
+);
+
+const TIMES: Lifetime = Lifetime {
+    idle_ttl_seconds: 600,
+    ttl_seconds: 0,
+    delete_after_stop_seconds: 3600,
+};
+
+struct SandboxFixture {
+    workflows: WorkflowFixture,
+    fake: Arc<FakeDriver>,
+    host: Arc<SandboxHost>,
+}
+
+impl SandboxFixture {
+    async fn new(database: Database) -> Self {
+        Self::with(database, SandboxHostSettings::default()).await
+    }
+
+    async fn with(database: Database, settings: SandboxHostSettings) -> Self {
+        let mut home = WorkflowFixture::empty_on(&database, 1).await;
+        let fake = Arc::new(FakeDriver::default());
+        let folder: &Path = home.folder.path();
+        let stop = CancellationToken::new();
+        let boxes = SandboxHost::open(
+            Arc::clone(&fake) as Arc<dyn towpath_sandbox::Driver>,
+            &folder.join("sandboxes"),
+            settings,
+            home.clock.clone(),
+            stop,
+        );
+        let boxes = Arc::new(boxes.unwrap());
+        home.world.sandbox_host = Some(Arc::clone(&boxes));
+        Self {
+            workflows: home,
+            fake,
+            host: boxes,
+        }
+    }
+
+    fn reconciler(&self) -> BoxReconciler {
+        let claim = HostLease {
+            host_id: self.host.host_id(),
+            host: "here".to_owned(),
+            process_id: Uuid::now_v7(),
+        };
+        BoxReconciler::new(self.workflows.store().clone(), Arc::clone(&self.host), claim)
+    }
+
+    async fn create_box(&self, name: &str) -> BoxId {
+        self.create_box_with(name, &BoxConfig::default(), None, &[]).await
+    }
+
+    async fn create_box_with(
+        &self,
+        name: &str,
+        config: &BoxConfig,
+        snapshot: Option<SnapshotId>,
+        attachments: &[Attachment],
+    ) -> BoxId {
+        let (tenant, id) = (self.workflows.tenant, BoxId::new());
+        let made = self.workflows.store().write(async |tx| {
+            start_box::start(tx, tenant, id, 1).await?;
+            let new = NewBox {
+                id,
+                name,
+                config,
+                template_name: "",
+                template: None,
+                snapshot,
+                pool: None,
+                lifetime: TIMES,
+                attachments,
+                request: b"",
+                created_by: "test",
+            };
+            boxes::insert(tx, tenant, &new).await
+        });
+        made.await.unwrap();
+        id
+    }
+
+    async fn row(&self, id: BoxId) -> SandboxBox {
+        let tenant = self.workflows.tenant;
+        let found = self.workflows.store().read(async |tx| boxes::get(tx, tenant, id).await);
+        found.await.unwrap()
+    }
+
+    async fn is_deleted(&self, id: BoxId) -> bool {
+        let found = self.workflows.store().read(async |tx| boxes::exists(tx, id).await);
+        !found.await.unwrap()
+    }
+
+    async fn stop(&self, id: BoxId, generation: i64) {
+        let tenant = self.workflows.tenant;
+        let asked = self.workflows.store();
+        asked
+            .write(async |tx| stop_box::start(tx, tenant, id, generation).await)
+            .await
+            .unwrap();
+        self.workflows.drive().await;
+    }
+
+    async fn restart(&self, id: BoxId) -> Option<SandboxBox> {
+        let tenant = self.workflows.tenant;
+        let asked = self.workflows.store();
+        asked
+            .write(async |tx| start_box::restart(tx, tenant, id).await)
+            .await
+            .unwrap()
+    }
+
+    async fn delete(&self, id: BoxId) {
+        let tenant = self.workflows.tenant;
+        let asked = self.workflows.store();
+        asked
+            .write(async |tx| delete_box::delete(tx, tenant, id).await)
+            .await
+            .unwrap();
+    }
+
+    async fn capture(&self, id: BoxId, parent: Option<SnapshotId>) -> SnapshotId {
+        let (tenant, snapshot) = (self.workflows.tenant, SnapshotId::new());
+        let recorded = self.workflows.store().write(async |tx| {
+            capture_snapshot::start(tx, tenant, id, snapshot).await?;
+            let new = NewSnapshot {
+                id: snapshot,
+                name: "kept",
+                docker_image: None,
+                fs_capacity_bytes: 1 << 30,
+                source: Some(id),
+                parent,
+                run_config: None,
+                labels: &BTreeMap::new(),
+                description: None,
+                included: &[],
+                request: b"",
+                created_by: "test",
+            };
+            snapshots::insert(tx, tenant, new).await
+        });
+        recorded.await.unwrap();
+        self.workflows.drive().await;
+        snapshot
+    }
+}
+
+async fn a_box_starts_stops_and_starts_anew(database: Database) {
+    let machine = SandboxFixture::new(database).await;
+    let id = machine.create_box("a").await;
+    machine.workflows.drive().await;
+    let row = machine.row(id).await;
+    assert_eq!((row.status, row.generation), (BoxStatus::Ready, 1));
+    assert_eq!(row.host_id, Some(machine.host.host_id()));
+    assert_eq!(machine.fake.running_generation(id.0), Some(1));
+    let root: RootFileSystem = serde_json::from_str(&row.root.unwrap()).unwrap();
+    assert_eq!(root.base, "host");
+
+    machine.stop(id, 1).await;
+    let row = machine.row(id).await;
+    assert_eq!(row.status, BoxStatus::Stopped);
+    assert!(row.stopped_at.is_some());
+    assert_eq!(machine.fake.running_generation(id.0), None);
+
+    let begun = machine.restart(id).await.unwrap();
+    assert_eq!((begun.status, begun.generation), (BoxStatus::Provisioning, 2));
+    assert!(machine.restart(id).await.is_none(), "it is being started already");
+    let (tenant, late) = (machine.workflows.tenant, machine.workflows.store());
+    let late = late.write(async |tx| boxes::begin_start(tx, tenant, id, 1).await);
+    assert!(late.await.unwrap().is_none(), "the life after the first has begun");
+    machine.workflows.drive().await;
+    assert_eq!(machine.row(id).await.status, BoxStatus::Ready);
+    assert_eq!(machine.fake.running_generation(id.0), Some(2));
+
+    machine.delete(id).await;
+    machine.workflows.drive().await;
+    assert!(machine.is_deleted(id).await);
+    assert_eq!(machine.fake.running_generation(id.0), None);
+}
+
+async fn a_start_that_fails_says_why(database: Database) {
+    let machine = SandboxFixture::new(database).await;
+    let config = BoxConfig {
+        image: Some("missing".to_owned()),
+        ..BoxConfig::default()
+    };
+    let id = machine.create_box_with("a", &config, None, &[]).await;
+    machine.workflows.drive().await;
+    let row = machine.row(id).await;
+    assert_eq!(row.status, BoxStatus::Failed);
+    assert_eq!(row.status_message.as_deref(), Some("there is no image missing"));
+    // It may be retried.
+    assert_eq!(machine.restart(id).await.unwrap().generation, 2);
+    machine.workflows.drive().await;
+    assert_eq!(machine.row(id).await.status, BoxStatus::Failed);
+}
+
+async fn a_start_is_repeated_where_that_may_help(database: Database) {
+    let machine = SandboxFixture::new(database).await;
+    machine.fake.fail_next_start(Error::TimedOut("starting the sandbox"));
+    let id = machine.create_box("a").await;
+    machine.workflows.drive().await;
+    assert_eq!(machine.row(id).await.status, BoxStatus::Provisioning);
+    machine.workflows.wait(Duration::from_secs(5)).await;
+    machine.workflows.drive().await;
+    assert_eq!(machine.row(id).await.status, BoxStatus::Ready);
+}
+
+async fn limits_that_the_machine_cannot_enforce_are_refused(database: Database) {
+    let machine = SandboxFixture::new(database).await;
+    machine.fake.disable_limits();
+    let limited = BoxConfig {
+        mem_bytes: Some(64 << 20),
+        ..BoxConfig::default()
+    };
+    let refused = machine.create_box_with("a", &limited, None, &[]).await;
+    let plain = machine.create_box("b").await;
+    machine.workflows.drive().await;
+    let row = machine.row(refused).await;
+    assert_eq!(row.status, BoxStatus::Failed);
+    let why = row.status_message.unwrap();
+    assert!(
+        why.contains("memory") && why.contains("sandboxes.unenforced_limits"),
+        "{why}"
+    );
+    assert_eq!(machine.row(plain).await.status, BoxStatus::Ready);
+
+    let allowed = SandboxHostSettings {
+        allow_unenforced: true,
+        ..SandboxHostSettings::default()
+    };
+    let capabilities = machine.host.capabilities().await.unwrap();
+    assert!(machine.host.limits(&limited, capabilities).is_err());
+    let other = SandboxFixture::with(Database::Sqlite, allowed).await;
+    let (limits, unenforced) = other.host.limits(&limited, capabilities).unwrap();
+    assert_eq!((limits.memory_bytes, unenforced), (None, vec!["memory"]));
+}
+
+async fn what_is_about_an_old_life_changes_nothing(database: Database) {
+    let machine = SandboxFixture::new(database).await;
+    let id = machine.create_box("a").await;
+    machine.workflows.drive().await;
+    machine.stop(id, 1).await;
+    machine.restart(id).await.unwrap();
+    machine.workflows.drive().await;
+    // It was meant for the first life.
+    machine.stop(id, 1).await;
+    assert_eq!(machine.row(id).await.status, BoxStatus::Ready);
+    assert_eq!(machine.fake.running_generation(id.0), Some(2));
+    let tenant = machine.workflows.tenant;
+    let late = machine.workflows.store();
+    let changed = late.write(async |tx| boxes::mark_stopped(tx, tenant, id, 1, Some("late")).await);
+    assert!(!changed.await.unwrap());
+    assert_eq!(machine.row(id).await.status, BoxStatus::Ready);
+}
+
+async fn a_removal_wins_over_a_start(database: Database) {
+    let machine = SandboxFixture::new(database).await;
+    let id = machine.create_box("a").await;
+    let start = machine.workflows.until("start_box").await;
+    machine.delete(id).await;
+    // The name is free before the sandbox is deleted.
+    let other = machine.create_box("a").await;
+    machine.workflows.perform(start).await;
+    machine.workflows.drive().await;
+    assert!(machine.is_deleted(id).await);
+    assert_eq!(machine.fake.running_generation(id.0), None);
+    assert_eq!(machine.row(other).await.status, BoxStatus::Ready);
+}
+
+async fn boxes_stop_when_idle_and_go_when_stopped_for_long(database: Database) {
+    let machine = SandboxFixture::new(database).await;
+    let id = machine.create_box("a").await;
+    machine.workflows.drive().await;
+    let keeper = machine.reconciler();
+    machine.workflows.wait(Duration::from_secs(599)).await;
+    keeper.stop_due().await.unwrap();
+    machine.workflows.drive().await;
+    assert_eq!(machine.row(id).await.status, BoxStatus::Ready);
+    machine.workflows.wait(Duration::from_secs(2)).await;
+    keeper.stop_due().await.unwrap();
+    machine.workflows.drive().await;
+    assert_eq!(machine.row(id).await.status, BoxStatus::Stopped);
+    machine.workflows.wait(Duration::from_secs(3601)).await;
+    keeper.stop_due().await.unwrap();
+    machine.workflows.drive().await;
+    assert!(machine.is_deleted(id).await);
+}
+
+async fn a_box_in_use_does_not_stop(database: Database) {
+    let machine = SandboxFixture::new(database).await;
+    let id = machine.create_box("a").await;
+    machine.workflows.drive().await;
+    let keeper = machine.reconciler();
+    let connection = machine.host.begin_use(id);
+    machine.workflows.wait(Duration::from_secs(700)).await;
+    keeper.stop_due().await.unwrap();
+    machine.workflows.drive().await;
+    assert_eq!(machine.row(id).await.status, BoxStatus::Ready);
+    drop(connection);
+    machine.workflows.wait(Duration::from_secs(601)).await;
+    keeper.stop_due().await.unwrap();
+    machine.workflows.drive().await;
+    assert_eq!(machine.row(id).await.status, BoxStatus::Stopped);
+}
+
+async fn a_use_counts_before_it_is_written(database: Database) {
+    let machine = SandboxFixture::new(database).await;
+    let id = machine.create_box("a").await;
+    machine.workflows.drive().await;
+    let keeper = machine.reconciler();
+    machine.workflows.wait(Duration::from_secs(599)).await;
+    drop(machine.host.begin_use(id));
+    machine.workflows.wait(Duration::from_secs(2)).await;
+    keeper.stop_due().await.unwrap();
+    machine.workflows.drive().await;
+    assert_eq!(machine.row(id).await.status, BoxStatus::Ready);
+    machine.workflows.wait(Duration::from_secs(600)).await;
+    keeper.stop_due().await.unwrap();
+    // The sandbox is used before the job runs.
+    let connection = machine.host.begin_use(id);
+    machine.workflows.drive().await;
+    assert_eq!(machine.row(id).await.status, BoxStatus::Ready);
+    drop(connection);
+    machine.workflows.wait(Duration::from_secs(601)).await;
+    keeper.stop_due().await.unwrap();
+    machine.workflows.drive().await;
+    assert_eq!(machine.row(id).await.status, BoxStatus::Stopped);
+}
+
+async fn what_the_machine_lost_is_stopped_and_what_it_has_more_is_ended(database: Database) {
+    let machine = SandboxFixture::new(database).await;
+    let (kept, killed) = (machine.create_box("kept").await, machine.create_box("killed").await);
+    machine.workflows.drive().await;
+    let stranger = Uuid::now_v7();
+    machine.fake.end_processes(killed.0);
+    machine.fake.run_unknown(stranger, 3);
+    let mut keeper = machine.reconciler();
+    keeper.reconcile().await.unwrap();
+    assert_eq!(machine.row(kept).await.status, BoxStatus::Ready);
+    let row = machine.row(killed).await;
+    assert_eq!(row.status, BoxStatus::Stopped);
+    assert!(row.status_message.unwrap().contains("its processes ended"));
+    assert_eq!(machine.fake.running_generation(stranger), None);
+    // Until then, a late start of it is refused.
+    assert!(machine.fake.has_box(stranger));
+    keeper.reconcile().await.unwrap();
+    assert!(!machine.fake.has_box(stranger));
+    assert!(machine.fake.has_box(kept.0));
+}
+
+async fn a_snapshot_is_a_layer_over_those_of_its_box(database: Database) {
+    let machine = SandboxFixture::new(database).await;
+    let tenant = machine.workflows.tenant;
+    let id = machine.create_box("a").await;
+    machine.workflows.drive().await;
+    let first = machine.capture(id, None).await;
+    let read = async |id| {
+        let found = machine
+            .workflows
+            .store()
+            .read(async |tx| snapshots::get(tx, tenant, id).await);
+        found.await
+    };
+    let row = read(first).await.unwrap();
+    assert_eq!((row.status, row.fs_used_bytes), (SnapshotStatus::Ready, Some(4096)));
+
+    let fork = machine
+        .create_box_with("b", &BoxConfig::default(), Some(first), &[])
+        .await;
+    machine.workflows.drive().await;
+    assert_eq!(machine.row(fork).await.status, BoxStatus::Ready);
+    let second = machine.capture(fork, Some(first)).await;
+    let root: RootFileSystem = serde_json::from_str(&read(second).await.unwrap().root.unwrap()).unwrap();
+    assert_eq!(root.layers, [second.0, first.0]);
+    let users = machine
+        .workflows
+        .store()
+        .read(async |tx| snapshots::users(tx, tenant, first).await);
+    let users = users.await.unwrap();
+    assert_eq!(
+        users,
+        [
+            ("snapshot".to_owned(), "kept".to_owned()),
+            ("box".to_owned(), "b".to_owned())
+        ]
+    );
+
+    let store = machine.workflows.store();
+    let removed = store.write(async |tx| {
+        delete_snapshot::start(tx, tenant, second).await?;
+        snapshots::mark_deleting(tx, tenant, second).await
+    });
+    removed.await.unwrap();
+    machine.workflows.drive().await;
+    assert!(read(second).await.is_err());
+    assert!(!machine.fake.has_layer(second.0));
+    assert!(machine.fake.has_layer(first.0));
+}
+
+async fn volumes_are_made_by_the_box_that_has_them(database: Database) {
+    let machine = SandboxFixture::new(database).await;
+    let (tenant, volume) = (machine.workflows.tenant, VolumeId::new());
+    let store = machine.workflows.store();
+    let new = NewVolume {
+        id: volume,
+        name: "data",
+        size_bytes: 1 << 30,
+        storage_class: "standard",
+        description: None,
+        labels: &BTreeMap::new(),
+        source: None,
+    };
+    let made = store.write(async |tx| volumes::insert(tx, tenant, new).await);
+    made.await.unwrap();
+    let attachment = Attachment {
+        volume,
+        mount_path: "/data".to_owned(),
+        read_only: false,
+    };
+    let id = machine
+        .create_box_with("a", &BoxConfig::default(), None, &[attachment])
+        .await;
+    machine.workflows.drive().await;
+    assert_eq!(machine.row(id).await.status, BoxStatus::Ready);
+    assert_eq!(machine.fake.volume(volume.0), Some(1 << 30));
+    let spec = machine.fake.started_specs().pop().unwrap();
+    assert_eq!(spec.mounts[0].path, "/data");
+    let holders = store
+        .read(async |tx| volumes::users(tx, &[volume]).await)
+        .await
+        .unwrap();
+    assert_eq!((holders[0].kind.as_str(), holders[0].name.as_str()), ("box", "a"));
+
+    machine.delete(id).await;
+    machine.workflows.drive().await;
+    assert!(machine.fake.volume(volume.0).is_some(), "a volume outlives its box");
+    let removed = store.write(async |tx| {
+        delete_volume::start(tx, tenant, volume).await?;
+        let deleting = towpath_domain::sandbox::VolumeStatus::Deleting;
+        volumes::set_status(tx, tenant, volume, deleting, None).await
+    });
+    removed.await.unwrap();
+    machine.workflows.drive().await;
+    assert_eq!(machine.fake.volume(volume.0), None);
+    let found = store.read(async |tx| volumes::get(tx, tenant, volume).await).await;
+    assert!(found.is_err());
+}
+
+async fn a_pool_is_filled_and_claimed_boxes_are_replaced(database: Database) {
+    let machine = SandboxFixture::new(database).await;
+    let (tenant, store) = (machine.workflows.tenant, machine.workflows.store());
+    let made = store.write(async |tx| {
+        let resources = TemplateResources::default();
+        let template = templates::insert(tx, tenant, "python", "host", &resources).await?;
+        Ok((pools::insert(tx, tenant, "ahead", template.id, 2).await?, template))
+    });
+    let (pool, template) = made.await.unwrap();
+    let fill = async || {
+        let asked = store.write(async |tx| fill_pool::start(tx, tenant, pool.id).await);
+        asked.await.unwrap();
+        machine.workflows.drive().await;
+        let members = store.read(async |tx| boxes::pool_members(tx, tenant, pool.id).await);
+        members.await.unwrap()
+    };
+    let members = fill().await;
+    assert_eq!(members.len(), 2);
+    assert!(members.iter().all(|member| member.status == BoxStatus::Ready));
+
+    let config = BoxConfig::default();
+    let claim = async |name: &str| {
+        let change = BoxUpdate {
+            name,
+            config: &config,
+            lifetime: TIMES,
+            updated_by: "test",
+        };
+        let claimed = store.write(async |tx| boxes::claim_pooled(tx, tenant, template.id, change, b"").await);
+        claimed.await.unwrap()
+    };
+    let claimed = claim("mine").await.unwrap();
+    assert_eq!(claimed.id, members[0].id, "the oldest one");
+    assert_eq!((claimed.name.as_str(), claimed.pool_id), ("mine", None));
+    assert!(claimed.due_at.is_some(), "its times hold from now on");
+    assert_eq!(claim("another").await.unwrap().id, members[1].id);
+    assert!(claim("a third").await.is_none());
+    let uneven = store
+        .read(async |tx| pools::with_wrong_size(tx, 10).await)
+        .await
+        .unwrap();
+    assert_eq!(uneven.len(), 1);
+
+    assert_eq!(fill().await.len(), 2);
+    let fewer = store.write(async |tx| pools::update(tx, tenant, pool.id, "ahead", 1).await);
+    fewer.await.unwrap();
+    assert_eq!(fill().await.len(), 1);
+    assert_eq!(machine.row(claimed.id).await.status, BoxStatus::Ready);
+}
