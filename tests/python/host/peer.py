@@ -2,6 +2,7 @@
 alone, so that it shows where the child and the page differ."""
 
 import asyncio
+import contextlib
 import json
 import os
 import pathlib
@@ -274,7 +275,9 @@ class Peer:
         return self.process and self.process.returncode
 
     def kill(self):
-        os.killpg(self.process.pid, signal.SIGKILL)
+        # Frames of a process are still read after its end, and each of them may ask for it.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     async def _connected(self, reader, writer):
         self.writer = writer
