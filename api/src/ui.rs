@@ -102,7 +102,7 @@ fn signed_in() -> RouteTable<App> {
         .get("/ui/jobs/{job_id}", jobs::detail)
         .post("/ui/jobs/{job_id}/{action}", jobs::act)
         .get("/ui/workers", workers::page)
-        .post("/ui/workers/{worker_id}/drain", workers::drain)
+        .post("/ui/workers/{worker_id}/{action}", workers::act)
         .get("/ui/deployments", deployments::list)
         .get("/ui/deployments/{deployment_id}", deployments::detail)
         .post("/ui/deployments/{deployment_id}/delete", deployments::delete)

@@ -61,7 +61,7 @@ pub enum Command {
     Jobs(remote::Jobs),
     /// List and retry dead letters.
     Dead(remote::Dead),
-    /// List worker processes and drain them.
+    /// List worker processes, drain and resume them.
     Workers(remote::Workers),
     /// Show rate limits, the callers near one, and refused callers.
     Limits(remote::Limits),

@@ -244,6 +244,11 @@ pub enum WorkersCommand {
         #[arg(long)]
         wait: bool,
     },
+    /// Let a drained worker claim jobs again.
+    Resume {
+        /// Its id, as `towpath workers` shows it.
+        worker: WorkerId,
+    },
 }
 
 /// `towpath limits`
