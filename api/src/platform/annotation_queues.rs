@@ -22,7 +22,6 @@ use crate::platform::runs;
 /// Maximum number of trace runs in one request.
 const MAX_RUNS: usize = 1000;
 
-/// An annotation queue.
 #[derive(Serialize, utoipa::ToSchema)]
 #[schema(as = AnnotationQueue)]
 pub struct AnnotationQueueView {

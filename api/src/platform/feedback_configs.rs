@@ -156,7 +156,6 @@ pub struct UpdateFeedbackConfig {
     #[schema(value_type = Option<Object>)]
     feedback_config: Option<Value>,
     is_lower_score_better: Option<bool>,
-    /// Categories to add.
     #[schema(value_type = Option<Vec<Object>>)]
     add_categories: Option<Vec<Value>>,
     /// Values of categories to remove.

@@ -32,7 +32,6 @@ pub struct Arguments {
 const EXIT_CODES: &str =
     "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 a server was not reachable. sandbox exec ends as its command does.";
 
-/// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Show the product once: start a server, send trace runs, export them as Parquet, read the files back.
@@ -371,7 +370,7 @@ pub struct Restore {
 /// `towpath completions`
 #[derive(Debug, Args)]
 pub struct Completions {
-    /// The shell.
+    /// Its completions are printed.
     #[arg(value_enum)]
     pub shell: clap_complete::Shell,
 }

@@ -82,7 +82,6 @@ pub struct SandboxVolume {
     volume_name: String,
 }
 
-/// A sandbox.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct Sandbox {
     #[schema(value_type = Uuid)]

@@ -28,7 +28,6 @@ const MAX_REPLICAS: i64 = 100;
 /// Interval of checks while waiting for a pool.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// A pool.
 #[derive(Serialize, utoipa::ToSchema)]
 #[schema(as = SandboxPool)]
 pub struct Pool {
@@ -65,7 +64,6 @@ impl Pool {
     }
 }
 
-/// Pools.
 #[derive(Serialize, utoipa::ToSchema)]
 #[schema(as = SandboxPoolList)]
 pub struct PoolList {
@@ -74,7 +72,6 @@ pub struct PoolList {
     next_cursor: Option<String>,
 }
 
-/// A pool to create.
 #[derive(Deserialize, utoipa::ToSchema)]
 #[schema(as = NewSandboxPool)]
 pub struct CreatePool {

@@ -29,7 +29,6 @@ const DEDUPLICATION_WINDOW: Duration = Duration::from_secs(120);
 /// Default page size.
 const DEFAULT_LIMIT: i64 = 50;
 
-/// A snapshot.
 #[derive(Serialize, utoipa::ToSchema)]
 #[schema(as = SandboxSnapshot)]
 pub struct Snapshot {
@@ -93,7 +92,6 @@ impl Snapshot {
     }
 }
 
-/// Snapshots.
 #[derive(Serialize, utoipa::ToSchema)]
 #[schema(as = SandboxSnapshotList)]
 pub struct SnapshotList {
@@ -321,7 +319,6 @@ pub async fn delete(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// A tag.
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct SnapshotTag {
     tag: String,

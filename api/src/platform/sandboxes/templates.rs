@@ -37,7 +37,6 @@ pub struct Resources {
     storage: Option<String>,
 }
 
-/// A volume to mount.
 #[derive(Clone, Debug, Deserialize, Serialize, utoipa::ToSchema)]
 #[schema(as = SandboxVolumeMount)]
 pub struct VolumeMount {
@@ -45,7 +44,6 @@ pub struct VolumeMount {
     mount_path: String,
 }
 
-/// A template.
 #[derive(Serialize, utoipa::ToSchema)]
 #[schema(as = SandboxTemplate)]
 pub struct Template {
@@ -91,7 +89,6 @@ impl Template {
     }
 }
 
-/// Templates.
 #[derive(Serialize, utoipa::ToSchema)]
 #[schema(as = SandboxTemplateList)]
 pub struct TemplateList {
@@ -100,7 +97,6 @@ pub struct TemplateList {
     next_cursor: Option<String>,
 }
 
-/// A template to create.
 #[derive(Deserialize, utoipa::ToSchema)]
 #[schema(as = NewSandboxTemplate)]
 pub struct CreateTemplate {

@@ -118,7 +118,6 @@ pub enum EventStart {
     Now,
     /// All stored events.
     Beginning,
-    /// Events after this id.
     After(EventId),
 }
 

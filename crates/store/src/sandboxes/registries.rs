@@ -33,7 +33,6 @@ pub struct Credentials {
     pub username: Option<String>,
     #[serde(default)]
     pub password: Option<Secret>,
-    /// A role of AWS.
     #[serde(default)]
     pub aws_role_arn: Option<String>,
 }
