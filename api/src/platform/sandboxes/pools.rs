@@ -16,6 +16,7 @@ use towpath_workflows::{delete_box, fill_pool};
 
 use super::model::{PageParameters, PageRequest, missing, name_taken, quota_exceeded};
 use super::readiness::local_host;
+use super::templates::held_template;
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
@@ -129,17 +130,9 @@ pub async fn create(State(app): State<App>, tenant: Tenant, Json(new): Json<Crea
         if let Err(refusal) = check_quota(&app, tx, tenant, new.replicas).await? {
             return Ok(Err(refusal));
         }
-        let template = match templates::find(tx, tenant.id, &new.template_name).await {
-            Err(store::Error::NotFound) => {
-                let shown: String = new.template_name.chars().take(64).collect();
-                let text = format!("template '{shown}' not found");
-                return Ok(Err(ApiError::with_name(
-                    StatusCode::BAD_REQUEST,
-                    "TemplateNotFound",
-                    text,
-                )));
-            }
-            found => found?,
+        let template = match held_template(tx, tenant, &new.template_name).await? {
+            Ok(template) => template,
+            Err(refusal) => return Ok(Err(refusal)),
         };
         if !templates::volumes_of(tx, &[template.id]).await?.is_empty() {
             let text = "a template with volumes cannot be pooled: only one sandbox may write to a volume";

@@ -9,7 +9,7 @@ use towpath_domain::sandbox::{TemplateMount, TemplateResources, check_attachment
 use towpath_domain::{Rejection, TemplateId, Timestamp, VolumeId};
 use towpath_store::sandboxes::templates::{self, Template as Row, TemplateVolume};
 use towpath_store::sandboxes::volumes;
-use towpath_store::{self as store};
+use towpath_store::{self as store, Tx};
 
 use super::boxes::{DeleteSandboxes, DeletedMany};
 use super::create::refuse_field;
@@ -282,14 +282,32 @@ pub async fn delete(State(app): State<App>, tenant: Tenant, Path(name): Path<Str
 async fn delete_template(app: &App, tenant: Tenant, name: &str) -> Result<(), ApiError> {
     let removed = app.store.write(async |tx| {
         let row = templates::find(tx, tenant.id, name).await?;
-        let users = templates::users(tx, tenant.id, row.id).await?;
-        if !users.is_empty() {
-            return Ok(Err(in_use_error("template", "TemplateInUse", &row.name, &users)));
-        }
-        templates::delete(tx, tenant.id, row.id).await?;
-        Ok(Ok(()))
+        let users = templates::delete(tx, tenant.id, row.id).await?;
+        Ok((row.name, users))
     });
-    removed.await.map_err(missing("Template", name))?
+    let (name, users) = removed.await.map_err(missing("Template", name))?;
+    if users.is_empty() {
+        return Ok(());
+    }
+    Err(in_use_error("template", "TemplateInUse", &name, &users))
+}
+
+/// The template of this name or id, which is not deleted before the transaction ends.
+pub(super) async fn held_template(tx: &mut Tx<'_>, tenant: Tenant, name: &str) -> store::Result<Result<Row, ApiError>> {
+    let template = match templates::find(tx, tenant.id, name).await {
+        // It may be deleted at the same time.
+        Ok(template) => templates::hold(tx, tenant.id, template.id).await.map(|()| template),
+        Err(error) => Err(error),
+    };
+    match template {
+        Err(store::Error::NotFound) => {
+            let shown: String = name.chars().take(64).collect();
+            let text = format!("template '{shown}' not found");
+            let error = ApiError::with_name(StatusCode::BAD_REQUEST, "TemplateNotFound", text);
+            Ok(Err(error))
+        }
+        template => Ok(Ok(template?)),
+    }
 }
 
 /// 409 that lists the users of a resource.
