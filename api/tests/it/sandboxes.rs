@@ -469,6 +469,9 @@ async fn a_workspace_has_as_many_as_it_may() {
             snapshots: 0,
             volumes: 1,
             volume_bytes: 1 << 31,
+            templates: 1,
+            pools: 1,
+            registries: 1,
         },
         ..Settings::default()
     };
@@ -489,6 +492,27 @@ async fn a_workspace_has_as_many_as_it_may() {
         .send_json(Method::PATCH, "/v2/sandboxes/pools/ahead", &json!({"replicas": 1}))
         .await;
     named(&more, 429, "QuotaExceeded");
+    let registry = |name: &str| {
+        json!({"name": name, "url": "registry.example", "auth_type": "DOCKER_CONFIG", "username": "me",
+               "password": "s3cret"})
+    };
+    let path = "/v2/sandboxes/registries";
+    world.post(path, &registry("acme")).await.expect(201);
+    for (kind, another) in [
+        ("templates", json!({"name": "other", "image": "host"})),
+        (
+            "pools",
+            json!({"name": "other", "template_name": "python", "replicas": 0, "wait_for_ready": false}),
+        ),
+        ("registries", registry("other")),
+    ] {
+        let refused = world.post(&format!("/v2/sandboxes/{kind}"), &another).await;
+        let message = named(&refused, 429, "QuotaExceeded");
+        assert!(
+            message.contains(&format!("sandboxes.{kind}_per_workspace")),
+            "{message}"
+        );
+    }
     let large = world.post(VOLUMES, &json!({"name": "large", "size": "3Gi"})).await;
     let message = named(&large, 429, "QuotaExceeded");
     assert!(message.contains("storage"), "{message}");

@@ -14,7 +14,7 @@ use towpath_store::sandboxes::{self, boxes, templates};
 use towpath_store::{self as store, Tx};
 use towpath_workflows::{delete_box, fill_pool};
 
-use super::model::{PageParameters, PageRequest, missing, name_taken, quota_exceeded};
+use super::model::{PageParameters, PageRequest, check_count, missing, name_taken, quota_exceeded};
 use super::readiness::local_host;
 use super::templates::held_template;
 use crate::app::App;
@@ -128,6 +128,10 @@ pub async fn create(State(app): State<App>, tenant: Tenant, Json(new): Json<Crea
     local_host(&app)?;
     let made = app.store.write(async |tx| {
         if let Err(refusal) = check_quota(&app, tx, tenant, new.replicas).await? {
+            return Ok(Err(refusal));
+        }
+        let most = app.settings.sandbox_quota.pools;
+        if let Err(refusal) = check_count(pools::count(tx, tenant.id).await?, most, "pools") {
             return Ok(Err(refusal));
         }
         let template = match held_template(tx, tenant, &new.template_name).await? {

@@ -8,12 +8,12 @@ use serde_json::Value;
 use towpath_domain::sandbox::{TemplateMount, TemplateResources, check_attachments, check_box_name, check_text};
 use towpath_domain::{Rejection, TemplateId, Timestamp, VolumeId};
 use towpath_store::sandboxes::templates::{self, Template as Row, TemplateVolume};
-use towpath_store::sandboxes::volumes;
+use towpath_store::sandboxes::{self, volumes};
 use towpath_store::{self as store, Tx};
 
 use super::boxes::{DeleteSandboxes, DeletedMany};
 use super::create::refuse_field;
-use super::model::{PageParameters, PageRequest, missing, name_taken};
+use super::model::{PageParameters, PageRequest, check_count, missing, name_taken};
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
@@ -121,7 +121,8 @@ pub struct CreateTemplate {
 /// Create a template.
 #[utoipa::path(post, path = "/v2/sandboxes/templates", tag = "sandbox-templates", request_body = CreateTemplate,
     responses((status = 201, description = "The template", body = Template),
-              (status = 409, description = "The name is already in use"), ApiError))]
+              (status = 409, description = "The name is already in use"),
+              (status = 429, description = "The workspace has reached its quota"), ApiError))]
 pub async fn create(
     State(app): State<App>,
     tenant: Tenant,
@@ -154,7 +155,12 @@ pub async fn create(
         })
         .collect();
     check_attachments("volume_mounts", mounts.iter().map(|mount| mount.mount_path.as_str()))?;
+    let most = app.settings.sandbox_quota.templates;
     let made = app.store.write(async |tx| {
+        sandboxes::lock_quota(tx, tenant.id).await?;
+        if let Err(refusal) = check_count(templates::count(tx, tenant.id).await?, most, "templates") {
+            return Ok(Err(refusal));
+        }
         let mut found = Vec::with_capacity(mounts.len());
         for mount in &mounts {
             match volumes::find(tx, tenant.id, &mount.volume_name).await {
@@ -183,9 +189,9 @@ pub async fn create(
         for (volume, path) in found {
             templates::add_volume(tx, row.id, volume, path).await?;
         }
-        Ok(row)
+        Ok(Ok(row))
     });
-    let row = made.await.map_err(name_taken("template", &new.name))?;
+    let row = made.await.map_err(name_taken("template", &new.name))??;
     Ok((StatusCode::CREATED, Json(Template::load(&app, row).await?)).into_response())
 }
 

@@ -109,6 +109,16 @@ pub async fn find(tx: &mut Tx<'_>, tenant: TenantId, reference: &str) -> Result<
     .await)?)
 }
 
+/// How many registries a workspace has.
+pub async fn count(tx: &mut Tx<'_>, tenant: TenantId) -> Result<i64> {
+    Ok(on!(tx, |conn| sqlx::query_scalar(
+        "SELECT count(*) FROM sandbox_registry WHERE tenant_id = $1"
+    )
+    .bind(tenant)
+    .fetch_one(conn)
+    .await)?)
+}
+
 /// Registries by name.
 pub async fn list(tx: &mut Tx<'_>, tenant: TenantId) -> Result<Vec<Registry>> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(

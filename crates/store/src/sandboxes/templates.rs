@@ -99,6 +99,16 @@ pub async fn hold(tx: &mut Tx<'_>, tenant: TenantId, id: TemplateId) -> Result<(
     Ok(())
 }
 
+/// How many templates a workspace has.
+pub async fn count(tx: &mut Tx<'_>, tenant: TenantId) -> Result<i64> {
+    Ok(on!(tx, |conn| sqlx::query_scalar(
+        "SELECT count(*) FROM sandbox_template WHERE tenant_id = $1"
+    )
+    .bind(tenant)
+    .fetch_one(conn)
+    .await)?)
+}
+
 /// Templates by name.
 pub async fn list(
     tx: &mut Tx<'_>,
