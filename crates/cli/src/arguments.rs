@@ -345,7 +345,7 @@ pub struct Backup {
     /// Shared options.
     #[command(flatten)]
     pub common: Common,
-    /// A folder that does not exist yet.
+    /// A folder that does not exist yet; its parents are created, too
     #[arg(value_name = "DIR")]
     pub to: PathBuf,
     /// Leave the encryption key and the first API key out; without the encryption key nothing can be restored
