@@ -79,6 +79,9 @@ pub struct AnnotationQueueInput {
 
 impl AnnotationQueueInput {
     fn admit(self) -> Result<AnnotationQueueFields, Rejection> {
+        if let Some(items) = &self.rubric_items {
+            model::check_depth("rubric_items", items)?;
+        }
         let are_objects = |items: &RawValue| serde_json::from_str::<Vec<Object<IgnoredAny>>>(items.get()).is_ok();
         if self.rubric_items.as_deref().is_some_and(|items| !are_objects(items)) {
             return Err(Rejection::invalid("rubric_items", "expected a list of objects"));

@@ -16,6 +16,7 @@ use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
 use crate::extract::{Json, Pairs};
+use crate::platform::datasets::model::check_depth;
 use crate::platform::exports::MAX_OFFSET;
 
 /// Maximum size of one configuration.
@@ -83,6 +84,7 @@ fn check_config(config: &Value) -> Result<Box<RawValue>, ApiError> {
     let known: FeedbackConfig = serde_json::from_value(config.clone()).map_err(wrong)?;
     known.check()?;
     let raw = to_raw_value(config).map_err(|error| ApiError::internal(&error))?;
+    check_depth("feedback_config", &raw)?;
     if raw.get().len() > MAX_BYTES {
         let text = format!("expected at most {MAX_BYTES} bytes");
         return Err(Rejection::invalid("feedback_config", text).into());

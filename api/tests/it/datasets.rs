@@ -537,6 +537,18 @@ async fn rubric_items_of_a_queue_are_objects() {
         let refused = world.post("/annotation-queues", &queue).await.expect(422);
         assert_eq!(refused["detail"][0]["msg"], "expected a list of objects", "{refused}");
     }
+    let mut deep = json!(1);
+    for _ in 0..200 {
+        deep = json!([deep]);
+    }
+    let queue = json!({"name": "to look at", "rubric_items": [{"feedback_key": deep}]});
+    let refused = world.post("/annotation-queues", &queue).await;
+    refused.expect(422);
+    assert!(
+        refused.text.contains("rubric_items") && refused.text.contains("nested too deeply"),
+        "{}",
+        refused.text
+    );
     let queue = json!({"name": "to look at", "rubric_items": [{"feedback_key": "depth"}]});
     let made = world.post("/annotation-queues", &queue).await.expect(200);
     assert_eq!(made["rubric_items"], queue["rubric_items"]);
