@@ -134,7 +134,9 @@ fn repeated_names(text: &str) -> Vec<String> {
     let comment = |line: usize| lines.get(line).and_then(|line| line.trim().strip_prefix("///"));
     let mut found = Vec::new();
     for at in 0..lines.len() {
-        let Some(said) = comment(at) else { continue };
+        let Some(said) = comment(at).filter(|said| said.contains(char::is_alphanumeric)) else {
+            continue;
+        };
         if at > 0 && comment(at - 1).is_some() || comment(at + 1).is_some() {
             continue;
         }

@@ -118,6 +118,7 @@ pub enum EventStart {
     Now,
     /// All stored events.
     Beginning,
+    /// Exclusive.
     After(EventId),
 }
 

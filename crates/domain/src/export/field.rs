@@ -75,11 +75,13 @@ fields! {
     FeedbackStats = "feedback_stats",
     /// Tokens in and out.
     TotalTokens = "total_tokens",
+    /// Input tokens.
     PromptTokens = "prompt_tokens",
     /// Tokens out.
     CompletionTokens = "completion_tokens",
     /// Cost in and out.
     TotalCost = "total_cost",
+    /// Input cost.
     PromptCost = "prompt_cost",
     /// Cost out.
     CompletionCost = "completion_cost",

@@ -48,6 +48,7 @@ pub struct Run {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Nodes {
+    /// `*`.
     All(String),
     /// By name.
     Some(Vec<String>),
