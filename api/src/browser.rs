@@ -83,17 +83,8 @@ fn text<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
-
     use super::*;
-
-    fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
-        let pairs = pairs.iter().map(|(name, value)| {
-            let name: http::HeaderName = name.parse().unwrap();
-            (name, HeaderValue::from_static(value))
-        });
-        pairs.collect()
-    }
+    use crate::test_headers::headers;
 
     #[test]
     fn only_posts_of_our_own_pages_are_taken() {

@@ -85,16 +85,38 @@ impl Proxies {
 
     /// Whose request it is that came from `peer`.
     pub(crate) fn client(&self, peer: SocketAddr, tls: bool, headers: &HeaderMap) -> Client {
-        let mut address = peer.ip().to_canonical();
-        if !self.contains(address) {
+        let sender = peer.ip().to_canonical();
+        if !self.contains(sender) {
             return Client {
-                address: Some(address),
+                address: Some(sender),
                 secure: tls,
                 is_proxied: false,
             };
         }
-        let (hops, scheme) = forwarded_hops(headers);
-        // The nearest proxy wrote the last of them, and its client may have sent the others.
+        let (older, newer) = (x_forwarded(headers), forwarded(headers));
+        let walked = |hops: Option<Vec<Option<IpAddr>>>| hops.map(|hops| self.walk_back(sender, &hops));
+        // A proxy writes one kind of header and may hand on what its client wrote into the other. Which one is not known,
+        // so the two count only where they agree.
+        let address = match (walked(older.hops), walked(newer.hops)) {
+            (Some(one), Some(other)) if one != other => sender,
+            (Some(found), _) | (None, Some(found)) => found,
+            (None, None) => sender,
+        };
+        let secure = match (older.is_secure, newer.is_secure) {
+            (Some(one), Some(other)) if one != other => tls,
+            (Some(secure), _) | (None, Some(secure)) => secure,
+            (None, None) => tls,
+        };
+        Client {
+            address: Some(address),
+            secure,
+            is_proxied: true,
+        }
+    }
+
+    /// The first address that is no proxy, from the proxy at `address` on. The nearest proxy wrote the last hop, and its
+    /// client may have sent the others.
+    fn walk_back(&self, mut address: IpAddr, hops: &[Option<IpAddr>]) -> IpAddr {
         for hop in hops.iter().rev() {
             if !self.contains(address) {
                 break;
@@ -104,36 +126,47 @@ impl Proxies {
                 None => break,
             }
         }
-        let secure = scheme.map_or(tls, |scheme| scheme.eq_ignore_ascii_case("https"));
-        Client {
-            address: Some(address),
-            secure,
-            is_proxied: true,
-        }
+        address
     }
 }
 
-/// What proxies say: the addresses of each hop, the client's first, and the scheme the nearest was asked by. Of both
-/// forms of such headers the older counts, which more proxies overwrite.
-fn forwarded_hops(headers: &HeaderMap) -> (Vec<Option<IpAddr>>, Option<String>) {
-    let mut scheme = items(headers, FORWARDED_PROTO).last();
-    if headers.contains_key(FORWARDED_FOR) || !headers.contains_key(FORWARDED) {
-        let hops = items(headers, FORWARDED_FOR).map(|item| node(&item)).collect();
-        return (hops, scheme);
+/// What one kind of header says; `None` where it says nothing.
+struct ForwardedInfo {
+    /// The address of each hop, the client's first; `None` for a hidden one.
+    hops: Option<Vec<Option<IpAddr>>>,
+    /// Whether the nearest proxy was asked over TLS.
+    is_secure: Option<bool>,
+}
+
+fn x_forwarded(headers: &HeaderMap) -> ForwardedInfo {
+    let hops = || items(headers, FORWARDED_FOR).map(|item| node(&item)).collect();
+    let scheme = items(headers, FORWARDED_PROTO).last();
+    ForwardedInfo {
+        hops: headers.contains_key(FORWARDED_FOR).then(hops),
+        is_secure: scheme.map(|scheme| scheme.eq_ignore_ascii_case("https")),
     }
-    let mut hops = Vec::new();
+}
+
+/// RFC 7239.
+fn forwarded(headers: &HeaderMap) -> ForwardedInfo {
+    let (mut hops, mut names_hops, mut is_secure) = (Vec::new(), false, None);
     for item in items(headers, FORWARDED) {
         let of = |wanted: &str| {
             let mut pairs = item.split(';').filter_map(|pair| pair.trim().split_once('='));
             let found = pairs.find(|(name, _)| name.eq_ignore_ascii_case(wanted));
             found.map(|(_, value)| value.trim_matches('"').to_owned())
         };
-        hops.push(of("for").and_then(|hop| node(&hop)));
-        if !headers.contains_key(FORWARDED_PROTO) {
-            scheme = of("proto").or(scheme);
-        }
+        let hop = of("for");
+        names_hops |= hop.is_some();
+        hops.push(hop.and_then(|hop| node(&hop)));
+        is_secure = of("proto")
+            .map(|scheme| scheme.eq_ignore_ascii_case("https"))
+            .or(is_secure);
     }
-    (hops, scheme)
+    ForwardedInfo {
+        hops: names_hops.then_some(hops),
+        is_secure,
+    }
 }
 
 /// The parts of a list, over all lines of its header.
@@ -223,6 +256,35 @@ mod tests {
                 client(peer, headers),
                 (address.to_owned(), secure),
                 "{peer} {headers:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn of_two_kinds_of_headers_neither_counts_where_they_differ() {
+        let (older, proto) = (("x-forwarded-for", "1.1.1.1"), ("x-forwarded-proto", "https"));
+        for (headers, address, secure) in [
+            (
+                &[older, proto, ("forwarded", "for=1.1.1.1;proto=https")][..],
+                "1.1.1.1",
+                true,
+            ),
+            // One proxy more in one of them is the same client.
+            (
+                &[older, ("forwarded", "for=1.1.1.1, for=10.2.0.1")][..],
+                "1.1.1.1",
+                false,
+            ),
+            // Written by a client, and handed on by a proxy that knows the other kind.
+            (&[older, ("forwarded", "for=6.6.6.6")][..], "10.0.0.1", false),
+            (&[older, ("forwarded", "for=unknown")][..], "10.0.0.1", false),
+            (&[older, proto, ("forwarded", "proto=http")][..], "1.1.1.1", false),
+            (&[older, ("forwarded", "proto=https")][..], "1.1.1.1", true),
+        ] {
+            assert_eq!(
+                client("10.0.0.1:1", headers),
+                (address.to_owned(), secure),
+                "{headers:?}"
             );
         }
     }

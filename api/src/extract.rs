@@ -371,7 +371,6 @@ pub(crate) async fn unsaid_json(request: Request, limit_bytes: usize) -> Result<
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 #[serde(untagged)]
 pub enum OneOrMany<T> {
-    /// One.
     One(T),
     /// Several.
     Many(Vec<T>),

@@ -92,6 +92,7 @@ where
         .routes(routes!(jobs::retry_dead))
         .routes(routes!(workers::list))
         .routes(routes!(workers::drain))
+        .routes(routes!(workers::resume))
         .routes(routes!(schedules::list))
         .routes(routes!(schedules::pause))
         .routes(routes!(schedules::resume))

@@ -30,6 +30,8 @@ mod request_permits;
 mod routes;
 mod scopes;
 mod session;
+#[cfg(test)]
+mod test_headers;
 mod ui;
 
 pub use app::{App, GatewayAccess, Parts, Settings};

@@ -70,7 +70,6 @@ struct LimitsState {
     recent_callers: RecentCallers,
 }
 
-/// A limit.
 struct LimitCounter {
     name: String,
     category: String,

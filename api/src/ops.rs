@@ -1,5 +1,6 @@
 //! What operators and their machines ask of every role: is it alive, is it ready, how is it doing.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -89,8 +90,8 @@ impl Ops {
     }
 }
 
-/// Checks a dependency. The error is public, so it must be a literal without foreign text.
-pub type Probe = Box<dyn Fn() -> BoxFuture<'static, Result<(), &'static str>> + Send + Sync>;
+/// Checks a dependency. The error is public, so it has no foreign text: a literal, or one with names of our own.
+pub type Probe = Box<dyn Fn() -> BoxFuture<'static, Result<(), Cow<'static, str>>> + Send + Sync>;
 
 /// A dependency of this process.
 pub struct Health {
@@ -133,7 +134,8 @@ pub struct Dependency {
     pub status: &'static str,
     /// What is wrong.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub error: Option<&'static str>,
+    #[schema(value_type = Option<String>)]
+    pub error: Option<Cow<'static, str>>,
     /// Whether the process cannot work without it.
     pub required: bool,
     /// Response time in milliseconds.
@@ -162,7 +164,7 @@ impl Health {
         self
     }
 
-    /// Without this dependency the process is degraded but ready (`redis`, `objects`): taking all replicas out of
+    /// Without this dependency the process is degraded but ready (`redis`, `objects`, `workers`): taking all replicas out of
     /// service would not help.
     #[must_use]
     pub fn optional(mut self, name: &'static str, probe: Probe) -> Self {
@@ -232,12 +234,16 @@ async fn run_check(check: &Check) -> (&'static str, Dependency) {
     let begun = Instant::now();
     let answer = tokio::time::timeout(PROBE_TIMEOUT, (check.probe)())
         .await
-        .unwrap_or(Err("no answer in time"));
+        .unwrap_or(Err(Cow::Borrowed("no answer in time")));
     let error = answer.err();
-    if let (Some(error), false) = (error, check.criticality == Criticality::Informational) {
-        tracing::warn!(dependency.name = check.name, error, "a dependency is unavailable");
+    if let (Some(error), false) = (&error, check.criticality == Criticality::Informational) {
+        tracing::warn!(
+            dependency.name = check.name,
+            error = &**error,
+            "a dependency is unavailable"
+        );
     }
-    let status = match (error, check.criticality) {
+    let status = match (&error, check.criticality) {
         (None, _) => "ok",
         (Some(_), Criticality::Informational) => "standby",
         (Some(_), Criticality::Required | Criticality::Optional) => "unavailable",

@@ -36,6 +36,7 @@ use http::{HeaderMap, HeaderValue, StatusCode, Uri};
 use towpath_domain::RequestId;
 
 use crate::app::App;
+use crate::auth::Operator;
 use crate::errors::ApiError;
 use crate::routes::{Route, RouteTable};
 
@@ -102,7 +103,7 @@ fn signed_in() -> RouteTable<App> {
         .get("/ui/jobs/{job_id}", jobs::detail)
         .post("/ui/jobs/{job_id}/{action}", jobs::act)
         .get("/ui/workers", workers::page)
-        .post("/ui/workers/{worker_id}/drain", workers::drain)
+        .post("/ui/workers/{worker_id}/{action}", workers::act)
         .get("/ui/deployments", deployments::list)
         .get("/ui/deployments/{deployment_id}", deployments::detail)
         .post("/ui/deployments/{deployment_id}/delete", deployments::delete)
@@ -129,9 +130,10 @@ fn signed_in() -> RouteTable<App> {
 /// Public routes.
 fn open() -> RouteTable<App> {
     RouteTable::new()
-        .get("/", async || Redirect::to("/ui/queues"))
-        .get("/ui", async || Redirect::to("/ui/queues"))
-        .get("/ui/", async || Redirect::to("/ui/queues"))
+        // Browsers send the cookie only below `/ui`.
+        .get("/", async || Redirect::to("/ui/"))
+        .get("/ui", sign_in::landing)
+        .get("/ui/", sign_in::landing)
         // `langgraph deploy` prints this address of a deployment.
         .get(
             "/o/{tenant_id}/host/deployments/{deployment_id}",
@@ -195,6 +197,7 @@ async fn guarded(request: Request, next: axum::middleware::Next) -> Response {
 pub(crate) struct PageRequest {
     headers: HeaderMap,
     uri: Uri,
+    sees_all_pages: bool,
 }
 
 impl<S: Send + Sync> axum::extract::FromRequestParts<S> for PageRequest {
@@ -204,6 +207,10 @@ impl<S: Send + Sync> axum::extract::FromRequestParts<S> for PageRequest {
         Ok(Self {
             headers: parts.headers.clone(),
             uri: parts.uri.clone(),
+            sees_all_pages: parts
+                .extensions
+                .get::<Operator>()
+                .is_none_or(|Operator(caller)| sign_in::sees_all_pages(caller)),
         })
     }
 }
@@ -219,6 +226,17 @@ struct Page<'a> {
     address: &'a str,
     live: bool,
     content: &'a str,
+    sees_all_pages: bool,
+}
+
+impl Page<'_> {
+    /// The tabs of the caller: address and name.
+    fn tabs(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        let sees_all = self.sees_all_pages;
+        PAGES
+            .into_iter()
+            .filter(move |(path, _)| sees_all || *path == sign_in::PAGE_OF_KEYS)
+    }
 }
 
 impl PageRequest {
@@ -256,6 +274,7 @@ impl PageRequest {
             address,
             live,
             content,
+            sees_all_pages: self.sees_all_pages,
         };
         match page.render() {
             Ok(page) => (status, Html(page)).into_response(),
@@ -301,6 +320,7 @@ impl IntoResponse for PageError {
         let asked = PageRequest {
             headers: HeaderMap::new(),
             uri: Uri::from_static("/ui/queues"),
+            sees_all_pages: true,
         };
         asked.framed(status, title, "", false, &content)
     }

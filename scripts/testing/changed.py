@@ -70,9 +70,9 @@ PATHS = (
     ("docs/internals/deployment-rules.md", effect(tests_of=["towpath-api"])),
     ("docs/openapi.json", effect(tests_of=["towpath-api"])),
     ("docs/metrics.md", effect(tests_of=[END_TO_END])),
-    # Their commands are run.
-    ("docs/guides/from-*", effect("agent", "python")),
-    ("docs/guides/*", effect("python")),
+    # Their commands are run, and what they quote is looked up in the sources.
+    ("docs/guides/from-*", effect("agent", "python", tests_of=[END_TO_END])),
+    ("docs/guides/*", effect("python", tests_of=[END_TO_END])),
     ("docs/README.md", effect("python")),
     ("README.md", effect("python")),
     ("docs/*", effect()),

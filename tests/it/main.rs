@@ -5,6 +5,7 @@ mod crate_graph;
 mod dependencies;
 mod faults;
 mod final_state;
+mod guides;
 mod idempotency;
 mod ingest_fuzz;
 mod kill;

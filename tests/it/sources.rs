@@ -86,7 +86,7 @@ fn names_path(line: &str, mark: &str) -> bool {
 }
 
 /// A file up to its test module, which may write what it likes.
-fn product_part(source: &str) -> String {
+pub fn product_part(source: &str) -> String {
     source
         .split("#[cfg(test)]\nmod tests {")
         .next()

@@ -1,4 +1,4 @@
-//! Names: words that were given up do not come back, and the glossary names what is there.
+//! Names: words that were given up do not come back, the glossary names what is there, and comments say more than names.
 
 use std::collections::BTreeSet;
 
@@ -75,6 +75,100 @@ fn the_glossary_names_what_is_there() {
     assert!(
         wrong.is_empty(),
         "docs/glossary.md names what is not in the source:\n{}",
+        wrong.join("\n")
+    );
+}
+
+/// Words that add nothing to a name.
+const EMPTY_WORDS: [&str; 14] = [
+    "the", "a", "an", "its", "it", "of", "which", "this", "that", "these", "in", "with", "for", "as",
+];
+
+/// The words of prose or of names in any case, in lower case and the singular.
+fn single_words(text: &str) -> BTreeSet<String> {
+    let mut spaced = String::new();
+    let mut last = ' ';
+    for c in text.chars() {
+        if c.is_uppercase() && last.is_lowercase() {
+            spaced.push(' ');
+        }
+        spaced.push(if c.is_alphanumeric() { c } else { ' ' });
+        last = c;
+    }
+    spaced
+        .to_lowercase()
+        .split_whitespace()
+        .filter(|word| !EMPTY_WORDS.contains(word))
+        .map(|word| word.strip_suffix('s').unwrap_or(word).to_owned())
+        .collect()
+}
+
+/// The line of the item below the doc comment that ends before `rest`: attributes are passed over.
+fn item<'a>(rest: &[&'a str]) -> &'a str {
+    let mut open = 0;
+    for line in rest.iter().map(|line| line.trim()) {
+        if open == 0 && !line.starts_with("#[") {
+            return line;
+        }
+        open += line.matches('[').count() as i64 - line.matches(']').count() as i64;
+    }
+    ""
+}
+
+/// Comments of one line that only repeat the name and the type of a field, a variant or a type.
+fn repeated_names(text: &str) -> Vec<String> {
+    const OTHERS: [&str; 11] = [
+        "fn",
+        "async",
+        "const",
+        "impl",
+        "mod",
+        "use",
+        "type",
+        "static",
+        "trait",
+        "macro_rules!",
+        "//",
+    ];
+    let lines: Vec<&str> = text.lines().collect();
+    let comment = |line: usize| lines.get(line).and_then(|line| line.trim().strip_prefix("///"));
+    let mut found = Vec::new();
+    for at in 0..lines.len() {
+        let Some(said) = comment(at).filter(|said| said.contains(char::is_alphanumeric)) else {
+            continue;
+        };
+        if at > 0 && comment(at - 1).is_some() || comment(at + 1).is_some() {
+            continue;
+        }
+        let item = item(&lines[at + 1..]);
+        let named = item.strip_prefix("pub").unwrap_or(item).trim_start();
+        let named = match named.strip_prefix('(').and_then(|rest| rest.split_once(')')) {
+            Some((_, rest)) => rest.trim_start(),
+            None => named,
+        };
+        let is_other = OTHERS.contains(&named.split(' ').next().unwrap_or_default());
+        if !is_other && !item.is_empty() && single_words(said).is_subset(&single_words(item)) {
+            found.push(format!("{}: {} ({item})", at + 1, said.trim()));
+        }
+    }
+    found
+}
+
+#[test]
+fn comments_say_more_than_names() {
+    let repeated = "/// The action.\n#[derive(Debug)]\npub(crate) enum Action {\n    /// The pool.\n    pool: String,";
+    assert_eq!(repeated_names(repeated).len(), 2);
+    let telling =
+        "/// Seconds until it ends.\nend: u64,\n/// The pool.\n/// By name.\npool: String,\n/// Runs.\nfn runs() {}";
+    assert!(repeated_names(telling).is_empty());
+    let mut wrong = Vec::new();
+    for file in tree::files().iter().filter(|file| file.ends_with(".rs")) {
+        let found = repeated_names(&tree::read(file));
+        wrong.extend(found.into_iter().map(|found| format!("{file}:{found}")));
+    }
+    assert!(
+        wrong.is_empty(),
+        "doc comments that repeat a name; say units, shape or errors, or nothing:\n{}",
         wrong.join("\n")
     );
 }

@@ -14,6 +14,8 @@ pub(crate) struct ActiveJobs {
     drained: Notify,
     finished_by_pool: Mutex<BTreeMap<String, u64>>,
     lease: watch::Sender<Option<Lease>>,
+    /// Whether an operator asked this worker to claim nothing.
+    drain_requested: watch::Sender<bool>,
     /// Claims in progress, by their start.
     open_claims: Mutex<BTreeSet<(Instant, u64)>>,
 }
@@ -92,12 +94,36 @@ impl ActiveJobs {
 
     /// The lease holder, if claims are allowed now.
     pub(crate) fn claiming_worker(&self) -> Option<WorkerId> {
+        let drained = *self.drain_requested.borrow();
+        (!drained).then(|| self.valid_lease_owner()).flatten()
+    }
+
+    /// The lease holder, if its lease is certainly valid now.
+    fn valid_lease_owner(&self) -> Option<WorkerId> {
         let lease = (*self.lease.borrow())?;
         let runs = lease.valid_until.is_none_or(|until| Instant::now() < until);
         runs.then_some(lease.worker)
     }
 
-    /// Reports when a lease begins or ends.
+    /// Stops or resumes claims. Returns whether this is a change.
+    pub(crate) fn request_drain(&self, drain: bool) -> bool {
+        let changed = self.drain_requested.send_if_modified(|now| {
+            let changes = *now != drain;
+            *now = drain;
+            changes
+        });
+        if changed && !drain {
+            // Claimers that pause without a right to claim wait for this channel.
+            self.lease.send_modify(|_| ());
+        }
+        changed
+    }
+
+    pub(crate) fn subscribe_drain_request(&self) -> watch::Receiver<bool> {
+        self.drain_requested.subscribe()
+    }
+
+    /// Reports when a lease begins or ends, and when claims are resumed.
     pub(crate) fn subscribe_lease(&self) -> watch::Receiver<Option<Lease>> {
         self.lease.subscribe()
     }
@@ -129,7 +155,7 @@ impl ActiveJobs {
         let mut jobs = self.lock_jobs();
         // Checked under the lock of the jobs, as in `end`: either `end` finds the job, or this finds the end of the
         // lease.
-        if self.claiming_worker() != Some(worker) {
+        if self.valid_lease_owner() != Some(worker) {
             signal.send_replace(Signal::Lost);
         }
         let before = jobs.insert(

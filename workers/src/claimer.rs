@@ -28,7 +28,7 @@ const MAX_BATCH: usize = 256;
 /// How long a free slot waits for other slots while no batch is in progress. Slots of long jobs are not waited for.
 const LONGEST_WAIT: Duration = Duration::from_millis(5);
 
-/// Pause without a lease, unless one begins.
+/// Pause without the right to claim, unless it comes: no lease, or drained by an operator.
 const NO_LEASE_PAUSE: Duration = Duration::from_millis(500);
 
 /// Below this number of slots, batches do not overlap.
@@ -51,7 +51,7 @@ pub(crate) struct Claimer {
     /// Jobs that this process records in this pool, with the next batch.
     pub(crate) record_requests: mpsc::Receiver<RecordRequest>,
     pub(crate) wakes: Wakes,
-    /// Reports when a lease begins.
+    /// Reports when a lease begins, and when an operator ends a drain.
     pub(crate) lease_changes: watch::Receiver<Option<Lease>>,
     pub(crate) poll_interval: Duration,
     pub(crate) draining: CancellationToken,
@@ -138,7 +138,7 @@ impl Claimer {
                 pace.overlapped = true;
             }
             let Some(worker) = self.active_jobs.claiming_worker() else {
-                // No claim without a lease. Dropping the record requests informs their senders.
+                // No claim without a lease or while drained. Dropping the record requests informs their senders.
                 self.complete_batch(std::mem::take(&mut batch).completions).await;
                 pace.idle_until = Some(self.idle_deadline(NO_LEASE_PAUSE));
                 continue;

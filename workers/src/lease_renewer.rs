@@ -278,19 +278,21 @@ impl RenewalLoop {
         };
         let begun = self.store.write(async |tx| {
             let mut row = row.clone();
-            row.draining |= self.draining.is_cancelled();
+            // The replaced rows know best: an operator may have resumed this worker since its last heartbeat.
+            let mut requested = None;
             for worker in &lost {
                 // Nothing here uses it any more, so others need not wait for its expiry.
                 leases::end(tx, *worker).await?;
-                row.draining |= workers::replace(tx, *worker).await?;
+                if let Some(draining) = workers::replace(tx, *worker).await? {
+                    requested = Some(requested.unwrap_or(false) || draining);
+                }
             }
+            row.draining = self.draining.is_cancelled() || requested.unwrap_or(row.draining);
             let draining = workers::heartbeat(tx, &row).await?;
             leases::begin(tx, row.id, self.lease).await?;
             Ok(draining)
         });
-        if begun.await? {
-            self.start_drain();
-        }
+        self.apply_drain_request(begun.await?);
         let mut state = self.state.borrow_mut();
         state.past_ids.clear();
         state.begin_attempted = false;
@@ -317,13 +319,8 @@ impl RenewalLoop {
             finished: self.active_jobs.finished_counts(),
             ..self.state.borrow().row.clone()
         };
-        if self
-            .store
-            .write_one(async |tx| workers::heartbeat(tx, &row).await)
-            .await?
-        {
-            self.start_drain();
-        }
+        let requested = self.store.write_one(async |tx| workers::heartbeat(tx, &row).await);
+        self.apply_drain_request(requested.await?);
         self.refresh_peers(worker).await?;
         let at_work = self.store.read(async |tx| jobs::running_jobs(tx, worker).await).await?;
         let ours = at_work.iter().map(|row| JobFence {
@@ -418,10 +415,18 @@ impl RenewalLoop {
         found
     }
 
-    fn start_drain(&self) {
-        if !self.draining.is_cancelled() {
-            tracing::info!(worker.id = %self.state.borrow().row.id, "draining on request; no more claims");
-            self.draining.cancel();
+    /// Stops or resumes claims as the row of this worker says.
+    fn apply_drain_request(&self, drain: bool) {
+        let mut state = self.state.borrow_mut();
+        // For a new row: the current one may be pruned while this process is suspended.
+        state.row.draining = drain;
+        if self.active_jobs.request_drain(drain) {
+            let text = if drain {
+                "drained on request; no more claims"
+            } else {
+                "resumed on request; claiming again"
+            };
+            tracing::info!(worker.id = %state.row.id, "{text}");
         }
     }
 }

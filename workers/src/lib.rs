@@ -3,7 +3,8 @@
 //! Guarantees: a job is claimed only for a free slot, so no claimed job waits behind a busy worker. The lease is
 //! renewed in a separate thread, whatever the handlers do. A worker that cannot renew its lease stops its handlers
 //! before the lease ends, and claims again only with a new one. A draining worker claims nothing, finishes or returns
-//! its jobs, and loses no lease. The `durable` crate performs jobs and writes their results.
+//! its jobs, and loses no lease. One that an operator drained claims again when it is resumed. The `durable` crate
+//! performs jobs and writes their results.
 //!
 //! The apalis runtime drives the handlers; all code that uses it is in [`runtime`].
 
@@ -68,7 +69,7 @@ pub struct Workers {
     id: WorkerId,
     engine: Engine,
     active_jobs: Arc<ActiveJobs>,
-    /// Cancelled when the worker must stop claiming.
+    /// Cancelled when the worker must stop claiming for good.
     draining: CancellationToken,
     claimer_tasks: JoinSet<()>,
     runtimes: JoinSet<()>,
@@ -205,10 +206,16 @@ impl Workers {
         self.active_jobs.len()
     }
 
-    /// Cancelled once this worker claims nothing more, after [`Workers::drain`] or a request through the store.
+    /// Cancelled once [`Workers::drain`] has begun.
     #[must_use]
     pub fn draining(&self) -> CancellationToken {
         self.draining.clone()
+    }
+
+    /// Whether an operator drained this worker through the store, as of its last heartbeat.
+    #[must_use]
+    pub fn drain_requested(&self) -> watch::Receiver<bool> {
+        self.active_jobs.subscribe_drain_request()
     }
 
     /// Stops claiming, lets jobs finish for up to `grace`, returns the rest, and signs off. No lease is lost, and

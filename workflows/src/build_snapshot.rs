@@ -18,6 +18,9 @@ use crate::start_box::failure_of;
 pub struct BuildSnapshot {
     pub tenant: TenantId,
     pub snapshot: SnapshotId,
+    /// Moves to the snapshot when it is ready.
+    #[serde(default)]
+    pub tag: Option<String>,
 }
 
 pub(crate) fn lane_of(id: SnapshotId) -> Lane {
@@ -25,8 +28,12 @@ pub(crate) fn lane_of(id: SnapshotId) -> Lane {
 }
 
 /// Records the job. Call it before the transaction's business writes: it locks the lane.
-pub async fn start(tx: &mut Tx<'_>, tenant: TenantId, snapshot: SnapshotId) -> store::Result<JobId> {
-    let input = BuildSnapshot { tenant, snapshot };
+pub async fn start(tx: &mut Tx<'_>, tenant: TenantId, snapshot: SnapshotId, tag: Option<&str>) -> store::Result<JobId> {
+    let input = BuildSnapshot {
+        tenant,
+        snapshot,
+        tag: tag.map(str::to_owned),
+    };
     towpath_durable::start(tx, &input, Start::new(tenant).lane(lane_of(snapshot))).await
 }
 
@@ -39,7 +46,7 @@ impl Workflow for BuildSnapshot {
     type World = Services;
 
     async fn run(&self, ctx: &mut Ctx, world: &Services) -> Outcome {
-        let &Self { tenant, snapshot } = self;
+        let &Self { tenant, snapshot, .. } = self;
         let found = world.store.read(async |tx| snapshots::get(tx, tenant, snapshot).await);
         let kept = match found.await {
             Err(store::Error::NotFound) => return ctx.complete(),
@@ -59,7 +66,7 @@ impl Workflow for BuildSnapshot {
         let root = serde_json::to_string(&root).fatal()?;
         let settled = ctx
             .settle(async |tx| {
-                snapshots::mark_ready(tx, tenant, snapshot, &root, None).await?;
+                snapshots::mark_ready(tx, tenant, snapshot, &root, None, self.tag.as_deref()).await?;
                 Ok(())
             })
             .await;

@@ -25,11 +25,25 @@ pub struct CaptureSnapshot {
     #[serde(rename = "box")]
     pub id: BoxId,
     pub snapshot: SnapshotId,
+    /// Moves to the snapshot when it is ready.
+    #[serde(default)]
+    pub tag: Option<String>,
 }
 
 /// Records the job. Call it before the transaction's business writes: it locks the lane.
-pub async fn start(tx: &mut Tx<'_>, tenant: TenantId, id: BoxId, snapshot: SnapshotId) -> store::Result<JobId> {
-    let input = CaptureSnapshot { tenant, id, snapshot };
+pub async fn start(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    id: BoxId,
+    snapshot: SnapshotId,
+    tag: Option<&str>,
+) -> store::Result<JobId> {
+    let input = CaptureSnapshot {
+        tenant,
+        id,
+        snapshot,
+        tag: tag.map(str::to_owned),
+    };
     towpath_durable::start(tx, &input, Start::new(tenant).lane(lane_of(id))).await
 }
 
@@ -41,7 +55,9 @@ impl Workflow for CaptureSnapshot {
     type World = Services;
 
     async fn run(&self, ctx: &mut Ctx, world: &Services) -> Outcome {
-        let &Self { tenant, id, snapshot } = self;
+        let &Self {
+            tenant, id, snapshot, ..
+        } = self;
         match snapshot_status(world, tenant, snapshot).await? {
             SnapshotStatus::Building => {}
             SnapshotStatus::Deleting => {
@@ -78,7 +94,8 @@ impl Workflow for CaptureSnapshot {
         }
         let settled = ctx
             .settle(async |tx| {
-                snapshots::mark_ready(tx, tenant, snapshot, &root, Some(used)).await?;
+                let tag = self.tag.as_deref();
+                snapshots::mark_ready(tx, tenant, snapshot, &root, Some(used), tag).await?;
                 Ok(())
             })
             .await;

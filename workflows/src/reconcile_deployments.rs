@@ -73,24 +73,32 @@ pub async fn run(world: Arc<Services>, stop: CancellationToken) {
     };
     tokio::pin!(chores);
     let mut keeping = Reconciler::new(world, hosting, stop);
-    loop {
-        if let Err(error) = keeping.reconcile().await {
-            tracing::warn!(%error, "deployments cannot be read; retrying");
-        }
-        let pause = keeping.pause();
-        let Reconciler {
-            tasks, hosting, stop, ..
-        } = &mut keeping;
-        let done = tokio::select! {
-            () = stop.cancelled() => break,
-            () = &mut chores => None,
-            Some(done) = tasks.join_next_with_id() => Some(done),
-            () = hosting.backend.ended() => None,
-            () = hosting.reconcile_requested() => None,
-            () = tokio::time::sleep(pause) => None,
+    'running: loop {
+        let pause = match keeping.reconcile().await {
+            Ok(()) => keeping.pause(),
+            Err(error) => {
+                tracing::warn!(%error, "deployments cannot be read; retrying");
+                RECONCILE_INTERVAL
+            }
         };
-        if let Some(done) = done {
-            keeping.finish_task(done);
+        let next = Instant::now() + pause;
+        loop {
+            let Reconciler {
+                tasks, hosting, stop, ..
+            } = &mut keeping;
+            let done = tokio::select! {
+                () = stop.cancelled() => break 'running,
+                () = &mut chores => None,
+                Some(done) = tasks.join_next_with_id() => Some(done),
+                () = hosting.backend.ended() => None,
+                () = hosting.reconcile_requested() => None,
+                () = tokio::time::sleep_until(next) => None,
+            };
+            let Some(done) = done else { break };
+            // The answer of each agent server must not cost a read of all placements.
+            if keeping.finish_task(done) {
+                break;
+            }
         }
     }
     // Each has the same token, and stops what it started.
@@ -183,6 +191,8 @@ struct Reconciler {
     health_checked_at: Instant,
     /// Missed health checks in a row.
     misses: HashMap<DeploymentId, u32>,
+    /// Deployments that need something and had a task in progress.
+    passed_over: HashSet<DeploymentId>,
 }
 
 /// Result of a task about a deployment.
@@ -206,6 +216,7 @@ impl Reconciler {
             starts: Arc::new(Semaphore::new((cores / 2).max(2))),
             health_checked_at: Instant::now(),
             misses: HashMap::new(),
+            passed_over: HashSet::new(),
         }
     }
 
@@ -214,10 +225,13 @@ impl Reconciler {
         let now = Instant::now();
         let soonest = self.backoffs.values().map(|trouble| trouble.not_before);
         let soonest = soonest.filter(|at| *at > now).min();
-        soonest.map_or(RECONCILE_INTERVAL, |at| RECONCILE_INTERVAL.min(at - now))
+        let pause = soonest.map_or(RECONCILE_INTERVAL, |at| RECONCILE_INTERVAL.min(at - now));
+        let health_check = self.health_checked_at + self.hosting.settings.health_interval;
+        pause.min(health_check.saturating_duration_since(now))
     }
 
-    fn finish_task(&mut self, done: Result<(Id, TaskResult), JoinError>) {
+    /// Records the end of a task. Returns whether something may have to be done now.
+    fn finish_task(&mut self, done: Result<(Id, TaskResult), JoinError>) -> bool {
         let (id, done) = match done {
             Ok(done) => done,
             Err(error) => {
@@ -226,15 +240,23 @@ impl Reconciler {
             }
         };
         let Some(deployment) = self.task_deployments.remove(&id) else {
-            return;
+            return true;
         };
         match done {
-            TaskResult::Started(well) => update_backoff(&mut self.backoffs, deployment, well),
-            TaskResult::Stopped => {}
+            TaskResult::Started(well) => {
+                update_backoff(&mut self.backoffs, deployment, well);
+                true
+            }
+            TaskResult::Stopped => true,
             TaskResult::Answered(true) => {
                 self.misses.remove(&deployment);
+                self.passed_over.contains(&deployment)
             }
-            TaskResult::Answered(false) => *self.misses.entry(deployment).or_default() += 1,
+            TaskResult::Answered(false) => {
+                let misses = self.misses.entry(deployment).or_default();
+                *misses += 1;
+                *misses >= MAX_MISSED_CHECKS || self.passed_over.contains(&deployment)
+            }
         }
     }
 
@@ -249,12 +271,17 @@ impl Reconciler {
         if asks {
             self.health_checked_at = Instant::now();
         }
-        for placement in placements.into_iter().filter(|one| !busy.contains(&one.deployment_id)) {
+        self.passed_over.clear();
+        for placement in placements {
             let id = placement.deployment_id;
             let state = self.hosting.backend.state(id);
             let runs = state.is_some_and(|state| state.revision == placement.revision_id);
             let serves = runs && placement.state == PlacementState::Serving;
-            if serves && self.misses.get(&id).is_some_and(|misses| *misses >= MAX_MISSED_CHECKS) {
+            if busy.contains(&id) {
+                if !serves {
+                    self.passed_over.insert(id);
+                }
+            } else if serves && self.misses.get(&id).is_some_and(|misses| *misses >= MAX_MISSED_CHECKS) {
                 self.misses.remove(&id);
                 tracing::warn!(deployment.id = %id, "the agent server of a deployment does not answer; stopping it");
                 self.stop(id);
@@ -265,8 +292,12 @@ impl Reconciler {
             }
         }
         let running = self.hosting.backend.running().into_iter();
-        for id in running.filter(|id| !named.contains(id) && !busy.contains(id)) {
-            self.stop(id);
+        for id in running.filter(|id| !named.contains(id)) {
+            if busy.contains(&id) {
+                self.passed_over.insert(id);
+            } else {
+                self.stop(id);
+            }
         }
         Ok(())
     }

@@ -35,7 +35,6 @@ pub struct Services {
     pub objects: Objects,
     /// Opens the credentials of destinations.
     pub sealer: Sealer,
-    /// Settings of destinations.
     pub destinations: towpath_outbound::Settings,
     /// Decodes and encodes rows.
     pub cpu_pool: CpuPool,

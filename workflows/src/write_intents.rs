@@ -12,7 +12,6 @@ use crate::cpu_pool::CpuPool;
 #[derive(Clone, Copy, Debug)]
 pub enum IntentTarget {
     Segment(SegmentId),
-    /// A file of the run index.
     IndexFile(RunIndexId),
 }
 

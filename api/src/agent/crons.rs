@@ -125,7 +125,6 @@ pub(crate) struct CronRequest {
 pub(crate) enum OnRunCompleted {
     /// Delete it after the run.
     Delete,
-    /// Keep it.
     Keep,
 }
 

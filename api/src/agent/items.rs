@@ -27,7 +27,6 @@ pub(super) fn routes() -> Routes<AgentApp> {
         .routes(routes!(namespaces))
 }
 
-/// An item.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub(crate) struct Item {
     namespace: Vec<String>,
@@ -97,7 +96,6 @@ fn deserialize_nullable<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Opt
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct GetItem {
-    /// Its key.
     #[param(required = true, min_length = 1)]
     key: Option<String>,
     /// Its labels, joined by dots.

@@ -83,11 +83,9 @@ pub(crate) struct Minutes(f64);
 #[derive(Clone, Copy, Debug, Deserialize, utoipa::ToSchema)]
 #[serde(untagged)]
 pub(crate) enum TtlBody {
-    /// Minutes.
     Minutes(Minutes),
     /// What happens after how long.
     Both {
-        /// Minutes.
         ttl: Option<Minutes>,
         #[schema(value_type = Option<TtlChoice>)]
         strategy: Option<TtlStrategy>,
@@ -206,7 +204,6 @@ fn id_conflict(id: ThreadId) -> AgentError {
     AgentError::conflict(format!("Thread with ID {id} already exists"))
 }
 
-/// Which threads.
 #[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
 pub(crate) struct ThreadSearch {
     #[schema(value_type = Option<Vec<Uuid>>)]

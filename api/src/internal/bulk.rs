@@ -17,13 +17,10 @@ const MOST: usize = 1000;
 /// Number of concurrent transactions.
 const AT_ONCE: usize = 8;
 
-/// The action.
 #[derive(Clone, Copy, Debug, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Action {
-    /// Retry.
     Retry,
-    /// Cancel.
     Cancel,
 }
 
@@ -51,19 +48,15 @@ pub(crate) struct BulkJobRequest {
 #[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Filter {
-    /// Pool.
     #[schema(pattern = r"^[^\u0000]*$")]
     pool: Option<String>,
-    /// Kind.
     #[schema(pattern = r"^[^\u0000]*$")]
     kind: Option<String>,
-    /// State.
     #[schema(inline, value_type = Option<StateName>)]
     state: Option<JobState>,
     /// Workspace.
     #[schema(value_type = Option<Uuid>)]
     tenant: Option<TenantId>,
-    /// Lane.
     #[schema(pattern = r"^[^\u0000]*$")]
     lane: Option<String>,
 }

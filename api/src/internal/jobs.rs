@@ -22,22 +22,17 @@ const CHILDREN: i64 = 100;
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ListJobs {
-    /// Pool.
     #[param(pattern = r"^[^\u0000]*$")]
     pool: Option<String>,
-    /// Kind.
     #[param(pattern = r"^[^\u0000]*$")]
     kind: Option<String>,
-    /// State.
     #[param(inline, value_type = Option<StateName>)]
     state: Option<JobState>,
     /// Workspace.
     #[param(value_type = Option<Uuid>)]
     tenant: Option<TenantId>,
-    /// Lane.
     #[param(pattern = r"^[^\u0000]*$")]
     lane: Option<String>,
-    /// Parent job.
     #[param(value_type = Option<Uuid>)]
     parent: Option<JobId>,
     /// Maximum number of results, 1 to 1000; default 100.

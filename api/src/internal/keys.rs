@@ -53,7 +53,6 @@ pub(crate) struct Key {
     /// When it was revoked.
     #[schema(value_type = Option<String>, format = DateTime)]
     revoked_at: Option<Timestamp>,
-    /// Scopes.
     #[schema(value_type = Vec<String>)]
     scopes: Scopes,
     /// Expiry time.
@@ -82,7 +81,6 @@ impl From<ApiKey> for Key {
     }
 }
 
-/// Keys.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub(crate) struct Keys {
     items: Vec<Key>,

@@ -24,7 +24,6 @@ pub(crate) struct RateLimits {
     callers: Vec<LimitedCaller>,
 }
 
-/// A limit.
 #[derive(Serialize, utoipa::ToSchema)]
 pub(crate) struct RateLimit {
     name: String,

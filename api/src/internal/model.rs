@@ -244,7 +244,6 @@ pub(crate) struct Jobs {
     pub(crate) next_cursor: Option<String>,
 }
 
-/// A job with details.
 #[derive(Clone, Debug, Serialize, utoipa::ToSchema)]
 pub(crate) struct JobDetail {
     #[serde(flatten)]
@@ -374,7 +373,6 @@ impl Worker {
     }
 }
 
-/// The workers.
 #[derive(Clone, Debug, Serialize, utoipa::ToSchema)]
 pub(crate) struct Workers {
     /// Latest start first.

@@ -98,7 +98,6 @@ pub(crate) async fn get(State(app): State<App>, Path(id): Path<QuarantineId>) ->
     EntryDetail::new(entry, contents).map(Json)
 }
 
-/// Which frame.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]

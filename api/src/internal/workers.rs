@@ -20,7 +20,7 @@ pub(crate) async fn list(State(JobStores { store, .. }): State<JobStores>) -> Re
 }
 
 /// Drain a worker: it learns of it within five seconds, claims no more jobs, finishes its jobs and keeps running; its
-/// status is `drained` after its last job.
+/// status is `drained` after its last job. `resume` ends it.
 #[utoipa::path(post, path = "/internal/workers/{worker_id}/drain", tag = "workers", security(("api_key" = []), ("bearer" = [])),
     params(("worker_id" = Uuid, Path, description = "The worker")),
     responses((status = 200, description = "The worker, `draining` or `drained`", body = Worker),
@@ -29,12 +29,35 @@ pub(crate) async fn drain(
     State(JobStores { store, .. }): State<JobStores>,
     Path(id): Path<WorkerId>,
 ) -> Result<Json<Worker>, ApiError> {
-    let missing = || ApiError::not_found("worker");
     if !store.write(async |tx| workers::drain(tx, id).await).await? {
         return Err(missing());
     }
     tracing::info!(worker.id = %id, "an operator drained a worker");
-    let worker = all(&store).await?.into_iter().find(|worker| worker.id == id);
+    get(&store, id).await
+}
+
+/// Resume a worker after a drain: it learns of it within five seconds and claims jobs again.
+#[utoipa::path(post, path = "/internal/workers/{worker_id}/resume", tag = "workers", security(("api_key" = []), ("bearer" = [])),
+    params(("worker_id" = Uuid, Path, description = "The worker")),
+    responses((status = 200, description = "The worker, `active`", body = Worker),
+              (status = 404, description = "No such worker", body = Error), ApiError))]
+pub(crate) async fn resume(
+    State(JobStores { store, .. }): State<JobStores>,
+    Path(id): Path<WorkerId>,
+) -> Result<Json<Worker>, ApiError> {
+    if !store.write(async |tx| workers::resume(tx, id).await).await? {
+        return Err(missing());
+    }
+    tracing::info!(worker.id = %id, "an operator resumed a worker");
+    get(&store, id).await
+}
+
+fn missing() -> ApiError {
+    ApiError::not_found("worker")
+}
+
+async fn get(store: &Store, id: WorkerId) -> Result<Json<Worker>, ApiError> {
+    let worker = all(store).await?.into_iter().find(|worker| worker.id == id);
     worker.map(Json).ok_or_else(missing)
 }
 

@@ -10,7 +10,6 @@ use towpath_store::access::KeyHash;
 /// Of a user's id no more is shown.
 const SHOWN: usize = 64;
 
-/// An identity.
 #[derive(Clone)]
 pub(crate) enum LimitIdentity {
     /// A key that opens something.

@@ -22,7 +22,6 @@ use crate::platform::runs;
 /// Maximum number of trace runs in one request.
 const MAX_RUNS: usize = 1000;
 
-/// An annotation queue.
 #[derive(Serialize, utoipa::ToSchema)]
 #[schema(as = AnnotationQueue)]
 pub struct AnnotationQueueView {
@@ -80,6 +79,9 @@ pub struct AnnotationQueueInput {
 
 impl AnnotationQueueInput {
     fn admit(self) -> Result<AnnotationQueueFields, Rejection> {
+        if let Some(items) = &self.rubric_items {
+            model::check_depth("rubric_items", items)?;
+        }
         let are_objects = |items: &RawValue| serde_json::from_str::<Vec<Object<IgnoredAny>>>(items.get()).is_ok();
         if self.rubric_items.as_deref().is_some_and(|items| !are_objects(items)) {
             return Err(Rejection::invalid("rubric_items", "expected a list of objects"));

@@ -30,7 +30,6 @@ use crate::extract::{Json, Pairs, Path, optional_object};
 use crate::platform::exports::MAX_OFFSET;
 use model::JsonBody;
 
-/// A dataset.
 #[derive(Serialize, utoipa::ToSchema)]
 #[schema(as = Dataset)]
 pub struct DatasetView {

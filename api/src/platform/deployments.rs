@@ -94,13 +94,10 @@ pub struct ListDeployments {
     name: Option<String>,
     /// Text in the name, in any case.
     name_contains: Option<String>,
-    /// Status.
     #[param(value_type = Option<names::DeploymentState>)]
     status: Option<DeploymentStatus>,
-    /// Deployment type.
     #[param(value_type = Option<names::DeploymentTypeName>)]
     deployment_type: Option<DeploymentType>,
-    /// Image version.
     image_version: Option<String>,
     /// Deployment ids, separated by commas.
     deployment_ids: Option<String>,
@@ -294,7 +291,6 @@ pub async fn delete(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Deployments to delete.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]

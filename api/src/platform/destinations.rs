@@ -60,7 +60,6 @@ impl TryFrom<destinations::Destination> for Destination {
     }
 }
 
-/// A destination to create.
 #[derive(Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = NewDestination)]

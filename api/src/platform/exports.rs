@@ -109,7 +109,6 @@ impl TryFrom<ExportSummary> for Export {
     }
 }
 
-/// An export to create.
 #[derive(Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = NewExport)]
@@ -201,13 +200,10 @@ pub struct ListExports {
     /// Number of results to skip.
     #[param(minimum = 0, maximum = 1_000_000_000)]
     offset: Option<i64>,
-    /// Project id.
     #[param(value_type = Option<Uuid>)]
     session_id: Option<ProjectId>,
-    /// Destination id.
     #[param(value_type = Option<Uuid>)]
     bulk_export_destination_id: Option<DestinationId>,
-    /// Status.
     #[param(value_type = Option<names::Status>)]
     status: Option<ExportStatus>,
     /// The schedule that created the exports.

@@ -16,6 +16,7 @@ use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
 use crate::extract::{Json, Pairs};
+use crate::platform::datasets::model::check_depth;
 use crate::platform::exports::MAX_OFFSET;
 
 /// Maximum size of one configuration.
@@ -83,6 +84,7 @@ fn check_config(config: &Value) -> Result<Box<RawValue>, ApiError> {
     let known: FeedbackConfig = serde_json::from_value(config.clone()).map_err(wrong)?;
     known.check()?;
     let raw = to_raw_value(config).map_err(|error| ApiError::internal(&error))?;
+    check_depth("feedback_config", &raw)?;
     if raw.get().len() > MAX_BYTES {
         let text = format!("expected at most {MAX_BYTES} bytes");
         return Err(Rejection::invalid("feedback_config", text).into());
@@ -156,7 +158,6 @@ pub struct UpdateFeedbackConfig {
     #[schema(value_type = Option<Object>)]
     feedback_config: Option<Value>,
     is_lower_score_better: Option<bool>,
-    /// Categories to add.
     #[schema(value_type = Option<Vec<Object>>)]
     add_categories: Option<Vec<Value>>,
     /// Values of categories to remove.

@@ -42,7 +42,6 @@ impl ImagePullSecret {
     }
 }
 
-/// Image-pull secrets.
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct ImagePullSecretList {
     resources: Vec<ImagePullSecret>,

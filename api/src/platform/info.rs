@@ -19,7 +19,6 @@ pub struct Info {
     version: &'static str,
     /// Product name.
     product: &'static str,
-    /// Product version.
     product_version: &'static str,
     batch_ingest_config: BatchIngest,
     instance_flags: Flags,

@@ -33,7 +33,6 @@ const PAGE_BYTES: usize = 8 << 20;
 /// Maximum number of pages, of a hundred repositories each.
 const PAGES: usize = 10;
 
-/// An integration.
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct Integration {
     #[schema(value_type = Uuid)]
@@ -69,7 +68,6 @@ pub struct CreatedIntegration {
     webhook_secret: Option<String>,
 }
 
-/// An integration to create.
 #[derive(Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = NewIntegration)]
@@ -190,7 +188,6 @@ fn missing(error: store::Error) -> ApiError {
     }
 }
 
-/// A repository.
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct Repository {
     #[schema(value_type = Uuid)]

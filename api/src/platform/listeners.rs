@@ -17,7 +17,6 @@ use crate::platform::names;
 /// Maximum number of namespaces of a listener.
 const MOST_NAMESPACES: usize = 100;
 
-/// A listener.
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct Listener {
     #[schema(value_type = Uuid)]

@@ -49,7 +49,6 @@ names! {
     DestinationType = ["s3", "file"];
     /// How requests name a bucket.
     Addressing = ["auto", "virtual", "path"];
-    /// Source of a deployment.
     DeploymentSource = [Source::Github, Source::ExternalDocker, Source::InternalDocker, Source::InternalSource]
         .map(Source::as_str);
     /// Default size of a deployment.
@@ -60,7 +59,6 @@ names! {
         DeploymentStatus::AwaitingDatabase, DeploymentStatus::Ready, DeploymentStatus::Unused,
         DeploymentStatus::AwaitingDelete, DeploymentStatus::Unknown,
     ].map(DeploymentStatus::as_str);
-    /// Status of a revision.
     RevisionState = RevisionStatus::ALL.map(RevisionStatus::as_str);
     /// Sort direction.
     Order = ["asc", "desc"];

@@ -100,7 +100,6 @@ pub struct Logs {
     next_offset: Option<String>,
 }
 
-/// A log line.
 #[derive(Serialize, utoipa::ToSchema)]
 #[schema(as = LogLine)]
 pub struct LogLineView {

@@ -34,7 +34,6 @@ const ALWAYS: [&str; 6] = ["id", "name", "run_type", "start_time", "trace_id", "
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[schema(as = TraceRunQuery)]
 pub struct Query {
-    /// Project ids.
     #[schema(value_type = Option<Vec<Uuid>>)]
     session: Option<OneOrMore<ProjectId>>,
     /// Trace runs by id, at most 1000.
@@ -42,7 +41,6 @@ pub struct Query {
     id: Option<OneOrMore<TraceRunId>>,
     /// Trace id.
     trace: Option<Uuid>,
-    /// Parent run.
     parent_run: Option<Uuid>,
     /// Example ids.
     #[schema(value_type = Option<Vec<Uuid>>)]
@@ -169,7 +167,6 @@ impl Query {
     }
 }
 
-/// Options of a page.
 struct PageOptions {
     direction: Direction,
     after: Option<Position>,
@@ -374,7 +371,6 @@ async fn one(
     read.await?.pop().ok_or_else(|| ApiError::not_found("run"))
 }
 
-/// Filters to validate.
 #[derive(Deserialize, utoipa::ToSchema)]
 #[schema(as = FilterCheck)]
 pub struct ValidateFilters {

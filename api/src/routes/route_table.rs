@@ -4,7 +4,6 @@ use axum::Router;
 use axum::handler::Handler;
 use axum::routing::{MethodRouter, any, delete, get, patch, post, put};
 
-/// A route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Route {
     /// The method; `*` is every one.

@@ -218,7 +218,6 @@ fn issued_secret((key, secret, workspaces): IssuedKey, overlap: Option<i64>) -> 
     }
 }
 
-/// Form of an action on a key.
 #[derive(Deserialize)]
 pub(super) struct KeyActionForm {
     overlap_hours: Option<i64>,

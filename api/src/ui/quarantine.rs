@@ -134,7 +134,6 @@ struct Detail {
     frames: Vec<FrameRow>,
 }
 
-/// A frame.
 struct FrameRow {
     number: usize,
     route: String,

@@ -165,16 +165,35 @@ pub(super) async fn require_session(State(app): State<App>, mut request: Request
 
 /// Operators and administrators of keys.
 fn may_use_dashboard(principal: &Principal) -> bool {
-    principal.scopes.allow(Scope::OperatorRead) || administers(principal)
+    sees_all_pages(principal) || administers(principal)
+}
+
+/// The only page of callers who administer keys and are no operators.
+pub(super) const PAGE_OF_KEYS: &str = "/ui/keys";
+
+/// Whether the caller may open every page, and not only that of keys.
+pub(super) fn sees_all_pages(principal: &Principal) -> bool {
+    principal.scopes.allow(Scope::OperatorRead)
 }
 
 /// First page after signing in.
 fn landing_page(principal: &Principal) -> &'static str {
-    if principal.scopes.allow(Scope::OperatorRead) {
+    if sees_all_pages(principal) {
         "/ui/queues"
     } else {
-        "/ui/keys"
+        PAGE_OF_KEYS
     }
+}
+
+/// Redirects to the first page of the session's holder. That page asks for a key without a session.
+pub(super) async fn landing(State(app): State<App>, headers: HeaderMap) -> Redirect {
+    let holder = match SessionCookie::of(&app).token(&headers) {
+        Some(token) => session::holder(&app, &token).await,
+        None => Ok(None),
+    };
+    // A page reports an unavailable database better than a redirect.
+    let holder = holder.ok().flatten();
+    Redirect::to(holder.as_ref().map_or("/ui/queues", landing_page))
 }
 
 pub(super) async fn sign_in_form() -> Response {
@@ -217,7 +236,7 @@ pub(super) async fn sign_in(
         Ok(Some(principal)) => {
             let (token, _) = session::issue(&app, principal.key);
             // A key that only administers keys has access to the Keys page only.
-            let next = if principal.scopes.allow(Scope::OperatorRead) {
+            let next = if sees_all_pages(&principal) {
                 next.as_str()
             } else {
                 landing_page(&principal)
@@ -266,8 +285,8 @@ pub(super) async fn redeem_link(State(app): State<App>, client: Client, Query(li
     let (token, _) = session::issue(&app, key);
     // A page that refreshes itself instead of a redirect: a strict cookie is not sent with a redirect from another
     // site.
-    let page = "<!doctype html><title>Signed in</title><meta http-equiv=\"refresh\" content=\"0; url=/ui/queues\">\
-                <a href=\"/ui/queues\">Signed in. Go on.</a>";
+    let page = "<!doctype html><title>Signed in</title><meta http-equiv=\"refresh\" content=\"0; url=/ui/\">\
+                <a href=\"/ui/\">Signed in. Go on.</a>";
     ([(SET_COOKIE, SessionCookie::of(&app).set(client, &token))], Html(page)).into_response()
 }
 

@@ -34,6 +34,7 @@ struct Row {
     seen: String,
     up: String,
     can_drain: bool,
+    can_resume: bool,
 }
 
 struct Pool {
@@ -89,19 +90,35 @@ fn row(worker: Worker, now: Timestamp) -> Row {
         seen: formatting::relative(worker.seen_at, now),
         up: formatting::span(now.since(worker.started_at)),
         can_drain: worker.status == "active",
+        can_resume: matches!(worker.status, "draining" | "drained"),
         host: worker.host,
         pid: worker.pid,
         version: worker.version,
     }
 }
 
-/// Tells a worker to claim no more jobs.
-pub(super) async fn drain(State(app): State<App>, Path(worker): Path<String>) -> Result<Response, PageError> {
+/// Drains or resumes a worker.
+pub(super) async fn act(
+    State(app): State<App>,
+    Path((worker, action)): Path<(String, String)>,
+) -> Result<Response, PageError> {
     let missing = || PageError::from(ApiError::not_found("worker"));
     let id: WorkerId = worker.parse().map_err(|_| missing())?;
-    if !app.store.write(async |tx| workers::drain(tx, id).await).await? {
+    let drains = match action.as_str() {
+        "drain" => true,
+        "resume" => false,
+        _ => return Err(missing()),
+    };
+    let known = app.store.write(async |tx| {
+        if drains {
+            workers::drain(tx, id).await
+        } else {
+            workers::resume(tx, id).await
+        }
+    });
+    if !known.await? {
         return Err(missing());
     }
-    tracing::info!(worker.id = %id, "draining a worker from the dashboard");
+    tracing::info!(worker.id = %id, drains, "drained or resumed a worker from the dashboard");
     Ok(back(PATH))
 }

@@ -561,3 +561,44 @@ async fn a_revision_that_no_worker_begins_says_so() {
         page.text
     );
 }
+
+#[tokio::test]
+async fn a_worker_is_drained_and_resumed_on_its_page() {
+    let world = World::new().await;
+    let worker = Worker {
+        id: WorkerId::new(),
+        host: "here".to_owned(),
+        pid: 1,
+        pools: r#"{"flushes": 2}"#.to_owned(),
+        version: "1".to_owned(),
+        draining: false,
+        started_at: world.clock.now(),
+        seen_at: world.clock.now(),
+        finished: "{}".to_owned(),
+        drain_at: None,
+    };
+    world
+        .store
+        .write(async |tx| workers::heartbeat(tx, &worker).await)
+        .await
+        .unwrap();
+    let session = cookie(&sign_in(&world, KEY).await);
+    let press = async |action: &str| {
+        let path = format!("/ui/workers/{}/{action}", worker.id);
+        world.call(form(&path, "").header("cookie", &session)).await.status
+    };
+    let page = async || {
+        let call = Call::new(Method::GET, "/ui/workers").header("cookie", &session);
+        world.call(call).await.text
+    };
+    for (shown, other) in [("drain", "resume"), ("resume", "drain"), ("drain", "resume")] {
+        let text = page().await;
+        let button = |action: &str| format!("/ui/workers/{}/{action}\"", worker.id);
+        assert!(
+            text.contains(&button(shown)) && !text.contains(&button(other)),
+            "{text}"
+        );
+        assert_eq!(press(shown).await, 303);
+    }
+    assert_eq!(press("paint").await, 404);
+}

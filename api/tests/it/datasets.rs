@@ -13,6 +13,7 @@ on_both_databases!(
     another_workspace_sees_nothing_of_a_dataset,
     a_deleted_dataset_leaves_nothing,
     a_change_of_nothing_makes_no_version,
+    versions_without_a_difference_are_removed,
     results_show_runs_with_their_examples,
     a_file_becomes_a_dataset,
 );
@@ -288,6 +289,43 @@ async fn another_workspace_sees_nothing_of_a_dataset(world: World) {
         .expect(200);
 }
 
+async fn versions_without_a_difference_are_removed(world: World) {
+    let dataset = dataset(&world, "canal").await;
+    let path = format!("/datasets/{dataset}/versions");
+    let new = |n: u32| json!({"id": id(n), "dataset_id": dataset, "inputs": {"n": n}});
+    world.post("/examples", &new(1)).await.expect(200);
+    let kept = world.get(&path).await.expect(200)[0]["as_of"].clone();
+    for n in 2..6 {
+        world.post("/examples", &new(n)).await.expect(200);
+        if n == 2 {
+            let latest = world.get(&path).await.expect(200)[0]["as_of"].clone();
+            let tag = json!({"as_of": latest, "tag": "prod"});
+            let tagged = send(&world, Method::PUT, &format!("/datasets/{dataset}/tags"), &tag).await;
+            assert_eq!(tagged.status, 204);
+        }
+        let erase = json!({"example_ids": [id(n)], "hard_delete": true});
+        let erased = send(&world, Method::POST, "/v1/platform/datasets/examples/delete", &erase).await;
+        assert_eq!(erased.status, 204);
+    }
+    let versions = world.get(&path).await.expect(200);
+    let shown: Vec<(&Value, &Value)> = versions
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|version| (&version["as_of"], &version["tags"]))
+        .collect();
+    assert_eq!(
+        shown.len(),
+        4,
+        "the newest, a tagged one, one with an example, the first: {versions}"
+    );
+    assert_eq!(shown[0].1, &json!(["latest"]));
+    assert_eq!(shown[1].1, &json!(["prod"]));
+    assert_eq!(shown[2].0, &kept);
+    let now = world.get(&format!("/examples?dataset={dataset}")).await.expect(200);
+    assert_eq!(now.as_array().unwrap().len(), 1, "{now}");
+}
+
 async fn a_change_of_nothing_makes_no_version(world: World) {
     let dataset = dataset(&world, "canal").await;
     let new = json!({"id": id(1), "dataset_id": dataset, "inputs": {}});
@@ -499,6 +537,18 @@ async fn rubric_items_of_a_queue_are_objects() {
         let refused = world.post("/annotation-queues", &queue).await.expect(422);
         assert_eq!(refused["detail"][0]["msg"], "expected a list of objects", "{refused}");
     }
+    let mut deep = json!(1);
+    for _ in 0..200 {
+        deep = json!([deep]);
+    }
+    let queue = json!({"name": "to look at", "rubric_items": [{"feedback_key": deep}]});
+    let refused = world.post("/annotation-queues", &queue).await;
+    refused.expect(422);
+    assert!(
+        refused.text.contains("rubric_items") && refused.text.contains("nested too deeply"),
+        "{}",
+        refused.text
+    );
     let queue = json!({"name": "to look at", "rubric_items": [{"feedback_key": "depth"}]});
     let made = world.post("/annotation-queues", &queue).await.expect(200);
     assert_eq!(made["rubric_items"], queue["rubric_items"]);

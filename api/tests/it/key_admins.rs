@@ -167,7 +167,18 @@ async fn an_admin_looks_after_keys_on_their_page(world: World) {
         !page.text.contains("operator:read"),
         "a scope is offered that cannot be given"
     );
+    assert!(
+        !page.text.contains("href=\"/ui/queues\""),
+        "a page is offered that they may not see"
+    );
     assert_eq!(get("/ui/queues").await.status, 403);
+    for path in ["/ui", "/ui/"] {
+        let home = get(path).await;
+        assert_eq!(home.status, 303, "{}", home.text);
+        assert_eq!(home.headers["location"], "/ui/keys");
+        let stranger = world.call(Call::new(Method::GET, path)).await;
+        assert_eq!(stranger.headers["location"], "/ui/queues");
+    }
     assert_eq!(post("/ui/queues/exports/pause", "").await.status, 403);
 
     let made = post("/ui/keys", "name=nightly&traces%3Aread=on&expires_in_days=30").await;

@@ -41,10 +41,19 @@ async fn degraded_is_ready_and_a_missing_database_is_not() {
                 "database",
                 Box::new(move || {
                     let up = database.load(Ordering::SeqCst);
-                    Box::pin(async move { if up { Ok(()) } else { Err("the connection was refused") } })
+                    Box::pin(async move {
+                        if up {
+                            Ok(())
+                        } else {
+                            Err("the connection was refused".into())
+                        }
+                    })
                 }),
             )
-            .optional("redis", Box::new(|| Box::pin(async { Err("no answer in time") })))
+            .optional(
+                "redis",
+                Box::new(|| Box::pin(async { Err("no answer in time".into()) })),
+            )
     };
     let router = ops(health(&up));
     assert_eq!(
@@ -73,7 +82,7 @@ async fn degraded_is_ready_and_a_missing_database_is_not() {
 async fn what_another_process_does_makes_none_less_ready() {
     let health = Health::new(CancellationToken::new()).informational(
         "deployments",
-        Box::new(|| Box::pin(async { Err("another process does it") })),
+        Box::new(|| Box::pin(async { Err("another process does it".into()) })),
     );
     let answer = call(&ops(health), Call::new(Method::GET, "/readyz?verbose")).await;
     let answer = answer.expect(200);
@@ -128,8 +137,10 @@ fn metrics_name_the_route_not_the_path() {
 #[tokio::test]
 async fn metrics_and_dependencies_can_be_behind_a_key() {
     let key = Secret::new("a key of those who scrape, long enough");
-    let health = Health::new(CancellationToken::new())
-        .optional("redis", Box::new(|| Box::pin(async { Err("no answer in time") })));
+    let health = Health::new(CancellationToken::new()).optional(
+        "redis",
+        Box::new(|| Box::pin(async { Err("no answer in time".into()) })),
+    );
     let router = health_router(Ops::new(health, recorder().handle()).with_key(Some(&key)));
     let bearer = format!("Bearer {}", key.reveal());
     let get = |path: &str| Call::new(Method::GET, path);

@@ -420,10 +420,10 @@ async fn snapshots_wait_for_the_machine(world: World) {
     named(&captured, 400, "NotReady");
     let body = json!({"name": "base", "docker_image": "host", "fs_capacity_bytes": 1_073_741_824, "tag": "v1"});
     let made = world.post("/v2/sandboxes/snapshots", &body).await.expect(201);
-    assert_eq!((&made["status"], &made["tags"]), (&json!("building"), &json!(["v1"])));
+    assert_eq!((&made["status"], &made["tags"]), (&json!("building"), &json!([])));
     let again = world.post("/v2/sandboxes/snapshots", &body).await.expect(201);
     assert_eq!(made["id"], again["id"]);
-    for reference in ["base", "base:v1", made["id"].as_str().unwrap()] {
+    for reference in ["base", made["id"].as_str().unwrap()] {
         let found = world
             .get(&format!("/v2/sandboxes/snapshots/{reference}"))
             .await
@@ -431,13 +431,14 @@ async fn snapshots_wait_for_the_machine(world: World) {
         assert_eq!(found["id"], made["id"], "{reference}");
     }
     let tags = world.get("/v2/sandboxes/snapshots-by-name/base").await.expect(200);
-    assert_eq!(tags["tags"], json!([{"tag": "v1", "snapshot_id": made["id"]}]));
+    assert_eq!(tags["tags"], json!([]), "it moves when the snapshot is ready");
+    named(&world.get("/v2/sandboxes/snapshots/base:v1").await, 404, "NotFound");
     named(
-        &world.post(BOXES, &json!({"snapshot": "base:v1"})).await,
+        &world.post(BOXES, &json!({"snapshot": "base"})).await,
         400,
         "SnapshotNotReady",
     );
-    assert_eq!(world.remove("/v2/sandboxes/snapshots/base:v1").await.status, 204);
+    assert_eq!(world.remove("/v2/sandboxes/snapshots/base").await.status, 204);
     named(&world.get("/v2/sandboxes/snapshots/base").await, 404, "NotFound");
     let usage = world.get("/v2/sandboxes/usage").await.expect(200);
     assert_eq!(
@@ -468,6 +469,9 @@ async fn a_workspace_has_as_many_as_it_may() {
             snapshots: 0,
             volumes: 1,
             volume_bytes: 1 << 31,
+            templates: 1,
+            pools: 1,
+            registries: 1,
         },
         ..Settings::default()
     };
@@ -488,6 +492,27 @@ async fn a_workspace_has_as_many_as_it_may() {
         .send_json(Method::PATCH, "/v2/sandboxes/pools/ahead", &json!({"replicas": 1}))
         .await;
     named(&more, 429, "QuotaExceeded");
+    let registry = |name: &str| {
+        json!({"name": name, "url": "registry.example", "auth_type": "DOCKER_CONFIG", "username": "me",
+               "password": "s3cret"})
+    };
+    let path = "/v2/sandboxes/registries";
+    world.post(path, &registry("acme")).await.expect(201);
+    for (kind, another) in [
+        ("templates", json!({"name": "other", "image": "host"})),
+        (
+            "pools",
+            json!({"name": "other", "template_name": "python", "replicas": 0, "wait_for_ready": false}),
+        ),
+        ("registries", registry("other")),
+    ] {
+        let refused = world.post(&format!("/v2/sandboxes/{kind}"), &another).await;
+        let message = named(&refused, 429, "QuotaExceeded");
+        assert!(
+            message.contains(&format!("sandboxes.{kind}_per_workspace")),
+            "{message}"
+        );
+    }
     let large = world.post(VOLUMES, &json!({"name": "large", "size": "3Gi"})).await;
     let message = named(&large, 429, "QuotaExceeded");
     assert!(message.contains("storage"), "{message}");

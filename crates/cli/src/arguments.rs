@@ -32,7 +32,6 @@ pub struct Arguments {
 const EXIT_CODES: &str =
     "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 a server was not reachable. sandbox exec ends as its command does.";
 
-/// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Show the product once: start a server, send trace runs, export them as Parquet, read the files back.
@@ -61,7 +60,7 @@ pub enum Command {
     Jobs(remote::Jobs),
     /// List and retry dead letters.
     Dead(remote::Dead),
-    /// List worker processes and drain them.
+    /// List worker processes, drain and resume them.
     Workers(remote::Workers),
     /// Show rate limits, the callers near one, and refused callers.
     Limits(remote::Limits),
@@ -346,7 +345,7 @@ pub struct Backup {
     /// Shared options.
     #[command(flatten)]
     pub common: Common,
-    /// A folder that does not exist yet.
+    /// A folder that does not exist yet; its parents are created, too
     #[arg(value_name = "DIR")]
     pub to: PathBuf,
     /// Leave the encryption key and the first API key out; without the encryption key nothing can be restored
@@ -371,7 +370,7 @@ pub struct Restore {
 /// `towpath completions`
 #[derive(Debug, Args)]
 pub struct Completions {
-    /// The shell.
+    /// Its completions are printed.
     #[arg(value_enum)]
     pub shell: clap_complete::Shell,
 }

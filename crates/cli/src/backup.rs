@@ -175,6 +175,10 @@ async fn begin(
     apart: &VolumeSource,
 ) -> anyhow::Result<()> {
     let to = &command.to;
+    let parents = missing_parents(to);
+    if let Some(parent) = parents.first() {
+        files::make(parent)?;
+    }
     match DirBuilder::new().mode(0o700).create(to) {
         Err(why) if why.kind() == ErrorKind::AlreadyExists => {
             bail!(Usage(format!(
@@ -188,8 +192,20 @@ async fn begin(
     if filled.is_err() {
         // It was just created and is incomplete.
         let _ = std::fs::remove_dir_all(to);
+        for parent in parents {
+            // Not if something else is in it meanwhile.
+            let _ = std::fs::remove_dir(parent);
+        }
     }
     filled
+}
+
+/// The folders above `folder` that do not exist, the innermost first.
+fn missing_parents(folder: &Path) -> Vec<&Path> {
+    let parents = folder.ancestors().skip(1);
+    parents
+        .take_while(|parent| !parent.as_os_str().is_empty() && !parent.exists())
+        .collect()
 }
 
 async fn fill(

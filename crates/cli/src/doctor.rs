@@ -3,6 +3,7 @@
 //! trial folder there.
 
 mod deployment_keeper;
+mod drained_workers;
 mod limits;
 mod sandboxes;
 mod secrets;
@@ -322,6 +323,7 @@ async fn database(settings: &Settings, held: bool, findings: &mut Findings) {
         if store.dialect() == Dialect::Postgres {
             skew(&store, findings).await;
             deployment_keeper::check(&store, findings).await;
+            drained_workers::check(&store, findings).await;
         }
         match store.read(async |tx| quarantine::usage(tx).await).await {
             Ok(usage) => report_quarantine(

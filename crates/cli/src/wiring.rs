@@ -39,6 +39,7 @@ use parts::SharedParts;
 
 pub use agent::{AgentParts, AgentServer, LoadedGraphs, ensure_assistants, loopback_address};
 pub use deployment_host::{isolation, program};
+pub use parts::drained_message;
 pub use roles::Roles;
 pub use surface::Surface;
 

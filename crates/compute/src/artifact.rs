@@ -40,7 +40,6 @@ pub enum Origin {
         url: String,
         /// The branch or tag that it was resolved from. Not part of the identity.
         name: String,
-        /// The commit.
         sha: CommitSha,
     },
     /// An uploaded archive, by its unique key in the object store.

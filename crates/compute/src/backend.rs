@@ -268,7 +268,7 @@ impl Backend {
         };
         match self {
             Self::Process(_) | Self::Docker(_) => health::answers(&state.address).await,
-            Self::Fake(fake) => !fake.is_deaf(deployment),
+            Self::Fake(fake) => fake.check_health(deployment),
         }
     }
 

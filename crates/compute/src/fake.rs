@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use towpath_domain::DeploymentId;
 use uuid::Uuid;
@@ -29,6 +29,8 @@ pub struct Fake {
     inner: Mutex<FakeState>,
     ended: Notify,
     released: Notify,
+    /// Number of health checks.
+    health_checks: watch::Sender<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -128,8 +130,17 @@ impl Fake {
         self.lock().running.get(&deployment).cloned()
     }
 
-    pub(crate) fn is_deaf(&self, deployment: DeploymentId) -> bool {
-        self.lock().deaf.contains(&deployment)
+    /// Waits for so many further health checks.
+    pub async fn until_checked(&self, times: u64) {
+        let mut checks = self.health_checks.subscribe();
+        let enough = *checks.borrow() + times;
+        // `self` owns the sender.
+        let _ = checks.wait_for(|checks| *checks >= enough).await;
+    }
+
+    pub(crate) fn check_health(&self, deployment: DeploymentId) -> bool {
+        self.health_checks.send_modify(|checks| *checks += 1);
+        !self.lock().deaf.contains(&deployment)
     }
 
     /// As [`Fake::stop`], for as long as the test says.

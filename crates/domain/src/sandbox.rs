@@ -129,6 +129,10 @@ pub struct SandboxQuota {
     pub volumes: i64,
     /// The sum of the sizes of all volumes.
     pub volume_bytes: i64,
+    pub templates: i64,
+    /// Also those whose target size is 0.
+    pub pools: i64,
+    pub registries: i64,
 }
 
 impl Default for SandboxQuota {
@@ -138,6 +142,9 @@ impl Default for SandboxQuota {
             snapshots: 200,
             volumes: 100,
             volume_bytes: 100 * GIB,
+            templates: 200,
+            pools: 100,
+            registries: 100,
         }
     }
 }

@@ -314,7 +314,9 @@ fn sentence(job: &Job, why: &StateReason) -> String {
             format!("the pool {pool} is draining and its jobs are not claimed until it is resumed")
         }
         StateReason::NoWorker => format!("no worker serves the pool {pool}; start one"),
-        StateReason::WorkersDraining => format!("every worker of the pool {pool} is draining"),
+        StateReason::WorkersDraining => {
+            format!("every worker of the pool {pool} is draining; resume one or start another")
+        }
         StateReason::WorkersBusy { slots, running, ready } => format!(
             "it is ready; the workers of the pool {pool} are busy: {running} jobs on {slots} slots, {ready} jobs ready"
         ),

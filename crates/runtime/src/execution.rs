@@ -140,7 +140,6 @@ fn one_or_many<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Goto>, D::Error
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Nodes {
     All,
-    /// These.
     Some(Vec<String>),
 }
 

@@ -79,14 +79,12 @@ pub enum ExecEvent {
     Stdout {
         /// Bytes of the stream before `data`. If it is greater than expected, output in between was lost.
         offset: u64,
-        /// The bytes.
         data: Bytes,
     },
     /// Output to standard error, in the same way.
     Stderr {
         /// Bytes of the stream before `data`.
         offset: u64,
-        /// The bytes.
         data: Bytes,
     },
     /// The last event: the command has ended and its output is complete.

@@ -31,6 +31,8 @@ use box_lock::BoxLock;
 use cgroups::Cgroups;
 use process_record::ProcessRecord;
 
+pub(crate) use self_test::run_guard;
+
 /// The base made from the host.
 const HOST_BASE: &str = "host";
 

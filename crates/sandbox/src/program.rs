@@ -5,7 +5,7 @@ use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use crate::{agent, launch};
+use crate::{agent, launch, namespace};
 
 /// Makes the namespaces of a box; ends when the box runs.
 pub(crate) const LAUNCH: &str = "box-launch";
@@ -13,6 +13,8 @@ pub(crate) const LAUNCH: &str = "box-launch";
 pub(crate) const INIT: &str = "box-init";
 /// The agent of a box.
 pub(crate) const AGENT: &str = "box-agent";
+/// Removes the box of a self-test whose platform has ended.
+pub(crate) const GUARD: &str = "box-guard";
 /// One operation on files, as the user of a box.
 pub(crate) const FILE: &str = "box-file";
 /// Takes a terminal and becomes a command.
@@ -26,6 +28,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Option<ExitCode> {
         LAUNCH => folder(arguments).and_then(|folder| launch::run_launcher(&folder)),
         INIT => folder(arguments).and_then(|folder| launch::run_init(&folder)),
         AGENT => agent::run(),
+        GUARD => namespace::run_guard(arguments),
         FILE => agent::file::run(arguments),
         TERMINAL => agent::terminal::run(arguments),
         _ => return None,

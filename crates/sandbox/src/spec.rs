@@ -29,7 +29,6 @@ pub struct BoxSpec {
     pub env: BTreeMap<String, String>,
     /// What the box may use.
     pub limits: Limits,
-    /// Volumes.
     pub mounts: Vec<VolumeMount>,
 }
 

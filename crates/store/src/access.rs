@@ -108,7 +108,6 @@ pub struct KeyLimits {
     pub expires_at: Option<Timestamp>,
 }
 
-/// A new key.
 #[derive(Clone, Debug)]
 pub struct NewKey<'a> {
     /// Its owner.

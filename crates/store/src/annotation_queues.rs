@@ -214,7 +214,6 @@ pub async fn delete(tx: &mut Tx<'_>, tenant: TenantId, id: AnnotationQueueId) ->
 /// A trace run in a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, sqlx::FromRow)]
 pub struct QueuedRun {
-    /// The trace run.
     pub run_id: TraceRunId,
     /// When it was added.
     pub added_at: Timestamp,

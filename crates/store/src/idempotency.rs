@@ -36,7 +36,6 @@ impl IdempotentRequest {
     }
 }
 
-/// The state of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeyState {
     /// Nothing: do the work.

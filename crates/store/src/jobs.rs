@@ -402,7 +402,6 @@ pub async fn lane_has_queued(tx: &mut Tx<'_>, lane: &str) -> Result<bool> {
     })?)
 }
 
-/// The jobs in a lane.
 #[derive(Clone, Debug, FromRow)]
 pub struct LaneJobs {
     pub lane: String,

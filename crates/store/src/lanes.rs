@@ -28,7 +28,6 @@ pub struct Lane {
 /// A promoted job. A suspect stays `scheduled` with its slot, since it is claimed alone.
 #[derive(Clone, Debug, FromRow)]
 pub struct PromotedJob {
-    /// The job.
     pub id: JobId,
     /// The pool that should wake.
     pub pool: String,

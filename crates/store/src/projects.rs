@@ -382,7 +382,6 @@ pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, wanted: &Filter, limit: i64
 pub struct ProjectSummary {
     /// When it was made, unless set by its creator.
     pub start_time: Timestamp,
-    /// The project.
     pub id: ProjectId,
 }
 

@@ -9,7 +9,6 @@ use crate::{Error, Result, Tx};
 /// A revision's key as it is stored.
 #[derive(Clone, Debug, sqlx::FromRow)]
 pub struct RevisionKey {
-    /// The revision.
     pub id: RevisionId,
     pub tenant_id: TenantId,
     pub deployment_id: DeploymentId,

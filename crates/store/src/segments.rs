@@ -24,7 +24,6 @@ use crate::{Error, Result, Tx};
 /// Parts that one statement inserts. Databases bound how many values a statement binds.
 const INSERTED: usize = 1000;
 
-/// The state of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, sqlx::Type)]
 #[sqlx(type_name = "text", rename_all = "snake_case")]
 pub enum SegmentState {
@@ -40,7 +39,6 @@ pub enum SegmentState {
 
 #[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
 pub struct Segment {
-    /// The segment.
     pub id: SegmentId,
     pub tenant_id: TenantId,
     /// Its object.

@@ -152,7 +152,6 @@ pub async fn delete_expired(tx: &mut Tx<'_>, tenant: TenantId, id: UploadId) -> 
 /// An archive that is there.
 #[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
 pub struct UploadedArchive {
-    /// Its upload.
     pub id: UploadId,
     pub tenant_id: TenantId,
     /// Its key in the platform's object store.

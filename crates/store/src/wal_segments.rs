@@ -24,7 +24,6 @@ pub use flushed::{
 };
 pub use workspace_split::split;
 
-/// The state of a WAL segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, sqlx::Type)]
 #[sqlx(type_name = "text", rename_all = "snake_case")]
 pub enum WalSegmentState {
@@ -36,12 +35,10 @@ pub enum WalSegmentState {
     Quarantined,
 }
 
-/// A WAL segment.
 #[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
 pub struct WalSegment {
     /// Order of registration over all WAL segments.
     pub seq: i64,
-    /// The WAL segment.
     pub id: WalSegmentId,
     pub tenant_id: TenantId,
     /// The shard of its workspace.
@@ -112,7 +109,6 @@ pub const fn item_seq(order: i64, index: u32) -> i64 {
 /// A WAL segment about to be registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NewWalSegment {
-    /// The WAL segment.
     pub id: WalSegmentId,
     pub tenant: TenantId,
     /// Where its frames begin in the object.

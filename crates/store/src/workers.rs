@@ -58,7 +58,7 @@ pub async fn list(tx: &mut Tx<'_>) -> Result<Vec<Worker>> {
     Ok(on!(tx, |conn| sqlx::query_as(text).fetch_all(conn).await)?)
 }
 
-/// Records a worker, or that it is alive. Returns whether an operator asked it to drain.
+/// Records a worker, or that it is alive. Returns whether an operator asked it to drain and has not resumed it.
 pub async fn heartbeat(tx: &mut Tx<'_>, worker: &Worker) -> Result<bool> {
     let now = tx.now_param();
     let text = sql!(tx,
@@ -102,6 +102,34 @@ pub async fn drain(tx: &mut Tx<'_>, worker: WorkerId) -> Result<bool> {
     })? > 0)
 }
 
+/// Ends a drain: the worker claims again from its next heartbeat. Returns whether there is one.
+pub async fn resume(tx: &mut Tx<'_>, worker: WorkerId) -> Result<bool> {
+    let text = sql!(tx,
+        sqlite: "UPDATE worker SET draining = 0, drain_at = NULL WHERE id = $1",
+        postgres: "UPDATE worker SET draining = false, drain_at = NULL WHERE id = $1");
+    Ok(on!(tx, |conn| {
+        sqlx::query(text)
+            .bind(worker)
+            .execute(conn)
+            .await
+            .map(|done| done.rows_affected())
+    })? > 0)
+}
+
+/// Pools of which operators drained every worker seen within `window`, by name. Their jobs wait until one is resumed.
+pub async fn drained_pools(tx: &mut Tx<'_>, window: Duration) -> Result<Vec<String>> {
+    let mut pools: BTreeMap<String, bool> = BTreeMap::new();
+    for worker in alive(tx, window).await? {
+        for pool in worker.slots().into_keys() {
+            *pools.entry(pool).or_insert(true) &= worker.draining;
+        }
+    }
+    Ok(pools
+        .into_iter()
+        .filter_map(|(pool, drained)| drained.then_some(pool))
+        .collect())
+}
+
 /// Workers seen within `window`.
 pub async fn alive(tx: &mut Tx<'_>, window: Duration) -> Result<Vec<Worker>> {
     let now = tx.now_param();
@@ -143,15 +171,15 @@ pub async fn prune(tx: &mut Tx<'_>, window: Duration) -> Result<u64> {
     })?)
 }
 
-/// Removes a worker that continues under another id. Returns whether it was asked to drain.
-pub async fn replace(tx: &mut Tx<'_>, id: WorkerId) -> Result<bool> {
+/// Removes a worker that continues under another id. Returns whether it was asked to drain; `None` without a row.
+pub async fn replace(tx: &mut Tx<'_>, id: WorkerId) -> Result<Option<bool>> {
     let draining: Vec<bool> = on!(tx, |conn| {
         sqlx::query_scalar("DELETE FROM worker WHERE id = $1 RETURNING draining")
             .bind(id)
             .fetch_all(conn)
             .await
     })?;
-    Ok(draining.contains(&true))
+    Ok(draining.first().copied())
 }
 
 /// Removes a worker that left, and those not seen since `before`.

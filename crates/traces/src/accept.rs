@@ -120,7 +120,6 @@ pub struct Feedback {
 /// A file that came with a trace run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attachment {
-    /// The trace run.
     pub run: TraceRunId,
     pub name: String,
     /// As sent by the client.

@@ -83,7 +83,6 @@ impl Default for Options {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewSegment {
     pub tenant: TenantId,
-    /// The segment.
     pub id: SegmentId,
     pub written: Written,
 }

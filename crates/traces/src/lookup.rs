@@ -34,7 +34,6 @@ const MOST_KEYS: usize = 1 << 16;
 pub struct SegmentQuery {
     /// Any run of these traces.
     pub traces: BTreeSet<Uuid>,
-    /// These trace runs.
     pub ids: BTreeSet<TraceRunId>,
     /// Whether hits say where their runs stand in the tree.
     pub lineage: bool,

@@ -22,7 +22,6 @@ pub const VERSION: u32 = 1;
 /// What an export consists of.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// [`VERSION`].
     pub version: u32,
     pub export_id: ExportId,
     /// Its workspace.

@@ -31,7 +31,6 @@ impl Verb {
 pub struct Operation {
     /// Made or changed.
     pub verb: Verb,
-    /// The trace run.
     pub id: TraceRunId,
     /// Its project. `None` only for a patch that names no project: its post has it.
     pub project: Option<ProjectRef>,

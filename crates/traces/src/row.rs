@@ -58,7 +58,6 @@ use crate::operation::{Fields, Operation, Verb};
 pub struct Key {
     /// See [`Operation::sort_time`].
     pub sort_time: Timestamp,
-    /// The trace run.
     pub id: TraceRunId,
 }
 

@@ -61,7 +61,6 @@ const STRONG_FPP: f64 = 0.000_01;
 /// The location of a trace run. In file order: by id, then by sort time and project.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Entry {
-    /// The trace run.
     pub id: TraceRunId,
     /// Where it is.
     pub location: RunLocation,

@@ -81,12 +81,20 @@ pub enum Work {
         name: String,
         taken: bool,
     },
-    /// Delete a project.
-    Delete { tenant: Tenant, project: Handle },
+    Delete {
+        tenant: Tenant,
+        project: Handle,
+    },
     /// Read runs one by one.
-    Get { tenant: Tenant, runs: Vec<ExpectedRun> },
+    Get {
+        tenant: Tenant,
+        runs: Vec<ExpectedRun>,
+    },
     /// Read runs by a list of ids.
-    Query { tenant: Tenant, runs: Vec<ExpectedRun> },
+    Query {
+        tenant: Tenant,
+        runs: Vec<ExpectedRun>,
+    },
     /// Read all of a project, page by page.
     Walk {
         tenant: Tenant,
@@ -102,7 +110,10 @@ pub enum Work {
         runs: Vec<ExpectedRun>,
     },
     /// Read feedback.
-    ShowFeedback { tenant: Tenant, given: Box<FeedbackRecord> },
+    ShowFeedback {
+        tenant: Tenant,
+        given: Box<FeedbackRecord>,
+    },
     /// Change feedback: names of members, and values as JSON.
     ChangeFeedback {
         tenant: Tenant,
@@ -110,7 +121,13 @@ pub enum Work {
         change: Vec<(&'static str, String)>,
     },
     /// Take feedback back.
-    DeleteFeedback { tenant: Tenant, id: Uuid },
+    DeleteFeedback {
+        tenant: Tenant,
+        id: Uuid,
+    },
     /// Read a file of a run.
-    ShowFile { tenant: Tenant, file: Attachment },
+    ShowFile {
+        tenant: Tenant,
+        file: Attachment,
+    },
 }

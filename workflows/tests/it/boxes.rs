@@ -17,7 +17,9 @@ use towpath_store::sandboxes::{pools, templates};
 use towpath_workflows::reconcile_boxes::BoxReconciler;
 use towpath_workflows::sandbox_host::fake_driver::FakeDriver;
 use towpath_workflows::sandbox_host::{SandboxHost, SandboxHostSettings};
-use towpath_workflows::{capture_snapshot, delete_box, delete_snapshot, delete_volume, fill_pool, start_box, stop_box};
+use towpath_workflows::{
+    build_snapshot, capture_snapshot, delete_box, delete_snapshot, delete_volume, fill_pool, start_box, stop_box,
+};
 use uuid::Uuid;
 
 use crate::fixture::{Database, WorkflowFixture, on_both_databases};
@@ -34,6 +36,7 @@ on_both_databases!(
     a_use_counts_before_it_is_written,
     what_the_machine_lost_is_stopped_and_what_it_has_more_is_ended,
     a_snapshot_is_a_layer_over_those_of_its_box,
+    a_tag_moves_to_the_newest_snapshot_that_is_ready,
     volumes_are_made_by_the_box_that_has_them,
     a_pool_is_filled_and_claimed_boxes_are_replaced,
 );
@@ -160,7 +163,7 @@ impl SandboxFixture {
     async fn capture(&self, id: BoxId, parent: Option<SnapshotId>) -> SnapshotId {
         let (tenant, snapshot) = (self.workflows.tenant, SnapshotId::new());
         let recorded = self.workflows.store().write(async |tx| {
-            capture_snapshot::start(tx, tenant, id, snapshot).await?;
+            capture_snapshot::start(tx, tenant, id, snapshot, None).await?;
             let new = NewSnapshot {
                 id: snapshot,
                 name: "kept",
@@ -180,6 +183,38 @@ impl SandboxFixture {
         recorded.await.unwrap();
         self.workflows.drive().await;
         snapshot
+    }
+
+    /// Records the build of a snapshot with the tag `v1`; without an image it fails.
+    async fn record_build(&self, id: SnapshotId, image: Option<&str>) {
+        let tenant = self.workflows.tenant;
+        let recorded = self.workflows.store().write(async |tx| {
+            build_snapshot::start(tx, tenant, id, Some("v1")).await?;
+            let new = NewSnapshot {
+                id,
+                name: "base",
+                docker_image: image,
+                fs_capacity_bytes: 1 << 30,
+                source: None,
+                parent: None,
+                run_config: None,
+                labels: &BTreeMap::new(),
+                description: None,
+                included: &[],
+                request: b"",
+                created_by: "test",
+            };
+            snapshots::insert(tx, tenant, new).await
+        });
+        recorded.await.unwrap();
+    }
+
+    /// The snapshot that has the tag `v1` of `base`.
+    async fn tagged(&self) -> Option<SnapshotId> {
+        let tenant = self.workflows.tenant;
+        let store = self.workflows.store();
+        let found = store.read(async |tx| snapshots::tags(tx, tenant, "base").await);
+        found.await.unwrap().pop().map(|tag| tag.snapshot_id)
     }
 }
 
@@ -434,6 +469,27 @@ async fn a_snapshot_is_a_layer_over_those_of_its_box(database: Database) {
     assert!(read(second).await.is_err());
     assert!(!machine.fake.has_layer(second.0));
     assert!(machine.fake.has_layer(first.0));
+}
+
+async fn a_tag_moves_to_the_newest_snapshot_that_is_ready(database: Database) {
+    let machine = SandboxFixture::new(database).await;
+    let first = SnapshotId::new();
+    machine.record_build(first, Some("host")).await;
+    assert_eq!(machine.tagged().await, None, "it is not ready");
+    machine.workflows.drive().await;
+    assert_eq!(machine.tagged().await, Some(first));
+
+    machine.record_build(SnapshotId::new(), None).await;
+    machine.workflows.drive().await;
+    assert_eq!(machine.tagged().await, Some(first), "a failed one takes no tag");
+
+    let (older, newer) = (SnapshotId::new(), SnapshotId::new());
+    machine.record_build(newer, Some("host")).await;
+    assert_eq!(machine.tagged().await, Some(first));
+    machine.workflows.drive().await;
+    machine.record_build(older, Some("host")).await;
+    machine.workflows.drive().await;
+    assert_eq!(machine.tagged().await, Some(newer), "whichever is ready last");
 }
 
 async fn volumes_are_made_by_the_box_that_has_them(database: Database) {

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use towpath_compute::fake::FakeAction;
+use towpath_domain::DeploymentId;
 use towpath_store::deployments;
-use towpath_store::placements::PlacementState;
+use towpath_store::placements::{self, PlacementState};
 
 use crate::deployment_fixture::{DeploymentFixture, within};
 
@@ -44,6 +45,41 @@ async fn one_that_does_not_answer_is_started_again() {
             .await;
     })
     .await;
+    stop.cancel();
+    keep.await.unwrap();
+}
+
+/// The answers of many agent servers cost no more reads of their placements than that of one.
+#[tokio::test]
+async fn health_checks_share_a_read_of_the_placements() {
+    let mut fixture = DeploymentFixture::new().await;
+    fixture.revision(None).await;
+    for nth in 1..8 {
+        fixture.deployment = DeploymentId::new();
+        fixture.add_deployment_named(&format!("agent-{nth}")).await;
+        fixture.revision(None).await;
+    }
+    fixture.workflows.drain().await;
+    let store = fixture.workflows.store();
+    let sent = store.statements();
+    store.read(async |tx| placements::all(tx).await).await.unwrap();
+    let of_read = store.statements() - sent;
+    let (stop, keep) = fixture.keep_what_serves().await;
+    // Until all of them run.
+    within("every agent server runs", async {
+        let serves = "SELECT count(*) FROM deployment_placement WHERE state = 'serving'";
+        while fixture.workflows.count(serves).await < 8 {
+            fixture.fake().until_checked(1).await;
+        }
+    })
+    .await;
+    let sent = store.statements();
+    within("health checks", fixture.fake().until_checked(160)).await;
+    let reads = (store.statements() - sent) / of_read;
+    assert!(
+        reads < 80,
+        "{reads} reads of the placements for 160 health checks of 8 agent servers"
+    );
     stop.cancel();
     keep.await.unwrap();
 }

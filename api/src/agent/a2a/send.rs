@@ -194,7 +194,6 @@ impl<'a> SendMessage<'a> {
         .await
     }
 
-    /// The run request.
     fn run_request(
         &self,
         app: &AgentApp,

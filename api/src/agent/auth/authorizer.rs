@@ -52,7 +52,6 @@ enum TargetRow {
     Cron(CronId),
 }
 
-/// Targets in the path.
 struct PathTarget {
     row: TargetRow,
     /// Ids by the names that auth handlers use.

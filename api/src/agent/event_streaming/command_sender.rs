@@ -106,14 +106,7 @@ fn command_headers(mut headers: HeaderMap) -> HeaderMap {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
-        let pairs = pairs.iter().map(|(name, value)| {
-            let name: http::HeaderName = name.parse().unwrap();
-            (name, HeaderValue::from_static(value))
-        });
-        pairs.collect()
-    }
+    use crate::test_headers::headers;
 
     #[test]
     fn a_command_says_who_calls_as_the_handshake_did() {

@@ -34,7 +34,6 @@ pub(super) struct Normalizer {
     last_ms: i64,
 }
 
-/// State of a run.
 #[derive(Debug)]
 struct RunState {
     id: RunId,

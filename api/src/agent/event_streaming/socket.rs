@@ -328,17 +328,8 @@ async fn send(socket: &mut WebSocket, message: Message) -> Result<(), CloseReaso
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
-
     use super::*;
-
-    fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
-        let pairs = pairs.iter().map(|(name, value)| {
-            let name: http::HeaderName = name.parse().unwrap();
-            (name, HeaderValue::from_static(value))
-        });
-        pairs.collect()
-    }
+    use crate::test_headers::headers;
 
     #[test]
     fn pages_of_elsewhere_open_no_socket_by_a_cookie() {

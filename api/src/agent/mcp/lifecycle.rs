@@ -161,18 +161,7 @@ mod tests {
     use towpath_domain::agent::Object;
 
     use super::*;
-
-    fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
-        let pairs = pairs.iter().map(|(name, value)| {
-            let name = http::HeaderName::from_static(name);
-            (name, HeaderValue::from_str(value).unwrap())
-        });
-        let mut headers = HeaderMap::new();
-        for (name, value) in pairs {
-            headers.append(name, value);
-        }
-        headers
-    }
+    use crate::test_headers::headers;
 
     fn call(method: &str, params: Value) -> Call {
         let Value::Object(params) = params else {

@@ -7,7 +7,6 @@ use towpath_domain::agent::Object;
 
 use crate::agent::extract::parse_body;
 
-/// The code of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ErrorCode {
     Parse,

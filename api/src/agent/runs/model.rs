@@ -10,7 +10,6 @@ use towpath_store::runs as rows;
 use crate::agent::answer::{Time, raw};
 use crate::agent::errors::AgentError;
 
-/// A run.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub(crate) struct Run {
     #[schema(value_type = Uuid)]

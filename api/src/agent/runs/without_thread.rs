@@ -73,7 +73,6 @@ pub(crate) async fn create_waiting(
     begin_wait(&app, &headers, ready).await
 }
 
-/// Which runs.
 #[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
 pub(crate) struct RunSearch {
     /// Must be contained in the metadata of the run.

@@ -10,7 +10,6 @@ use towpath_store::threads::{self as rows, ThreadRow};
 use crate::agent::answer::{Time, raw};
 use crate::agent::errors::AgentError;
 
-/// A thread.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub(crate) struct Thread {
     #[schema(value_type = Uuid)]

@@ -125,7 +125,6 @@ impl CheckpointName {
     }
 }
 
-/// Which state.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 pub(crate) struct StateAt {
     #[serde(deserialize_with = "object")]
@@ -191,7 +190,6 @@ fn empty(thread: ThreadId, created_at: &Time) -> Value {
     })
 }
 
-/// An update of the state.
 #[derive(Clone, Debug, Deserialize, utoipa::ToSchema)]
 pub(crate) struct StateUpdates {
     /// As a node would write them.
@@ -321,14 +319,11 @@ pub(crate) struct HistorySearch {
 #[derive(Clone, Debug, Deserialize, utoipa::ToSchema)]
 #[serde(untagged)]
 pub(crate) enum Before {
-    /// Its id.
     Id(String),
     /// `{configurable: {checkpoint_id}}`. Before the next form, which fits every object.
     Config {
-        /// Names the checkpoint.
         configurable: CheckpointName,
     },
-    /// The checkpoint.
     Named(CheckpointName),
 }
 

@@ -16,12 +16,10 @@ const MOST: usize = 1000;
 /// Number of concurrent transactions.
 const AT_ONCE: usize = 8;
 
-/// The action.
 #[derive(Clone, Copy, Debug, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = QuarantineAction)]
 pub(crate) enum Action {
-    /// Retry.
     Retry,
     /// Drop permanently.
     Drop,

@@ -18,7 +18,6 @@ use crate::errors::ApiError;
 use crate::extract::{Json, Pairs, Path};
 use crate::platform::exports::MAX_OFFSET;
 
-/// A comparative experiment.
 #[derive(Serialize, utoipa::ToSchema)]
 #[schema(as = ComparativeExperiment)]
 pub struct ComparativeExperimentView {
@@ -92,7 +91,6 @@ impl TryFrom<(ComparativeExperiment, Vec<Experiment>)> for ComparativeExperiment
     }
 }
 
-/// A comparative experiment to create.
 #[derive(Deserialize, utoipa::ToSchema)]
 #[schema(as = NewComparativeExperiment)]
 pub struct CreateComparativeExperiment {

@@ -56,7 +56,6 @@ pub async fn delete_many(State(app): State<App>, tenant: Tenant, sent: Pairs) ->
     Ok(Json(json!({"message": format!("{count} examples deleted")})))
 }
 
-/// Examples to delete.
 #[derive(Deserialize, utoipa::ToSchema)]
 #[schema(as = ExampleDeletion)]
 pub struct DeleteExamples {

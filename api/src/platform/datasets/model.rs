@@ -80,21 +80,28 @@ pub(in crate::platform) fn check_text_field(field: &str, text: Option<String>) -
     Ok(text)
 }
 
+/// Refuses raw JSON that later readers could not parse: it has not been parsed yet.
+pub(in crate::platform) fn check_depth(field: &str, sent: &RawValue) -> Result<(), Rejection> {
+    if json::check(sent.get().as_bytes()).is_err() {
+        return Err(Rejection::invalid(field, "nested too deeply"));
+    }
+    Ok(())
+}
+
 /// JSON that must be an object, kept as sent.
 pub(in crate::platform) fn check_object_field(
     field: &str,
     sent: Option<Box<RawValue>>,
 ) -> Result<Option<Box<RawValue>>, Rejection> {
-    match sent {
-        None => Ok(None),
-        // Raw JSON has not been parsed yet; later readers accept only this depth.
-        Some(sent) if json::check(sent.get().as_bytes()).is_err() => {
-            Err(Rejection::invalid(field, "nested too deeply"))
-        }
-        Some(sent) if sent.get().starts_with('{') => Ok(Some(sent)),
-        Some(sent) if sent.get() == "null" => Ok(None),
-        Some(_) => Err(Rejection::invalid(field, "expected an object")),
+    let Some(sent) = sent else { return Ok(None) };
+    check_depth(field, &sent)?;
+    if sent.get() == "null" {
+        return Ok(None);
     }
+    if !sent.get().starts_with('{') {
+        return Err(Rejection::invalid(field, "expected an object"));
+    }
+    Ok(Some(sent))
 }
 
 /// Checks the size and content of metadata.

@@ -130,7 +130,6 @@ pub async fn diff(
     }))
 }
 
-/// A tag for a version.
 #[derive(Deserialize, utoipa::ToSchema)]
 #[schema(as = DatasetTag)]
 pub struct TagVersion {

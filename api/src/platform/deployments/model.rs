@@ -23,7 +23,6 @@ use crate::platform::names;
 use crate::platform::revisions::model::{NewRevisionConfig, RevisionConfigAnswer};
 use crate::scopes;
 
-/// A deployment.
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct Deployment {
     #[schema(value_type = Uuid)]
@@ -350,7 +349,6 @@ macro_rules! deployment_request {
 }
 
 deployment_request! {
-    /// A deployment to create.
     #[derive(Deserialize, utoipa::ToSchema)]
     #[serde(deny_unknown_fields)]
     #[schema(as = NewDeployment)]

@@ -23,7 +23,6 @@ use crate::platform::exports::MAX_OFFSET;
 pub struct CreateFeedbackToken {
     /// The trace run. It need not exist yet.
     run_id: Uuid,
-    /// Key of the feedback.
     #[schema(min_length = 1, max_length = 200, pattern = r"^[^\x00]*$")]
     feedback_key: String,
     /// Lifetime; 3 hours if neither this nor `expires_at` is set.
@@ -73,7 +72,6 @@ struct ScoreConfig {
     categories: Option<Vec<ScoreCategory>>,
 }
 
-/// Kinds of scores.
 #[derive(Serialize, utoipa::ToSchema)]
 #[serde(rename_all = "lowercase")]
 #[schema(as = FeedbackType)]
@@ -84,7 +82,6 @@ enum ScoreKind {
     Freeform,
 }
 
-/// A category.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[schema(as = FeedbackCategory)]
 struct ScoreCategory {
@@ -111,7 +108,6 @@ impl From<ScoreConfig> for FeedbackConfig {
     }
 }
 
-/// A feedback link.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 #[schema(as = FeedbackToken)]
 pub struct FeedbackLink {

@@ -11,7 +11,6 @@ use crate::extract::{optional_object, optional_objects};
 use crate::platform::deployments::model::NewSecret;
 use crate::platform::names;
 
-/// A revision.
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct Revision {
     #[schema(value_type = Uuid)]

@@ -26,9 +26,7 @@ const MOST_IDS: usize = 1000;
 /// Criteria of a query; all must hold.
 #[derive(Clone, Debug, Default)]
 pub struct Criteria {
-    /// Project ids.
     pub projects: Vec<ProjectId>,
-    /// Trace run ids.
     pub ids: Vec<TraceRunId>,
     pub trace: Option<Uuid>,
     /// Parent run.

@@ -104,7 +104,6 @@ pub async fn get(State(app): State<App>, tenant: Tenant, Path(name): Path<String
     Ok(Json(Sandbox::load(&app, row).await?))
 }
 
-/// Status of a sandbox.
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct SandboxStatus {
     #[schema(value_type = String, example = "ready")]
@@ -149,7 +148,6 @@ async fn remove(app: &App, tenant: Tenant, name: &str) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Sandboxes to delete.
 #[derive(Deserialize, utoipa::ToSchema)]
 #[schema(as = DeleteSandboxes)]
 pub struct DeleteSandboxes {

@@ -19,7 +19,7 @@ use towpath_workflows::capture_snapshot::MAX_LAYERS;
 
 use super::model::{DigestedJson, RunConfigBody, missing};
 use super::readiness::local_host;
-use super::snapshots::{Snapshot, SnapshotContent, apply_tag, find_duplicate};
+use super::snapshots::{Snapshot, SnapshotContent, find_duplicate};
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
@@ -170,7 +170,7 @@ async fn record_snapshot(
         if let Some(known) = find_duplicate(tx, tenant, digest, &by, most).await? {
             return Ok(known);
         }
-        capture_snapshot::start(tx, tenant, source.id, id).await?;
+        capture_snapshot::start(tx, tenant, source.id, id, content.tag.as_deref()).await?;
         // The sandbox may be deleted at the same time, and then the snapshot below it.
         if boxes::lock(tx, tenant, source.id).await?.status == BoxStatus::Deleting {
             return Err(store::Error::NotFound);
@@ -189,9 +189,7 @@ async fn record_snapshot(
             request: digest,
             created_by: &by,
         };
-        let row = snapshots::insert(tx, tenant, row).await?;
-        apply_tag(tx, tenant, &row, content.tag.as_deref()).await?;
-        Ok(Ok(row))
+        Ok(Ok(snapshots::insert(tx, tenant, row).await?))
     });
     made.await.map_err(missing("Sandbox", &source.name))?
 }

@@ -25,7 +25,6 @@ use crate::auth::Tenant;
 use crate::errors::{ApiError, chain};
 use crate::extract::{Json, whole};
 
-/// A volume to mount.
 #[derive(Clone, Debug, Deserialize, utoipa::ToSchema)]
 #[schema(as = NewSandboxVolume)]
 pub struct NewVolumeMount {
@@ -122,7 +121,6 @@ pub(super) fn refuse_field(field: &'static str, sent: Option<&Value>) -> Result<
     }
 }
 
-/// Source of a sandbox.
 #[derive(Debug)]
 enum SandboxSource {
     HostImage,

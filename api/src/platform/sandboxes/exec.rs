@@ -178,7 +178,6 @@ fn parse_pty(sent: Option<&Value>) -> Result<Option<PtySize>, Rejection> {
     }
 }
 
-/// Result of a command.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 #[schema(as = SandboxCommandResult)]
 pub struct CommandResult {

@@ -69,7 +69,6 @@ pub async fn start(
     Ok(respond(awake, execution, StreamOffsets::default()))
 }
 
-/// A command to resume.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[schema(as = ResumeSandboxCommand)]
 pub struct ResumeCommand {
@@ -112,7 +111,6 @@ pub async fn resume(
     Ok(respond(awake, execution, at))
 }
 
-/// Offsets of the streams.
 #[derive(Clone, Copy, Debug, Default)]
 struct StreamOffsets {
     stdout: u64,

@@ -38,7 +38,6 @@ const MAX_FILE_BYTES: u64 = 64 << 30;
 /// A client that sends nothing for longer is disconnected.
 const UPLOAD_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Path of a file.
 #[derive(Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 pub struct FilePath {

@@ -82,7 +82,6 @@ pub struct SandboxVolume {
     volume_name: String,
 }
 
-/// A sandbox.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct Sandbox {
     #[schema(value_type = Uuid)]
@@ -210,6 +209,17 @@ pub(crate) fn name_taken(noun: &'static str, name: &str) -> impl Fn(store::Error
 pub(crate) fn quota_exceeded(text: impl Into<String>) -> ApiError {
     ApiError::with_name(http::StatusCode::TOO_MANY_REQUESTS, "QuotaExceeded", text)
         .with_retry_after(std::time::Duration::from_secs(60))
+}
+
+/// Refuses another one if the workspace has as many as the setting `sandboxes.<things>_per_workspace` allows.
+pub(crate) fn check_count(count: i64, most: i64, things: &str) -> Result<(), ApiError> {
+    if most == 0 || count < most {
+        return Ok(());
+    }
+    Err(quota_exceeded(format!(
+        "this workspace has reached its limit of {most} {things}, the setting sandboxes.{things}_per_workspace; delete \
+         some first"
+    )))
 }
 
 /// A page: `limit` and `offset` of older clients, `page_size` and `cursor` of newer ones.

@@ -14,8 +14,9 @@ use towpath_store::sandboxes::{self, boxes, templates};
 use towpath_store::{self as store, Tx};
 use towpath_workflows::{delete_box, fill_pool};
 
-use super::model::{PageParameters, PageRequest, missing, name_taken, quota_exceeded};
+use super::model::{PageParameters, PageRequest, check_count, missing, name_taken, quota_exceeded};
 use super::readiness::local_host;
+use super::templates::held_template;
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
@@ -28,7 +29,6 @@ const MAX_REPLICAS: i64 = 100;
 /// Interval of checks while waiting for a pool.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// A pool.
 #[derive(Serialize, utoipa::ToSchema)]
 #[schema(as = SandboxPool)]
 pub struct Pool {
@@ -65,7 +65,6 @@ impl Pool {
     }
 }
 
-/// Pools.
 #[derive(Serialize, utoipa::ToSchema)]
 #[schema(as = SandboxPoolList)]
 pub struct PoolList {
@@ -74,7 +73,6 @@ pub struct PoolList {
     next_cursor: Option<String>,
 }
 
-/// A pool to create.
 #[derive(Deserialize, utoipa::ToSchema)]
 #[schema(as = NewSandboxPool)]
 pub struct CreatePool {
@@ -132,17 +130,13 @@ pub async fn create(State(app): State<App>, tenant: Tenant, Json(new): Json<Crea
         if let Err(refusal) = check_quota(&app, tx, tenant, new.replicas).await? {
             return Ok(Err(refusal));
         }
-        let template = match templates::find(tx, tenant.id, &new.template_name).await {
-            Err(store::Error::NotFound) => {
-                let shown: String = new.template_name.chars().take(64).collect();
-                let text = format!("template '{shown}' not found");
-                return Ok(Err(ApiError::with_name(
-                    StatusCode::BAD_REQUEST,
-                    "TemplateNotFound",
-                    text,
-                )));
-            }
-            found => found?,
+        let most = app.settings.sandbox_quota.pools;
+        if let Err(refusal) = check_count(pools::count(tx, tenant.id).await?, most, "pools") {
+            return Ok(Err(refusal));
+        }
+        let template = match held_template(tx, tenant, &new.template_name).await? {
+            Ok(template) => template,
+            Err(refusal) => return Ok(Err(refusal)),
         };
         if !templates::volumes_of(tx, &[template.id]).await?.is_empty() {
             let text = "a template with volumes cannot be pooled: only one sandbox may write to a volume";

@@ -29,7 +29,6 @@ pub(crate) struct RunningBox {
     pub agent: BoxAgent,
     /// Keeps it from stopping as idle.
     pub in_use: UseGuard,
-    /// Its host.
     pub host: Arc<SandboxHost>,
 }
 

@@ -6,10 +6,11 @@ use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use towpath_domain::sandbox::{check_box_name, check_text};
 use towpath_domain::{BoxRegistryId, Rejection, Secret, Timestamp};
+use towpath_store::sandboxes;
 use towpath_store::sandboxes::registries::{self, Credentials, Registry as Row, RegistryFields};
 use towpath_store::sealing::OpenError;
 
-use super::model::{missing, name_taken};
+use super::model::{check_count, missing, name_taken};
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
@@ -111,7 +112,8 @@ impl RegistryInput {
 /// Create a registry.
 #[utoipa::path(post, path = "/v2/sandboxes/registries", tag = "sandbox-registries", request_body = RegistryInput,
     responses((status = 201, description = "The registry", body = Registry),
-              (status = 409, description = "The name is already in use"), ApiError))]
+              (status = 409, description = "The name is already in use"),
+              (status = 429, description = "The workspace has reached its quota"), ApiError))]
 pub async fn create(
     State(app): State<App>,
     tenant: Tenant,
@@ -134,10 +136,15 @@ pub async fn create(
         auth_type: &auth_type,
         credentials: &credentials,
     };
-    let made = app
-        .store
-        .write(async |tx| registries::insert(tx, tenant.id, &app.sealer, content).await);
-    let row = made.await.map_err(name_taken("registry", &name))?;
+    let most = app.settings.sandbox_quota.registries;
+    let made = app.store.write(async |tx| {
+        sandboxes::lock_quota(tx, tenant.id).await?;
+        if let Err(refusal) = check_count(registries::count(tx, tenant.id).await?, most, "registries") {
+            return Ok(Err(refusal));
+        }
+        Ok(Ok(registries::insert(tx, tenant.id, &app.sealer, content).await?))
+    });
+    let row = made.await.map_err(name_taken("registry", &name))??;
     Ok((StatusCode::CREATED, Json(Registry::from_row(&app, row)?)).into_response())
 }
 

@@ -29,7 +29,6 @@ const DEDUPLICATION_WINDOW: Duration = Duration::from_secs(120);
 /// Default page size.
 const DEFAULT_LIMIT: i64 = 50;
 
-/// A snapshot.
 #[derive(Serialize, utoipa::ToSchema)]
 #[schema(as = SandboxSnapshot)]
 pub struct Snapshot {
@@ -93,7 +92,6 @@ impl Snapshot {
     }
 }
 
-/// Snapshots.
 #[derive(Serialize, utoipa::ToSchema)]
 #[schema(as = SandboxSnapshotList)]
 pub struct SnapshotList {
@@ -113,7 +111,7 @@ pub struct CreateSnapshot {
     docker_image: String,
     #[serde(default, deserialize_with = "whole")]
     fs_capacity_bytes: Option<i64>,
-    /// The tag moves here from the snapshot that had it.
+    /// When the snapshot is ready, the tag moves to it from the snapshot that has it.
     #[serde(default)]
     tag: Option<String>,
     #[serde(default)]
@@ -191,7 +189,7 @@ pub async fn create(
         if let Some(known) = find_duplicate(tx, tenant.id, &digest, &by, most).await? {
             return Ok(known);
         }
-        build_snapshot::start(tx, tenant.id, id).await?;
+        build_snapshot::start(tx, tenant.id, id, content.tag.as_deref()).await?;
         let row = NewSnapshot {
             id,
             name: &content.name,
@@ -206,9 +204,7 @@ pub async fn create(
             request: &digest,
             created_by: &by,
         };
-        let row = snapshots::insert(tx, tenant.id, row).await?;
-        apply_tag(tx, tenant.id, &row, content.tag.as_deref()).await?;
-        Ok(Ok(row))
+        Ok(Ok(snapshots::insert(tx, tenant.id, row).await?))
     });
     let row = made.await??;
     Ok((StatusCode::CREATED, Json(Snapshot::load(&app, row).await?)).into_response())
@@ -232,13 +228,6 @@ pub(super) async fn find_duplicate(
         return Ok(Some(Err(quota_exceeded(text))));
     }
     Ok(None)
-}
-
-pub(super) async fn apply_tag(tx: &mut Tx<'_>, tenant: TenantId, row: &Row, tag: Option<&str>) -> store::Result<()> {
-    match tag {
-        Some(tag) => snapshots::set_tag(tx, tenant, &row.name, tag, row.id).await,
-        None => Ok(()),
-    }
 }
 
 /// List the snapshots of the workspace, newest first.
@@ -321,7 +310,6 @@ pub async fn delete(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// A tag.
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct SnapshotTag {
     tag: String,

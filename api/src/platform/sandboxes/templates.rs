@@ -8,12 +8,12 @@ use serde_json::Value;
 use towpath_domain::sandbox::{TemplateMount, TemplateResources, check_attachments, check_box_name, check_text};
 use towpath_domain::{Rejection, TemplateId, Timestamp, VolumeId};
 use towpath_store::sandboxes::templates::{self, Template as Row, TemplateVolume};
-use towpath_store::sandboxes::volumes;
-use towpath_store::{self as store};
+use towpath_store::sandboxes::{self, volumes};
+use towpath_store::{self as store, Tx};
 
 use super::boxes::{DeleteSandboxes, DeletedMany};
 use super::create::refuse_field;
-use super::model::{PageParameters, PageRequest, missing, name_taken};
+use super::model::{PageParameters, PageRequest, check_count, missing, name_taken};
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
@@ -37,7 +37,6 @@ pub struct Resources {
     storage: Option<String>,
 }
 
-/// A volume to mount.
 #[derive(Clone, Debug, Deserialize, Serialize, utoipa::ToSchema)]
 #[schema(as = SandboxVolumeMount)]
 pub struct VolumeMount {
@@ -45,7 +44,6 @@ pub struct VolumeMount {
     mount_path: String,
 }
 
-/// A template.
 #[derive(Serialize, utoipa::ToSchema)]
 #[schema(as = SandboxTemplate)]
 pub struct Template {
@@ -91,7 +89,6 @@ impl Template {
     }
 }
 
-/// Templates.
 #[derive(Serialize, utoipa::ToSchema)]
 #[schema(as = SandboxTemplateList)]
 pub struct TemplateList {
@@ -100,7 +97,6 @@ pub struct TemplateList {
     next_cursor: Option<String>,
 }
 
-/// A template to create.
 #[derive(Deserialize, utoipa::ToSchema)]
 #[schema(as = NewSandboxTemplate)]
 pub struct CreateTemplate {
@@ -125,7 +121,8 @@ pub struct CreateTemplate {
 /// Create a template.
 #[utoipa::path(post, path = "/v2/sandboxes/templates", tag = "sandbox-templates", request_body = CreateTemplate,
     responses((status = 201, description = "The template", body = Template),
-              (status = 409, description = "The name is already in use"), ApiError))]
+              (status = 409, description = "The name is already in use"),
+              (status = 429, description = "The workspace has reached its quota"), ApiError))]
 pub async fn create(
     State(app): State<App>,
     tenant: Tenant,
@@ -158,7 +155,12 @@ pub async fn create(
         })
         .collect();
     check_attachments("volume_mounts", mounts.iter().map(|mount| mount.mount_path.as_str()))?;
+    let most = app.settings.sandbox_quota.templates;
     let made = app.store.write(async |tx| {
+        sandboxes::lock_quota(tx, tenant.id).await?;
+        if let Err(refusal) = check_count(templates::count(tx, tenant.id).await?, most, "templates") {
+            return Ok(Err(refusal));
+        }
         let mut found = Vec::with_capacity(mounts.len());
         for mount in &mounts {
             match volumes::find(tx, tenant.id, &mount.volume_name).await {
@@ -187,9 +189,9 @@ pub async fn create(
         for (volume, path) in found {
             templates::add_volume(tx, row.id, volume, path).await?;
         }
-        Ok(row)
+        Ok(Ok(row))
     });
-    let row = made.await.map_err(name_taken("template", &new.name))?;
+    let row = made.await.map_err(name_taken("template", &new.name))??;
     Ok((StatusCode::CREATED, Json(Template::load(&app, row).await?)).into_response())
 }
 
@@ -286,14 +288,32 @@ pub async fn delete(State(app): State<App>, tenant: Tenant, Path(name): Path<Str
 async fn delete_template(app: &App, tenant: Tenant, name: &str) -> Result<(), ApiError> {
     let removed = app.store.write(async |tx| {
         let row = templates::find(tx, tenant.id, name).await?;
-        let users = templates::users(tx, tenant.id, row.id).await?;
-        if !users.is_empty() {
-            return Ok(Err(in_use_error("template", "TemplateInUse", &row.name, &users)));
-        }
-        templates::delete(tx, tenant.id, row.id).await?;
-        Ok(Ok(()))
+        let users = templates::delete(tx, tenant.id, row.id).await?;
+        Ok((row.name, users))
     });
-    removed.await.map_err(missing("Template", name))?
+    let (name, users) = removed.await.map_err(missing("Template", name))?;
+    if users.is_empty() {
+        return Ok(());
+    }
+    Err(in_use_error("template", "TemplateInUse", &name, &users))
+}
+
+/// The template of this name or id, which is not deleted before the transaction ends.
+pub(super) async fn held_template(tx: &mut Tx<'_>, tenant: Tenant, name: &str) -> store::Result<Result<Row, ApiError>> {
+    let template = match templates::find(tx, tenant.id, name).await {
+        // It may be deleted at the same time.
+        Ok(template) => templates::hold(tx, tenant.id, template.id).await.map(|()| template),
+        Err(error) => Err(error),
+    };
+    match template {
+        Err(store::Error::NotFound) => {
+            let shown: String = name.chars().take(64).collect();
+            let text = format!("template '{shown}' not found");
+            let error = ApiError::with_name(StatusCode::BAD_REQUEST, "TemplateNotFound", text);
+            Ok(Err(error))
+        }
+        template => Ok(Ok(template?)),
+    }
 }
 
 /// 409 that lists the users of a resource.

@@ -39,7 +39,6 @@ pub struct VolumeAttachment {
     read_only: bool,
 }
 
-/// A volume.
 #[derive(Serialize, utoipa::ToSchema)]
 #[schema(as = SandboxVolumeDetails)]
 pub struct Volume {
@@ -100,7 +99,6 @@ impl Volume {
     }
 }
 
-/// Volumes.
 #[derive(Serialize, utoipa::ToSchema)]
 #[schema(as = SandboxVolumeList)]
 pub struct VolumeList {

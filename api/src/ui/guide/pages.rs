@@ -17,7 +17,6 @@ static PAGES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/pages.rs"));
 /// Images that pages show.
 static IMAGES: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/images.rs"));
 
-/// A page.
 pub(super) struct Page {
     /// Its file, from the root of the sources.
     pub(super) file: &'static str,

@@ -111,11 +111,23 @@ async fn a_worker_is_drained(world: World) {
     let told = world.shown(&format!("/internal/jobs/{job}")).await;
     assert_eq!(told["explanation"]["reason"], "workers_draining");
     assert_eq!(world.shown("/internal/queues/flushes").await["slots"], 0);
-    let missing = format!("/internal/workers/{}/drain", WorkerId::new());
-    assert_eq!(
-        world.operator(Method::POST, &missing).await.expect(404),
-        json!({"detail": "worker not found"})
-    );
+    let drained = || {
+        world
+            .store
+            .read(async |tx| workers::drained_pools(tx, workers::HEARTBEAT_WINDOW).await)
+    };
+    assert_eq!(drained().await.unwrap(), ["flushes"]);
+    let resumed = world.done(&format!("/internal/workers/{id}/resume")).await;
+    assert_eq!(resumed["status"], "active");
+    assert!(drained().await.unwrap().is_empty());
+    assert_eq!(world.shown("/internal/queues/flushes").await["slots"], 3);
+    for action in ["drain", "resume"] {
+        let missing = format!("/internal/workers/{}/{action}", WorkerId::new());
+        assert_eq!(
+            world.operator(Method::POST, &missing).await.expect(404),
+            json!({"detail": "worker not found"})
+        );
+    }
 }
 
 async fn a_paused_schedule_spawns_nothing_until_it_goes_on(world: World) {

@@ -319,6 +319,7 @@ pub const ROWS: &[Row] = &[
     bare("POST", "/internal/dead/{job_id}/retry", 404),
     bare("GET", "/internal/workers", 200),
     bare("POST", "/internal/workers/{worker_id}/drain", 404),
+    bare("POST", "/internal/workers/{worker_id}/resume", 404),
     bare("GET", "/internal/schedules", 200),
     bare("POST", "/internal/schedules/{schedule_id}/pause", 404),
     bare("POST", "/internal/schedules/{schedule_id}/resume", 404),

@@ -30,7 +30,7 @@ const PAGES: &[(&str, &str, u16)] = &[
     ("GET", "/ui/jobs/{job_id}", 404),
     ("POST", "/ui/jobs/{job_id}/{action}", 404),
     ("GET", "/ui/workers", 200),
-    ("POST", "/ui/workers/{worker_id}/drain", 404),
+    ("POST", "/ui/workers/{worker_id}/{action}", 404),
     ("GET", "/ui/deployments", 200),
     ("GET", "/ui/deployments/{deployment_id}", 404),
     ("POST", "/ui/deployments/{deployment_id}/delete", 404),

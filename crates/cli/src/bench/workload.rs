@@ -32,7 +32,6 @@ impl Default for Meter {
     }
 }
 
-/// A job.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Job {

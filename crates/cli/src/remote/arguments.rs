@@ -58,7 +58,6 @@ fn secret(text: &str) -> Result<Secret, Infallible> {
 /// `towpath queues`
 #[derive(Debug, Args)]
 pub struct Queues {
-    /// Which server.
     #[command(flatten)]
     pub server: ServerOptions,
     /// What to do [default: ls]
@@ -74,22 +73,22 @@ pub enum QueuesCommand {
     Ls,
     /// Show one pool.
     Show {
-        /// The pool.
+        /// Name, as `towpath queues` shows it.
         pool: String,
     },
     /// Stop claiming jobs of a pool; running jobs continue.
     Pause {
-        /// The pool.
+        /// Name, as `towpath queues` shows it.
         pool: String,
     },
     /// Claim jobs of a pool again.
     Resume {
-        /// The pool.
+        /// Name, as `towpath queues` shows it.
         pool: String,
     },
     /// Stop claiming jobs of a pool, to wait until none runs.
     Drain {
-        /// The pool.
+        /// Name, as `towpath queues` shows it.
         pool: String,
         /// Wait until its last running job has ended.
         #[arg(long)]
@@ -100,7 +99,6 @@ pub enum QueuesCommand {
 /// `towpath jobs`
 #[derive(Debug, Args)]
 pub struct Jobs {
-    /// Which server.
     #[command(flatten)]
     pub server: ServerOptions,
     /// What to do.
@@ -113,7 +111,6 @@ pub struct Jobs {
 pub enum JobsCommand {
     /// List jobs, the latest first.
     Ls {
-        /// Which jobs.
         #[command(flatten)]
         which: JobFilter,
         /// Maximum number of rows.
@@ -130,7 +127,7 @@ pub enum JobsCommand {
     },
     /// Explain why a job is not running.
     Explain {
-        /// The job.
+        /// Id, as `towpath jobs` shows it.
         job: JobId,
     },
     /// Retry jobs that failed or wait for a retry.
@@ -142,7 +139,7 @@ pub enum JobsCommand {
 /// Jobs named, or found.
 #[derive(Debug, Args)]
 pub struct JobSelection {
-    /// These jobs.
+    /// Ids, as `towpath jobs` shows them.
     #[arg(value_name = "JOB", required_unless_present_any = ["pool", "kind", "state", "lane", "of"], conflicts_with_all = ["pool", "kind", "state", "lane", "of"])]
     pub jobs: Vec<JobId>,
     /// All matching jobs.
@@ -150,19 +147,18 @@ pub struct JobSelection {
     pub which: JobFilter,
 }
 
-/// Which jobs.
 #[derive(Debug, Default, Args)]
 pub struct JobFilter {
-    /// In this pool.
+    /// Only jobs of this pool.
     #[arg(long)]
     pub pool: Option<String>,
-    /// Of this kind.
+    /// Only jobs of this kind, such as `run_export`.
     #[arg(long)]
     pub kind: Option<String>,
-    /// In this state.
+    /// Only jobs in this state.
     #[arg(long, value_enum)]
     pub state: Option<State>,
-    /// In this lane.
+    /// Only jobs of this lane.
     #[arg(long)]
     pub lane: Option<String>,
     /// Of this workspace.
@@ -188,7 +184,6 @@ pub enum State {
 /// `towpath dead`
 #[derive(Debug, Args)]
 pub struct Dead {
-    /// Which server.
     #[command(flatten)]
     pub server: ServerOptions,
     /// What to do [default: ls]
@@ -207,7 +202,7 @@ pub enum DeadCommand {
     },
     /// Retry dead letters.
     Retry {
-        /// The jobs.
+        /// Ids, as `towpath dead` shows them.
         #[arg(required = true)]
         jobs: Vec<JobId>,
     },
@@ -222,7 +217,6 @@ impl Default for DeadCommand {
 /// `towpath workers`
 #[derive(Debug, Args)]
 pub struct Workers {
-    /// Which server.
     #[command(flatten)]
     pub server: ServerOptions,
     /// What to do [default: ls]
@@ -238,18 +232,22 @@ pub enum WorkersCommand {
     Ls,
     /// Stop a worker from claiming jobs.
     Drain {
-        /// The worker.
+        /// Id, as `towpath workers` shows it.
         worker: WorkerId,
         /// Wait until its last job has ended.
         #[arg(long)]
         wait: bool,
+    },
+    /// Let a drained worker claim jobs again.
+    Resume {
+        /// Its id, as `towpath workers` shows it.
+        worker: WorkerId,
     },
 }
 
 /// `towpath limits`
 #[derive(Debug, Args)]
 pub struct Limits {
-    /// Which server.
     #[command(flatten)]
     pub server: ServerOptions,
     /// Also list limits without counted requests
@@ -260,7 +258,6 @@ pub struct Limits {
 /// `towpath schedules`
 #[derive(Debug, Args)]
 pub struct Schedules {
-    /// Which server.
     #[command(flatten)]
     pub server: ServerOptions,
     /// What to do [default: ls]
@@ -276,12 +273,12 @@ pub enum SchedulesCommand {
     Ls,
     /// Record no more jobs until it is resumed.
     Pause {
-        /// The schedule.
+        /// Id, as `towpath schedules` shows it.
         schedule: Uuid,
     },
     /// Resume a schedule.
     Resume {
-        /// The schedule.
+        /// Id, as `towpath schedules` shows it.
         schedule: Uuid,
     },
 }
@@ -289,7 +286,6 @@ pub enum SchedulesCommand {
 /// `towpath exports`
 #[derive(Debug, Args)]
 pub struct Exports {
-    /// Which server.
     #[command(flatten)]
     pub server: ServerOptions,
     /// What to do [default: ls]
@@ -308,14 +304,14 @@ pub enum ExportsCommand {
     },
     /// Show an export with its day partitions.
     Show {
-        /// The export.
+        /// Id, as `towpath exports` shows it.
         export: ExportId,
     },
     /// Export the trace runs of a project.
     Create(NewExport),
     /// Cancel an export; finished files stay.
     Cancel {
-        /// The export.
+        /// Id, as `towpath exports` shows it.
         export: ExportId,
     },
 }
@@ -361,7 +357,6 @@ pub struct NewExport {
 /// `towpath destinations`
 #[derive(Debug, Args)]
 pub struct Destinations {
-    /// Which server.
     #[command(flatten)]
     pub server: ServerOptions,
     /// What to do [default: ls]
@@ -395,7 +390,7 @@ pub struct NewDestination {
     /// Name of the destination.
     #[arg(long)]
     pub name: String,
-    /// Type of the destination.
+    /// What it writes to: a bucket or a folder.
     #[arg(long = "type", value_enum, default_value_t)]
     pub kind: DestinationType,
     /// The bucket, for s3.

@@ -42,6 +42,13 @@ pub async fn run(client: &Client, command: WorkersCommand, output: Output) -> an
                 bail!("the worker does not respond: other workers get its jobs when its lease expires");
             }
         }
+        WorkersCommand::Resume { worker } => {
+            let told = client.post(&format!("/internal/workers/{worker}/resume"), None).await?;
+            match output {
+                Output::Json => print::json(&told),
+                Output::Table => table([&told]),
+            }
+        }
     }
     Ok(())
 }

@@ -383,6 +383,7 @@ pub fn loopback_address(mut address: SocketAddr) -> SocketAddr {
 
 /// The database is required. Without Redis the server is slower but ready.
 fn health(store: &Store, queue: &Queue, draining: CancellationToken) -> Health {
+    let workers = parts::drained_workers(store);
     let store = store.clone();
     let database = parts::probe(move || {
         let store = store.clone();
@@ -393,7 +394,9 @@ fn health(store: &Store, queue: &Queue, draining: CancellationToken) -> Health {
             })
         }
     });
-    let health = Health::new(draining).require("database", database);
+    let health = Health::new(draining)
+        .require("database", database)
+        .optional("workers", workers);
     if queue.health().state == towpath_queue::State::Local {
         return health;
     }

@@ -1,5 +1,6 @@
 //! Builds the parts of a process from its settings.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -15,8 +16,8 @@ use towpath_domain::{Clock, DiskStatuses, Secret};
 use towpath_outbound::{Guard, Policy};
 use towpath_query::Reader;
 use towpath_queue::{Queue, Windows};
-use towpath_store::Store;
 use towpath_store::sealing::Sealer;
+use towpath_store::{Store, workers};
 use towpath_traces::objects::Objects;
 use towpath_traces::wal::{self, Wal};
 use towpath_workflows::cpu_pool::CpuPool;
@@ -205,7 +206,9 @@ impl SharedParts {
         let disk = self.disks.data.clone();
         let disk = probe(move || std::future::ready(if disk.is_low() { Err(DISK_LOW) } else { Ok(()) }));
         let health = health.require("database", database).optional("objects", objects);
-        let health = health.optional("disk", disk);
+        let health = health
+            .optional("disk", disk)
+            .optional("workers", drained_workers(&self.store));
         let queue = self.queue.clone();
         if queue.health().state == towpath_queue::State::Local {
             return health;
@@ -231,10 +234,39 @@ const DISK_LOW: &str = "free space is below disk.min_free_mb: new work is refuse
 /// Does not include the error, which contains addresses.
 pub(super) const REDIS_AWAY: &str = "unavailable; workers poll instead";
 
-pub(super) fn probe<F: Future<Output = Result<(), &'static str>> + Send + 'static>(
-    ask: impl Fn() -> F + Send + Sync + 'static,
-) -> Probe {
-    Box::new(move || Box::pin(ask()))
+pub(super) fn probe<F, E>(ask: impl Fn() -> F + Send + Sync + 'static) -> Probe
+where
+    F: Future<Output = Result<(), E>> + Send + 'static,
+    E: Into<Cow<'static, str>> + 'static,
+{
+    Box::new(move || {
+        let answer = ask();
+        Box::pin(async move { answer.await.map_err(Into::<Cow<'static, str>>::into) })
+    })
+}
+
+/// Reports pools of which operators drained all workers: their jobs wait, and nothing else would say so.
+pub(super) fn drained_workers(store: &Store) -> Probe {
+    let store = store.clone();
+    probe(move || {
+        let store = store.clone();
+        async move {
+            let drained = store.read(async |tx| workers::drained_pools(tx, workers::HEARTBEAT_WINDOW).await);
+            // The probe of the database reports its errors.
+            match drained.await.unwrap_or_default() {
+                pools if pools.is_empty() => Ok(()),
+                pools => Err(drained_message(&pools)),
+            }
+        }
+    })
+}
+
+/// What to tell of pools without a worker that claims.
+pub fn drained_message(pools: &[String]) -> String {
+    format!(
+        "all workers of the pools {} are drained; resume one with: towpath workers resume ID",
+        pools.join(", ")
+    )
 }
 
 pub fn engine(settings: &Settings) -> towpath_durable::Settings {

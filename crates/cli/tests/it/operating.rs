@@ -296,6 +296,15 @@ fn a_backup_of_a_server_at_work_is_whole() {
     assert_eq!(cluster.status.code(), Some(3), "{}", err(&cluster));
     assert!(!err(&cluster).contains("hunter2"), "{}", err(&cluster));
     assert!(!folder.join("cluster").exists(), "nothing is left of one that failed");
+    let nested = run(folder, &["backup", "above/inside/copy", "--data-dir", "data"]);
+    assert_eq!(nested.status.code(), Some(0), "{}", err(&nested));
+    assert!(folder.join("above/inside/copy/backup.json").is_file());
+    // Nothing is left of the parents of one that failed.
+    std::fs::remove_dir_all(folder.join("data/objects")).unwrap();
+    std::fs::write(folder.join("data/objects"), "in the way").unwrap();
+    let failed = run(folder, &["backup", "new/copy", "--data-dir", "data"]);
+    assert_ne!(failed.status.code(), Some(0), "{}", err(&failed));
+    assert!(!folder.join("new").exists(), "nothing is left of one that failed");
 }
 
 #[test]

@@ -118,7 +118,7 @@ pub enum EventStart {
     Now,
     /// All stored events.
     Beginning,
-    /// Events after this id.
+    /// Exclusive.
     After(EventId),
 }
 

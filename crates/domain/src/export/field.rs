@@ -45,7 +45,6 @@ fields! {
     ParentRunIds = "parent_run_ids",
     /// Dataset example it was made from.
     ReferenceExampleId = "reference_example_id",
-    /// Name.
     Name = "name",
     /// Type: `llm`, `chain`, `tool` …
     RunType = "run_type",
@@ -71,19 +70,18 @@ fields! {
     Extra = "extra",
     /// Events, JSON text.
     Events = "events",
-    /// Tags.
     Tags = "tags",
     /// Feedback by key, JSON text.
     FeedbackStats = "feedback_stats",
     /// Tokens in and out.
     TotalTokens = "total_tokens",
-    /// Tokens in.
+    /// Input tokens.
     PromptTokens = "prompt_tokens",
     /// Tokens out.
     CompletionTokens = "completion_tokens",
     /// Cost in and out.
     TotalCost = "total_cost",
-    /// Cost in.
+    /// Input cost.
     PromptCost = "prompt_cost",
     /// Cost out.
     CompletionCost = "completion_cost",

@@ -3,11 +3,12 @@
 use std::ops::Range;
 use std::time::Duration;
 
+use towpath_domain::job::JobState;
 use towpath_domain::{JobId, TenantId, WorkerId};
 use towpath_durable::{ClaimedJob, Start};
 use towpath_queue::Queue;
 use towpath_store::jobs::{self, ClaimPosition, ClaimRequest};
-use towpath_store::{Dialect, on};
+use towpath_store::{Dialect, on, workers as worker_rows};
 
 use crate::on_each;
 use crate::peers::{rows_read, walk_and_count_reads};
@@ -153,6 +154,26 @@ on_each! {
                 }
             }
         }
+        workers.drain(PATIENCE).await;
+    }
+}
+
+on_each! {
+    async fn a_drained_worker_claims_again_once_resumed(world) {
+        let workers = world.workers(1);
+        world.until_seen(&workers).await;
+        let drained = world.store.write(async |tx| worker_rows::drain(tx, workers.id()).await).await;
+        assert!(drained.unwrap(), "it has a row");
+        let _ = workers.drain_requested().wait_for(|requested| *requested).await;
+        let job = world.start(Script::new("a", [Op::Done])).await;
+        for _ in 0..50 {
+            world.count("SELECT count(*) FROM job").await;
+        }
+        assert_eq!(world.job(job).await.state, JobState::Ready, "drained workers claim nothing");
+        let resumed = world.store.write(async |tx| worker_rows::resume(tx, workers.id()).await).await;
+        assert!(resumed.unwrap(), "it is still there");
+        world.until_over(job).await;
+        assert!(!*workers.drain_requested().borrow());
         workers.drain(PATIENCE).await;
     }
 }

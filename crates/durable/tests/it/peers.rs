@@ -306,7 +306,7 @@ on_each! {
         while !world.store.write(async |tx| worker_rows::drain(tx, first.id()).await).await.unwrap() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        first.draining().cancelled().await;
+        let _ = first.drain_requested().wait_for(|requested| *requested).await;
         world.end_lease(job).await;
         assert_eq!(world.rescue().await, 1);
         let second = world.workers(1);

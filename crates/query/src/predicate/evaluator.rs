@@ -43,7 +43,6 @@ pub enum Evaluator {
     Trace(Arc<HashSet<Uuid>>),
 }
 
-/// Format of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ColumnFormat {
     Plain,

@@ -15,7 +15,6 @@ pub struct Subject<'a> {
     pub feedback: &'a [Json],
 }
 
-/// A value of a row.
 #[derive(Clone, Debug, PartialEq)]
 enum RowValue {
     Nothing,

@@ -43,7 +43,6 @@ types! {
     FORKED = 0x0A;
     /// A child that was forked ended.
     EXITED = 0x0B;
-    /// A run.
     RUN = 0x10;
     /// An event of a run.
     CHUNK = 0x11;

@@ -168,7 +168,6 @@ pub struct HostProcess {
 }
 
 enum ProcessKind {
-    /// A child of this process.
     Own(tokio::process::Child),
     /// One of a process that forks, which ends with that.
     Fork {

@@ -122,20 +122,11 @@ pub(super) fn as_text(value: &Value) -> String {
 #[serde(untagged)]
 pub(super) enum Condition {
     /// Each one holds.
-    All {
-        /// The conditions.
-        all: Vec<Condition>,
-    },
+    All { all: Vec<Condition> },
     /// One holds at least.
-    Any {
-        /// The conditions.
-        any: Vec<Condition>,
-    },
+    Any { any: Vec<Condition> },
     /// It does not hold.
-    Not {
-        /// The condition.
-        not: Box<Condition>,
-    },
+    Not { not: Box<Condition> },
     /// The value at a location satisfies every given comparison (without comparisons: it is neither null, false, 0 nor
     /// empty).
     At(Comparison),

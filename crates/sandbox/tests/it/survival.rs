@@ -1,6 +1,7 @@
 //! Boxes outlive the platform; generations, captures, and what is left at the end.
 
-use std::time::Duration;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use towpath_sandbox::{BoxSpec, BoxState, Driver as _, Error, ExecEvent, ExecRequest};
 use uuid::Uuid;
@@ -57,6 +58,30 @@ async fn the_box_of_a_self_test_is_removed_by_the_next() {
     assert_eq!(next.adopt(spec.id, 1).await.unwrap(), None);
     let folder = world.path("boxes").join("boxes").join(spec.id.to_string());
     assert!(!folder.exists());
+}
+
+/// A server may stop, or be killed, while its self-test runs. Nothing waits for the next one then.
+#[tokio::test]
+async fn the_box_of_a_self_test_ends_with_its_platform() {
+    let Some(world) = SandboxFixture::new().await else {
+        return;
+    };
+    let platform = world.reopen();
+    let probe = tokio::spawn(async move { platform.capabilities().await.map(drop) });
+    let (runs, boxes) = (world.path("boxes/runs"), world.path("boxes/boxes"));
+    let entries = |folder: &Path| std::fs::read_dir(folder).unwrap().count();
+    until("the start of the self-test", || entries(&runs) > 0).await;
+    // Of a process that ends, its end of the pipe to the guard is closed in the same way.
+    probe.abort();
+    until("the end of its box", || entries(&runs) == 0 && entries(&boxes) == 0).await;
+}
+
+async fn until(what: &str, is_so: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "waited too long for {what}");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@ use towpath_domain::{KeyId, OrganizationId, Rejection, Scope, Secret, Timestamp}
 
 use super::secret::{new_key_secret, prefix};
 use super::{ApiKey, KeyHash, KeyLimits, NewKey, find, key_by_id, workspace};
+use crate::query::{Arg, Query};
 use crate::{Error, Result, Tx};
 
 /// Creates a key and returns its secret, which cannot be retrieved again.
@@ -88,18 +89,32 @@ pub async fn rotate_key(tx: &mut Tx<'_>, id: KeyId, overlap: Duration) -> Result
     Ok((key, Secret::new(secret)))
 }
 
-/// Records when keys were used last.
+/// Keys of one statement that records their use.
+const USES: usize = 1000;
+
+/// Records when keys were used last. Locks the keys in the order of their ids.
 pub async fn record_uses(tx: &mut Tx<'_>, uses: &BTreeMap<KeyId, Timestamp>) -> Result<()> {
-    // In the order of the ids, so that processes that record the same keys do not deadlock.
-    for (key, used_at) in uses {
-        on!(tx, |conn| sqlx::query(
-            "UPDATE api_key SET last_used_at = $2 WHERE id = $1 AND (last_used_at IS NULL OR last_used_at < $2)"
-        )
-        .bind(*key)
-        .bind(*used_at)
-        .execute(conn)
-        .await
-        .map(drop))?;
+    let uses: Vec<(&KeyId, &Timestamp)> = uses.iter().collect();
+    for uses in uses.chunks(USES) {
+        let mut query = Query::new(tx, "WITH used (id, used_at) AS (VALUES ");
+        for (index, (key, used_at)) in uses.iter().enumerate() {
+            query.push(if index == 0 { "(" } else { ", (" });
+            query
+                .bind(Arg::Uuid(key.0))
+                .push(", ")
+                .bind(Arg::Time(**used_at))
+                .push(")");
+        }
+        query.push(sql!(tx,
+            // SQLite has one writer.
+            sqlite: ") UPDATE api_key SET last_used_at = used.used_at FROM used WHERE api_key.id = used.id
+                       AND (last_used_at IS NULL OR last_used_at < used.used_at)",
+            // Processes that record the same keys must not deadlock.
+            postgres: "), locked AS (SELECT k.id, u.used_at FROM api_key k JOIN used u ON u.id = k.id
+                                     ORDER BY k.id FOR NO KEY UPDATE OF k)
+                       UPDATE api_key SET last_used_at = locked.used_at FROM locked WHERE api_key.id = locked.id
+                       AND (last_used_at IS NULL OR last_used_at < locked.used_at)"));
+        query.execute(tx).await?;
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Versions of a dataset: one for each change of its examples, named by its time.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use towpath_domain::dataset::{MAX_TIME, MIN_TIME, check_label};
 use towpath_domain::{DatasetId, ExampleId, Rejection, TenantId, Timestamp};
@@ -46,6 +46,8 @@ pub(super) struct VersionDraft {
     dataset: DatasetId,
     /// The version that is made.
     pub(super) at: Timestamp,
+    /// The newest version so far.
+    last: Timestamp,
     examples: i64,
     rows: i64,
     bytes: i64,
@@ -71,6 +73,7 @@ impl VersionDraft {
             tenant,
             dataset,
             at,
+            last,
             examples,
             rows,
             bytes,
@@ -109,7 +112,14 @@ impl VersionDraft {
         .map(drop)
         })?;
         record(tx, self.tenant, self.dataset, self.at).await?;
+        // One that was made by deleting examples for good holds no difference, and is not the newest any more.
+        prune(tx, self.tenant, self.dataset, self.at, &BTreeSet::from([self.last])).await?;
         Ok(self.at)
+    }
+
+    /// Removes those of the versions `times` that hold no difference any more.
+    pub(super) async fn prune(&self, tx: &mut Tx<'_>, times: &BTreeSet<Timestamp>) -> Result<()> {
+        prune(tx, self.tenant, self.dataset, self.at, times).await
     }
 
     /// Writes what was counted, without a version: for a dataset on its way out.
@@ -141,6 +151,39 @@ pub(super) async fn record(tx: &mut Tx<'_>, tenant: TenantId, dataset: DatasetId
     .execute(conn)
     .await
     .map(drop))?;
+    Ok(())
+}
+
+/// Removes those of the versions `times` that are the same as the ones before them, have no tag, and are neither the
+/// first version nor `newest`. So a dataset has at most two versions for each row of its examples, and its tags.
+async fn prune(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    dataset: DatasetId,
+    newest: Timestamp,
+    times: &BTreeSet<Timestamp>,
+) -> Result<()> {
+    let times: Vec<Timestamp> = times.iter().copied().collect();
+    for times in times.chunks(super::MAX_STATEMENT_ROWS) {
+        let mut query = Query::new(tx, "DELETE FROM dataset_version WHERE tenant_id = ");
+        query.bind(Arg::Uuid(tenant.0));
+        query.push(" AND dataset_id = ").bind(Arg::Uuid(dataset.0));
+        query
+            .push(" AND ")
+            .any_of("as_of", times.iter().map(|at| Arg::Time(*at)));
+        query.push(" AND as_of < ").bind(Arg::Time(newest));
+        query.push(
+            " AND as_of > (SELECT d.created_at FROM dataset d
+                           WHERE d.tenant_id = dataset_version.tenant_id AND d.id = dataset_version.dataset_id)
+              AND as_of NOT IN (SELECT t.as_of FROM dataset_tag t WHERE t.tenant_id = dataset_version.tenant_id
+                                AND t.dataset_id = dataset_version.dataset_id)
+              AND NOT EXISTS (SELECT 1 FROM example e WHERE e.tenant_id = dataset_version.tenant_id
+                              AND e.dataset_id = dataset_version.dataset_id AND e.valid_from = dataset_version.as_of)
+              AND NOT EXISTS (SELECT 1 FROM example e WHERE e.tenant_id = dataset_version.tenant_id
+                              AND e.dataset_id = dataset_version.dataset_id AND e.valid_until = dataset_version.as_of)",
+        );
+        query.execute(tx).await?;
+    }
     Ok(())
 }
 

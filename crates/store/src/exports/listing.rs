@@ -52,7 +52,6 @@ pub struct Filter {
     pub project: Option<ProjectId>,
     /// Those that go there.
     pub destination: Option<DestinationId>,
-    /// With this status.
     pub status: Option<ExportStatus>,
     /// Those spawned from this schedule.
     pub source: Option<ExportId>,

@@ -15,7 +15,6 @@ use crate::{Result, Tx};
 #[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
 pub struct Attachment {
     pub tenant_id: TenantId,
-    /// The trace run.
     pub run_id: TraceRunId,
     /// Its name, unique in the trace run.
     pub name: String,

@@ -21,7 +21,6 @@ use crate::tx::{Conn, Tx};
 /// A job and the fence its holder believes in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, FromRow)]
 pub struct JobFence {
-    /// The job.
     pub id: JobId,
     /// The fence at which it was claimed.
     pub fence: i64,
@@ -30,7 +29,6 @@ pub struct JobFence {
 /// A job that a worker has at work.
 #[derive(Clone, Copy, Debug, FromRow)]
 pub struct RunningJob {
-    /// The job.
     pub id: JobId,
     /// The fence at which it was claimed.
     pub fence: i64,

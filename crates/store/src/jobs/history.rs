@@ -120,7 +120,6 @@ pub(super) async fn children(tx: &mut Tx<'_>, parent: JobId, limit: i64) -> Resu
 pub struct Position {
     /// When the last scanned job ended.
     pub finished_at: Timestamp,
-    /// That job.
     pub id: JobId,
 }
 

@@ -9,7 +9,6 @@ use crate::tx::Tx;
 /// A candidate: its id, and its lane, because lanes are locked before jobs.
 #[derive(Clone, Debug, FromRow)]
 pub struct Candidate {
-    /// The job.
     pub id: JobId,
     pub lane: Option<String>,
     /// Its due time or its deadline: with the id, its place among the candidates.

@@ -77,6 +77,16 @@ pub async fn lock(tx: &mut Tx<'_>, tenant: TenantId, id: PoolId) -> Result<Pool>
         .await)?)
 }
 
+/// How many pools a workspace has.
+pub async fn count(tx: &mut Tx<'_>, tenant: TenantId) -> Result<i64> {
+    Ok(on!(tx, |conn| sqlx::query_scalar(
+        "SELECT count(*) FROM sandbox_pool WHERE tenant_id = $1"
+    )
+    .bind(tenant)
+    .fetch_one(conn)
+    .await)?)
+}
+
 /// Pools by name.
 pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, limit: i64, offset: i64) -> Result<Vec<Pool>> {
     let mut query = Query::new(tx, "SELECT ");

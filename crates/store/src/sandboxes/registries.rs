@@ -33,7 +33,6 @@ pub struct Credentials {
     pub username: Option<String>,
     #[serde(default)]
     pub password: Option<Secret>,
-    /// A role of AWS.
     #[serde(default)]
     pub aws_role_arn: Option<String>,
 }
@@ -106,6 +105,16 @@ pub async fn find(tx: &mut Tx<'_>, tenant: TenantId, reference: &str) -> Result<
     .bind(tenant)
     .bind(reference)
     .bind(id)
+    .fetch_one(conn)
+    .await)?)
+}
+
+/// How many registries a workspace has.
+pub async fn count(tx: &mut Tx<'_>, tenant: TenantId) -> Result<i64> {
+    Ok(on!(tx, |conn| sqlx::query_scalar(
+        "SELECT count(*) FROM sandbox_registry WHERE tenant_id = $1"
+    )
+    .bind(tenant)
     .fetch_one(conn)
     .await)?)
 }

@@ -11,7 +11,8 @@ use super::{from_json, to_json};
 use crate::query::{Arg, Query};
 use crate::{Error, Result, Tx};
 
-pub use tags::{Tag, set_tag, tags, tags_of};
+use tags::set_tag;
+pub use tags::{Tag, tags, tags_of};
 
 #[derive(Clone, Debug, sqlx::FromRow)]
 pub struct Snapshot {
@@ -264,28 +265,31 @@ pub async fn count(tx: &mut Tx<'_>, tenant: TenantId) -> Result<i64> {
     .await)?)
 }
 
-/// A snapshot is there. False where it was removed meanwhile.
+/// A snapshot is there, and its tag moves to it. False where it was removed meanwhile.
 pub async fn mark_ready(
     tx: &mut Tx<'_>,
     tenant: TenantId,
     id: SnapshotId,
     root: &str,
     used_bytes: Option<i64>,
+    tag: Option<&str>,
 ) -> Result<bool> {
     let now = tx.now();
-    let changed = on!(tx, |conn| sqlx::query(
+    let name: Option<String> = on!(tx, |conn| sqlx::query_scalar(
         "UPDATE sandbox_snapshot SET status = 'ready', root = $3, fs_used_bytes = $4, updated_at = $5
-         WHERE tenant_id = $1 AND id = $2 AND status = 'building'"
+         WHERE tenant_id = $1 AND id = $2 AND status = 'building' RETURNING name"
     )
     .bind(tenant)
     .bind(id)
     .bind(root)
     .bind(used_bytes)
     .bind(now)
-    .execute(conn)
-    .await
-    .map(|done| done.rows_affected()))?;
-    Ok(changed == 1)
+    .fetch_optional(conn)
+    .await)?;
+    if let (Some(name), Some(tag)) = (&name, tag) {
+        set_tag(tx, tenant, name, tag, id).await?;
+    }
+    Ok(name.is_some())
 }
 
 /// A snapshot could not be made.

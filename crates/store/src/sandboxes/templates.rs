@@ -85,6 +85,30 @@ pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: TemplateId) -> Result<Te
     .await)?)
 }
 
+/// Holds a template until the transaction ends: it is not deleted meanwhile. Others may hold it, too.
+pub async fn hold(tx: &mut Tx<'_>, tenant: TenantId, id: TemplateId) -> Result<()> {
+    let text = sql!(tx,
+        // SQLite has one writer.
+        sqlite: "SELECT id FROM sandbox_template WHERE tenant_id = $1 AND id = $2",
+        postgres: "SELECT id FROM sandbox_template WHERE tenant_id = $1 AND id = $2 FOR KEY SHARE");
+    let _: TemplateId = on!(tx, |conn| sqlx::query_scalar(text)
+        .bind(tenant)
+        .bind(id)
+        .fetch_one(conn)
+        .await)?;
+    Ok(())
+}
+
+/// How many templates a workspace has.
+pub async fn count(tx: &mut Tx<'_>, tenant: TenantId) -> Result<i64> {
+    Ok(on!(tx, |conn| sqlx::query_scalar(
+        "SELECT count(*) FROM sandbox_template WHERE tenant_id = $1"
+    )
+    .bind(tenant)
+    .fetch_one(conn)
+    .await)?)
+}
+
 /// Templates by name.
 pub async fn list(
     tx: &mut Tx<'_>,
@@ -127,7 +151,7 @@ pub async fn rename(tx: &mut Tx<'_>, tenant: TenantId, id: TemplateId, name: &st
 }
 
 /// Names of what uses a template: pools, then boxes that are not being removed.
-pub async fn users(tx: &mut Tx<'_>, tenant: TenantId, id: TemplateId) -> Result<Vec<(String, String)>> {
+async fn users(tx: &mut Tx<'_>, tenant: TenantId, id: TemplateId) -> Result<Vec<(String, String)>> {
     Ok(on!(tx, |conn| {
         sqlx::query_as(
         "SELECT 'pool' AS kind, name FROM sandbox_pool WHERE tenant_id = $1 AND template_id = $2
@@ -141,8 +165,23 @@ pub async fn users(tx: &mut Tx<'_>, tenant: TenantId, id: TemplateId) -> Result<
     })?)
 }
 
-/// Deletes a template that nothing uses; boxes that are being removed let go of it.
-pub async fn delete(tx: &mut Tx<'_>, tenant: TenantId, id: TemplateId) -> Result<()> {
+/// Deletes a template, unless something uses it: returns the kinds and names of its users. Boxes that are being removed
+/// let go of it.
+pub async fn delete(tx: &mut Tx<'_>, tenant: TenantId, id: TemplateId) -> Result<Vec<(String, String)>> {
+    let text = sql!(tx,
+        // SQLite has one writer.
+        sqlite: "SELECT id FROM sandbox_template WHERE tenant_id = $1 AND id = $2",
+        // Waits for those that hold it, so that the users of a transaction in progress are seen.
+        postgres: "SELECT id FROM sandbox_template WHERE tenant_id = $1 AND id = $2 FOR UPDATE");
+    let _: TemplateId = on!(tx, |conn| sqlx::query_scalar(text)
+        .bind(tenant)
+        .bind(id)
+        .fetch_one(conn)
+        .await)?;
+    let users = users(tx, tenant, id).await?;
+    if !users.is_empty() {
+        return Ok(users);
+    }
     on!(tx, |conn| sqlx::query(
         "UPDATE sandbox_box SET template_id = NULL WHERE tenant_id = $1 AND template_id = $2 AND status = 'deleting'"
     )
@@ -159,7 +198,7 @@ pub async fn delete(tx: &mut Tx<'_>, tenant: TenantId, id: TemplateId) -> Result
     .execute(conn)
     .await
     .map(drop))?;
-    Ok(())
+    Ok(users)
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]

@@ -10,7 +10,6 @@ use crate::{Error, Result, Tx};
 /// Tokens of one box.
 const MAX_TOKENS: i64 = 1000;
 
-/// A token of a box.
 #[derive(Clone, Debug, sqlx::FromRow)]
 pub struct BoxToken {
     /// Owner of the box.

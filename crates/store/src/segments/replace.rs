@@ -49,7 +49,6 @@ pub async fn replace(
 /// A segment that was written to replace others.
 #[derive(Clone, Debug)]
 pub struct Replacement {
-    /// The segment.
     pub id: SegmentId,
     pub rows: i64,
     /// Its size.

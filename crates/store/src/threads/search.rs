@@ -12,7 +12,6 @@ use crate::tx::Tx;
 /// Which threads.
 #[derive(Clone, Debug, Default)]
 pub struct Filter {
-    /// These.
     pub ids: Option<Vec<ThreadId>>,
     /// Their metadata contain this object.
     pub metadata: Option<Value>,
@@ -40,7 +39,6 @@ pub struct Search {
 pub enum SortBy {
     /// Their ids.
     ThreadId,
-    /// Status.
     Status,
     /// Creation time.
     CreatedAt,

@@ -36,7 +36,6 @@ pub async fn referenced_objects(tx: &mut Tx<'_>, paths: &[String]) -> Result<Vec
 /// A WAL segment that was flushed a while ago.
 #[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
 pub struct FlushedWalSegment {
-    /// The WAL segment.
     pub id: WalSegmentId,
     /// The object it is in.
     pub path: String,
@@ -52,7 +51,6 @@ pub struct FlushedWalSegment {
 pub struct Position {
     /// When the last scanned WAL segment was flushed.
     pub folded_at: Timestamp,
-    /// That WAL segment.
     pub id: WalSegmentId,
 }
 

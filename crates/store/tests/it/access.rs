@@ -1,8 +1,9 @@
 //! Organisations, workspaces and keys.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use towpath_domain::{OrganizationId, Secret, TenantId};
+use towpath_domain::{KeyId, OrganizationId, Secret, TenantId, Timestamp};
 use towpath_store::Error;
 use towpath_store::access::{self, KeyHash, NewKey};
 
@@ -141,6 +142,67 @@ async fn keys_open_what_they_should(database: Database) {
         .await;
     assert!(matches!(tried, Err(Error::NotFound)));
     store.close().await;
+}
+
+async fn uses_of_keys_are_recorded_together(database: Database) {
+    let store = &database.store;
+    store.migrate().await.unwrap();
+    let first = store
+        .write(async |tx| access::ensure_first(tx, &Secret::new(FIRST), TenantId::new()).await)
+        .await;
+    let organization = first.unwrap().organization;
+    let mut keys = Vec::new();
+    for _ in 0..20 {
+        let new = NewKey {
+            organization,
+            workspace: None,
+            name: "one of many",
+            operator: false,
+        };
+        let made = store.write(async |tx| access::create_key(tx, new).await).await;
+        keys.push(made.unwrap().0.id);
+    }
+    let at = |text: &str| Timestamp::parse(text).unwrap();
+    let (early, late) = (at("2026-03-01T12:00:00Z"), at("2026-03-01T12:01:00Z"));
+    let record = async |keys: &[KeyId], used_at: Timestamp| {
+        let uses: BTreeMap<_, _> = keys.iter().map(|key| (*key, used_at)).collect();
+        let sent = store.statements();
+        store
+            .write(async |tx| access::record_uses(tx, &uses).await)
+            .await
+            .unwrap();
+        store.statements() - sent
+    };
+    let used = async |key: KeyId| {
+        let found = store.read(async |tx| access::key(tx, key).await).await;
+        found.unwrap().unwrap().last_used_at
+    };
+    let one = record(&keys[..1], late).await;
+    assert_eq!(
+        record(&keys, early).await,
+        one,
+        "as many statements for 20 keys as for one"
+    );
+    assert_eq!(used(keys[0]).await, Some(late), "a later use was recorded before");
+    for key in &keys[1..] {
+        assert_eq!(used(*key).await, Some(early));
+    }
+    // One that is gone stops no other.
+    record(&[KeyId::new(), keys[1]], late).await;
+    assert_eq!(used(keys[1]).await, Some(late));
+    store.close().await;
+}
+
+#[tokio::test]
+async fn uses_of_keys_are_recorded_together_on_sqlite() {
+    uses_of_keys_are_recorded_together(Database::sqlite().await).await;
+}
+
+#[tokio::test]
+async fn uses_of_keys_are_recorded_together_on_postgres() {
+    if let Some(database) = Database::postgres().await {
+        uses_of_keys_are_recorded_together(database).await;
+    }
 }
 
 #[tokio::test]

@@ -22,6 +22,7 @@ mod overviews;
 mod pools;
 mod quarantine;
 mod reading;
+mod sandboxes;
 mod sealed;
 mod segments;
 mod sessions;

@@ -19,7 +19,6 @@ use crate::schema::position;
 /// Where a trace run is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Located {
-    /// The trace run.
     pub id: TraceRunId,
     pub project: ProjectId,
     /// Its UTC day.

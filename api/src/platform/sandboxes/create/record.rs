@@ -14,6 +14,7 @@ use towpath_store::{self as store, Tx};
 use towpath_workflows::start_box;
 
 use super::super::model::quota_exceeded;
+use super::super::templates::held_template;
 use super::{SandboxPlan, SandboxSource};
 use crate::auth::Tenant;
 use crate::errors::ApiError;
@@ -133,17 +134,9 @@ async fn from_template(
     plan: &SandboxPlan,
     name: &str,
 ) -> store::Result<Result<ResolvedSandbox, ApiError>> {
-    let template = match templates::find(tx, tenant.id, name).await {
-        Err(store::Error::NotFound) => {
-            let shown: String = name.chars().take(64).collect();
-            let text = format!("template '{shown}' not found");
-            return Ok(Err(ApiError::with_name(
-                StatusCode::BAD_REQUEST,
-                "TemplateNotFound",
-                text,
-            )));
-        }
-        found => found?,
+    let template = match held_template(tx, tenant, name).await? {
+        Ok(template) => template,
+        Err(refusal) => return Ok(Err(refusal)),
     };
     let usual = template.resources()?.to_box_config(&template.image)?;
     let own = &plan.config;

@@ -4,7 +4,6 @@ use http::HeaderMap;
 use http::header::{HeaderName, IF_NONE_MATCH, IF_RANGE, RANGE};
 use towpath_sandbox::ByteRange;
 
-/// The requested bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RequestedRange {
     Whole,

@@ -66,7 +66,6 @@ impl Meter {
     }
 }
 
-/// A job.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Job {

@@ -33,7 +33,7 @@ pub const KEYS: &[Key] = &[
         environment: &[],
         default: Fallback::Text(""),
         kind: Kind::Networks,
-        about: "addresses and networks (10.0.0.0/8) of proxies whose X-Forwarded-For, X-Forwarded-Proto and Forwarded are trusted, separated by commas",
+        about: "addresses and networks (10.0.0.0/8) of proxies whose X-Forwarded-For, X-Forwarded-Proto and Forwarded are trusted, separated by commas; where the two kinds of headers differ, neither counts",
     },
     Key {
         name: "tls.cert",

@@ -103,4 +103,31 @@ pub const KEYS: &[Key] = &[
         },
         about: "total size of all volumes of one workspace; 0 is no limit",
     },
+    Key {
+        name: "sandboxes.templates_per_workspace",
+        environment: &[],
+        default: Fallback::Text("200"),
+        kind: Kind::Count {
+            least: 0,
+            most: 1_000_000,
+        },
+        about: "templates of sandboxes of one workspace; 0 is no limit",
+    },
+    Key {
+        name: "sandboxes.pools_per_workspace",
+        environment: &[],
+        default: Fallback::Text("100"),
+        kind: Kind::Count {
+            least: 0,
+            most: 1_000_000,
+        },
+        about: "pools of sandboxes of one workspace; 0 is no limit",
+    },
+    Key {
+        name: "sandboxes.registries_per_workspace",
+        environment: &[],
+        default: Fallback::Text("100"),
+        kind: Kind::Count { least: 1, most: 1_000 },
+        about: "registries of sandbox images of one workspace",
+    },
 ];

@@ -10,7 +10,6 @@ use super::ServerOptions;
 /// `towpath deployments`
 #[derive(Debug, Args)]
 pub struct Deployments {
-    /// Which server.
     #[command(flatten)]
     pub server: ServerOptions,
     /// What to do [default: ls]
@@ -171,7 +170,6 @@ pub struct DeploymentUpdate {
 /// `towpath revisions`
 #[derive(Debug, Args)]
 pub struct Revisions {
-    /// Which server.
     #[command(flatten)]
     pub server: ServerOptions,
     /// What to do.
@@ -194,14 +192,14 @@ pub enum RevisionsCommand {
     Show {
         /// The deployment's name or id.
         deployment: String,
-        /// The revision.
+        /// Id, as `towpath revisions` shows it.
         revision: RevisionId,
     },
     /// Deploy again what a revision built, with the secrets it had.
     Redeploy {
         /// The deployment's name or id.
         deployment: String,
-        /// The revision.
+        /// Id, as `towpath revisions` shows it.
         revision: RevisionId,
         /// Wait until it is deployed. Exit code 1 unless it is.
         #[arg(long)]
@@ -211,7 +209,7 @@ pub enum RevisionsCommand {
     Interrupt {
         /// The deployment's name or id.
         deployment: String,
-        /// The revision.
+        /// Id, as `towpath revisions` shows it.
         revision: RevisionId,
     },
     /// Show the build log of a revision.

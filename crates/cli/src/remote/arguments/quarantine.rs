@@ -55,7 +55,7 @@ pub enum QuarantineCommand {
     },
     /// Show an entry and its frames.
     Show {
-        /// Id of the entry.
+        /// Id, as `towpath traces quarantine ls` shows it.
         entry: QuarantineId,
         /// Write the body of a frame to this file, as it was sent; it contains user data.
         #[arg(long, value_name = "FILE")]
@@ -68,7 +68,6 @@ pub enum QuarantineCommand {
     Retry(EntrySelection),
     /// Drop entries permanently. Their data is lost.
     Drop {
-        /// Which.
         #[command(flatten)]
         chosen: EntrySelection,
         /// Confirm the loss.
@@ -86,7 +85,7 @@ impl Default for QuarantineCommand {
 /// Entries named, or all of them.
 #[derive(Debug, Args)]
 pub struct EntrySelection {
-    /// These entries.
+    /// Ids, as `towpath traces quarantine ls` shows them.
     #[arg(value_name = "ENTRY", required_unless_present = "all", conflicts_with = "all")]
     pub entries: Vec<QuarantineId>,
     /// All entries; those of one workspace with --tenant.

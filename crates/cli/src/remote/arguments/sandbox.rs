@@ -12,7 +12,6 @@ use crate::arguments::Output;
 /// `towpath sandbox`
 #[derive(Debug, Args)]
 pub struct Sandbox {
-    /// Which server.
     #[command(flatten)]
     pub server: ServerOptions,
     /// The same as --output json.

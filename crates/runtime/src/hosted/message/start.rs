@@ -142,7 +142,7 @@ pub struct LoadedGraph {
     pub factory: bool,
     /// Without start and end.
     pub nodes: Option<Vec<String>>,
-    /// As of SCHEMAS.
+    /// As the answer to SCHEMAS.
     pub schemas: Option<Json>,
     /// As of DRAW.
     pub drawing: Option<Json>,

@@ -370,17 +370,21 @@ pub async fn erase(tx: &mut Tx<'_>, tenant: TenantId, ids: &[ExampleId]) -> Resu
         query.bind(Arg::Uuid(tenant.0));
         query.push(" AND dataset_id = ").bind(Arg::Uuid(dataset.0));
         query.push(" AND example_id").among(ids.iter().map(|id| id.0));
-        query.push(" RETURNING bytes, valid_until");
-        let rows: Vec<(i64, Option<Timestamp>)> = query.fetch_all(tx).await?;
+        query.push(" RETURNING bytes, valid_from, valid_until");
+        let rows: Vec<(i64, Timestamp, Option<Timestamp>)> = query.fetch_all(tx).await?;
         let mut query = Query::new(tx, "DELETE FROM example_file WHERE tenant_id = ");
         query.bind(Arg::Uuid(tenant.0));
         query.push(" AND dataset_id = ").bind(Arg::Uuid(dataset.0));
         query.push(" AND example_id").among(ids.iter().map(|id| id.0));
         query.push(" RETURNING bytes");
         let gone: Vec<(i64,)> = query.fetch_all(tx).await?;
-        for (bytes, until) in rows {
+        let mut times = BTreeSet::new();
+        for (bytes, from, until) in rows {
             head.add_counts(if until.is_none() { -1 } else { 0 }, -1, -bytes);
+            times.insert(from);
+            times.extend(until);
         }
+        head.prune(tx, &times).await?;
         head.add_counts(0, 0, -gone.iter().map(|(bytes,)| bytes).sum::<i64>());
         head.commit(tx).await?;
         erased.extend(ids);

@@ -26,7 +26,6 @@ pub async fn begin_start(tx: &mut Tx<'_>, tenant: TenantId, id: BoxId, ended: i6
     refresh_due(tx, row).await
 }
 
-/// The result of a start.
 #[derive(Clone, Copy, Debug)]
 pub struct StartResult<'a> {
     /// JSON: what it was started on.

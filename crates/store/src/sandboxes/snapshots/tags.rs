@@ -13,11 +13,12 @@ pub struct Tag {
     pub snapshot_id: SnapshotId,
 }
 
-/// Moves a tag to a snapshot of this name.
-pub async fn set_tag(tx: &mut Tx<'_>, tenant: TenantId, name: &str, tag: &str, id: SnapshotId) -> Result<()> {
+/// Moves a tag to a snapshot of this name, unless a newer snapshot has it: their order is that of their ids.
+pub(super) async fn set_tag(tx: &mut Tx<'_>, tenant: TenantId, name: &str, tag: &str, id: SnapshotId) -> Result<()> {
     on!(tx, |conn| sqlx::query(
         "INSERT INTO sandbox_snapshot_tag (tenant_id, name, tag, snapshot_id) VALUES ($1, $2, $3, $4)
-         ON CONFLICT (tenant_id, name, tag) DO UPDATE SET snapshot_id = excluded.snapshot_id"
+         ON CONFLICT (tenant_id, name, tag) DO UPDATE SET snapshot_id = excluded.snapshot_id
+         WHERE sandbox_snapshot_tag.snapshot_id < excluded.snapshot_id"
     )
     .bind(tenant)
     .bind(name)
