@@ -125,7 +125,7 @@ async fn what_is_being_stopped_keeps_nothing_else_waiting() {
         .write(async |tx| deployments::deleting(tx, tenant, first, false).await)
         .await
         .unwrap();
-    fixture.deployment = towpath_domain::DeploymentId::new();
+    fixture.deployment = DeploymentId::new();
     fixture.add_deployment_named("other").await;
     fixture.revision(None).await;
     fixture.workflows.drain().await;

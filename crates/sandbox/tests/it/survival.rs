@@ -223,6 +223,6 @@ async fn nothing_stays_behind() {
     assert!(!mounts.contains(&name));
     for controller in ["memory", "pids", "cpu", "freezer", "."] {
         let group = format!("/sys/fs/cgroup/{controller}/{name}");
-        assert!(!std::path::Path::new(&group).exists(), "{group}");
+        assert!(!Path::new(&group).exists(), "{group}");
     }
 }

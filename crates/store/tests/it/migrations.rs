@@ -121,7 +121,7 @@ const FROZEN: [(&str, &str, &str); 22] = [
         "4abd0459f5e0d396ef993554917c288b12a171c52361b09d276ab85a04d16ac99211fc406286ad38f23f34b5b691bfef",
     ),
     (
-        "0080_version_differences",
+        "0022_version_differences",
         "353b0ea15beb68edc8f9d07a1b197090a66465f2315de372358402907ba50d9f9b4ca2ce601d8e06868d0a5d8bf7390a",
         "353b0ea15beb68edc8f9d07a1b197090a66465f2315de372358402907ba50d9f9b4ca2ce601d8e06868d0a5d8bf7390a",
     ),
