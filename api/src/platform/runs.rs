@@ -433,7 +433,7 @@ pub(crate) async fn counted(snapshot: &Snapshot, criteria: &Criteria) -> Result<
     };
     let rows = snapshot.rows(&places).await?;
     let rows = snapshot.retain(rows, &resolved.predicate).await?;
-    Ok(Statistics::of(snapshot.tenant(), &rows)?)
+    Ok(Statistics::of(snapshot, &rows)?)
 }
 
 /// Statistics in the format of the clients.

@@ -32,7 +32,7 @@ pub use disk::{DiskStatus, DiskStatuses};
 pub use id::{
     AnnotationQueueId, AssistantId, BoxId, BoxRegistryId, ComparativeExperimentId, CronId, DatasetId, DeploymentId,
     DestinationId, ExampleFileId, ExampleId, ExportId, ExportRunId, FeedbackConfigId, FeedbackTokenId,
-    ImagePullSecretId, IntegrationId, JobId, KeyId, ListenerId, LogLineId, OrganizationId, PoolId, ProjectId,
+    ImagePullSecretId, IntegrationId, JobId, KeyId, ListenerId, LogLineId, ModelPriceId, OrganizationId, PoolId, ProjectId,
     QuarantineId, RequestId, RevisionId, RunId, RunIndexId, ScheduleId, SegmentId, SnapshotId, TemplateId, TenantId,
     ThreadId, TraceRunId, UploadId, VolumeId, WalSegmentId, WorkerId,
 };

@@ -197,7 +197,7 @@ impl Library {
         }
         let refs = parts.iter().map(part_ref).collect();
         let of = Day { tenant, project, day };
-        let new = compact::compact(&self.objects, &of, refs, async |tenant, id, path: &Path| {
+        let new = compact::compact(&self.objects, &of, refs, &Pricing::default(), async |tenant, id, path: &Path| {
             self.world
                 .store
                 .write(async |tx| segments::intend(tx, tenant, id, path.as_ref(), None).await)
@@ -212,6 +212,7 @@ impl Library {
                 rows: segment.written.rows as i64,
                 bytes: segment.written.bytes as i64,
                 parts: catalog_parts(segment),
+                price_version: segment.written.price_version,
             })
             .collect();
         self.write(async |tx| replace::replace(tx, tenant, &parts, &new, true).await)
