@@ -100,6 +100,7 @@ pub async fn compact_days<E>(
         while let Some(mut batch) = scan.next().await? {
             if pricing.scope == PricingScope::All {
                 batch.rows = row::repriced(&batch.rows, &mut pricer)?;
+                metrics::counter!(metric::REPRICED_ROWS).increment(batch.rows.num_rows() as u64);
             }
             while !batch.keys.is_empty() {
                 let open = match &mut writer {
@@ -109,7 +110,9 @@ pub async fn compact_days<E>(
                         let path = segment::path(day.tenant, id);
                         intend(day.tenant, id, &path).await.map_err(FlushError::Intend)?;
                         let upload = Upload::new(objects.store().clone(), path);
-                        &mut writer.insert((id, Writer::new(day.tenant, pricing.prices.version(), upload)?)).1
+                        &mut writer
+                            .insert((id, Writer::new(day.tenant, pricing.prices.version(), upload)?))
+                            .1
                     }
                 };
                 let used = open.take(&day, &batch).await?;

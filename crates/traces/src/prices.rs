@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use towpath_domain::{Rejection, Timestamp};
 
-pub use book::PriceBook;
+pub use book::{PriceBook, price};
 pub use cost::Pricer;
 pub use table::PriceTable;
 
@@ -195,8 +195,9 @@ mod tests {
             completion_cost_details: BTreeMap::new(),
         };
         good.check().unwrap();
-        let many: BTreeMap<String, TokenPrice> =
-            (0..=MAX_KINDS).map(|n| (n.to_string(), TokenPrice::default())).collect();
+        let many: BTreeMap<String, TokenPrice> = (0..=MAX_KINDS)
+            .map(|n| (n.to_string(), TokenPrice::default()))
+            .collect();
         for (wrong, field) in [
             (
                 ModelPrice {

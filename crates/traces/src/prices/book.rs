@@ -108,9 +108,11 @@ impl PriceBook {
                 None
             }
         });
-        let sources = std::iter::once(own.collect()).chain(self.common.sources.iter().cloned()).collect();
-        let table = PriceTable::new(version, sources)
-            .map_err(|_| Error::corrupt("model_price", "match_pattern", tenant))?;
+        let sources = std::iter::once(own.collect())
+            .chain(self.common.sources.iter().cloned())
+            .collect();
+        let table =
+            PriceTable::new(version, sources).map_err(|_| Error::corrupt("model_price", "match_pattern", tenant))?;
         let table = Arc::new(table);
         let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
         if tables.len() >= MAX_TABLES && !tables.contains_key(&tenant) {

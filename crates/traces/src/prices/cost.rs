@@ -277,7 +277,11 @@ mod tests {
         let outputs = r#"{"usage_metadata":{"input_tokens":10,"output_tokens":5}}"#;
         for (run_type, metadata, outputs) in [
             ("chain", CLAUDE, outputs),
-            ("llm", r#"{"ls_provider":"openai","ls_model_name":"claude-sonnet"}"#, outputs),
+            (
+                "llm",
+                r#"{"ls_provider":"openai","ls_model_name":"claude-sonnet"}"#,
+                outputs,
+            ),
             ("llm", r#"{"ls_model_name":"claude-sonnet"}"#, outputs),
             ("llm", r#"{"ls_provider":"anthropic"}"#, outputs),
             ("llm", r#"{"ls_provider":"anthropic","ls_model_name":7}"#, outputs),

@@ -124,7 +124,10 @@ impl PriceTable {
             } else {
                 fitting.contains(position)
             };
-            fits && entry.price.start_time.is_none_or(|start| at.is_some_and(|at| start <= at))
+            fits && entry
+                .price
+                .start_time
+                .is_none_or(|start| at.is_some_and(|at| start <= at))
         };
         let found = self.entries.iter().enumerate().find(applies);
         found.map(|(_, entry)| &entry.price)
