@@ -184,7 +184,9 @@ async fn a_workspace_without_a_change_is_left_alone(on: Database) {
     fixture.settle().await;
     fixture.sweep().await;
     assert_eq!(
-        fixture.count("SELECT count(*) FROM job WHERE kind = 'compact_day'").await,
+        fixture
+            .count("SELECT count(*) FROM job WHERE kind = 'compact_day'")
+            .await,
         0
     );
     assert_eq!(fixture.costs().await, [] as [i128; 0]);
