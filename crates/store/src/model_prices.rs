@@ -66,7 +66,8 @@ pub async fn create(tx: &mut Tx<'_>, tenant: TenantId, new: &NewModelPrice) -> R
         return Err(Rejection::rule("", text).into());
     }
     let now = tx.now();
-    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+    Ok(on!(tx, |conn| {
+        sqlx::query_as(concat!(
         "INSERT INTO model_price (id, tenant_id, name, provider, match_pattern, match_path, start_time, prompt_cost,
                                   completion_cost, prompt_cost_details, completion_cost_details, created_at, modified_at)
          VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $12) RETURNING ",
@@ -85,7 +86,8 @@ pub async fn create(tx: &mut Tx<'_>, tenant: TenantId, new: &NewModelPrice) -> R
     .bind(&new.completion_cost_details)
     .bind(now)
     .fetch_one(conn)
-    .await)?)
+    .await
+    })?)
 }
 
 /// Replaces a price.

@@ -26,4 +26,4 @@ CREATE TABLE model_price_version (
 );
 
 ALTER TABLE segment ADD COLUMN price_version bigint NOT NULL DEFAULT 0;
-CREATE INDEX segment_of_prices ON segment (tenant_id, price_version, id) WHERE state = 'live';
+-- Its index on `segment` is built concurrently: see `store/src/postgres/indexes.rs`.

@@ -137,10 +137,7 @@ mod tests {
         };
         assert_eq!(parsed("1.875e-8"), Some(price));
         assert_eq!(parsed("0.00000001875000"), Some(price));
-        assert_eq!(
-            parsed("1e-18"),
-            Some(Parsed { units: 1, exact: true })
-        );
+        assert_eq!(parsed("1e-18"), Some(Parsed { units: 1, exact: true }));
         assert!(!parsed("1.0000000000000000005").unwrap().exact);
         assert!(parsed("0.0000000000000000010000").unwrap().exact);
         assert_eq!(parsed("1000"), None);

@@ -358,7 +358,10 @@ mod tests {
         let kinds = |of: &[(&str, i64)]| -> BTreeMap<String, i64> {
             of.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect()
         };
-        assert_eq!(sdk.prompt_token_details, kinds(&[("cache_creation", 2), ("cache_read", 4)]));
+        assert_eq!(
+            sdk.prompt_token_details,
+            kinds(&[("cache_creation", 2), ("cache_read", 4)])
+        );
         assert_eq!(sdk.completion_token_details, kinds(&[("reasoning", 5)]));
         assert_eq!(
             sdk.prompt_cost_details,

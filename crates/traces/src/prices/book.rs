@@ -151,3 +151,27 @@ pub fn price(row: &model_prices::ModelPrice) -> Result<ModelPrice> {
         completion_cost_details: details(&row.completion_cost_details, "completion_cost_details")?,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: &str = r#"{"as_of": "2026-01-01", "prices": [
+        {"name": "ours", "match_pattern": "^gpt-4o$", "prompt_cost": "1", "completion_cost": "2"}]}"#;
+
+    #[test]
+    fn a_file_precedes_the_bundled_prices() {
+        let bundled = PriceBook::default();
+        let book = PriceBook::with_file(FILE).unwrap();
+        assert_eq!(book.as_of(), bundled.as_of(), "the day of the bundled prices");
+        let names: Vec<&str> = book.common().map(|price| price.name.as_str()).collect();
+        assert_eq!(names[0], "ours");
+        assert_eq!(names.len(), bundled.common().count() + 1);
+        let found = book.common.table.fitting(None, "gpt-4o");
+        assert_eq!(found.len(), 2);
+        let first = &book.common().nth(found[0]).map(|price| price.name.as_str());
+        assert_eq!(*first, Some("ours"));
+        let wrong = PriceBook::with_file(&FILE.replace("gpt-4o$", "(")).unwrap_err();
+        assert!(wrong.contains("prices[0].match_pattern"), "{wrong}");
+    }
+}

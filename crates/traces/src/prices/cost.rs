@@ -7,7 +7,7 @@ use std::sync::Arc;
 use towpath_domain::json::{decode, members, pairs};
 
 use super::table::{Model, PriceTable};
-use super::{MATCH_PATH, ModelPrice, SCALE, TokenPrice};
+use super::{MATCH_PATH, MAX_NAME, ModelPrice, SCALE, TokenPrice};
 use crate::derive::{COST_SCALE, Usage, decimal};
 use crate::row::Row;
 
@@ -17,9 +17,8 @@ const PRICED_TYPES: [&str; 2] = ["llm", "embedding"];
 const MAX_MODELS: usize = 256;
 /// More tokens than any call has; with the highest price, its cost is within 128 bits.
 const MAX_TOKENS: i64 = 1 << 50;
-/// Parameters that are compared with a `match_path`, and their longest text.
+/// Parameters that are compared with a `match_path`.
 const MAX_PARAMETERS: usize = 64;
-const MAX_PARAMETER: usize = 256;
 
 /// Computes costs. It remembers which prices fit a model.
 #[derive(Debug, Default)]
@@ -58,7 +57,7 @@ impl Pricer {
                 }
                 let table = &self.table;
                 let find = || table.fitting(model.provider.as_deref(), name);
-                self.fitting.entry(key).or_insert_with(find)
+                self.fitting.entry(key).or_insert_with(find).as_slice()
             }
             None => &[],
         };
@@ -68,9 +67,10 @@ impl Pricer {
     }
 }
 
-/// The text of a JSON string; `None` if it is empty.
+/// The text of a JSON string; `None` if it is empty or longer than any name.
 fn text(raw: Option<&str>) -> Option<String> {
-    let text = raw.and_then(decode).filter(|text| !text.is_empty());
+    let text = raw.and_then(decode);
+    let text = text.filter(|text| !text.is_empty() && text.len() <= MAX_NAME);
     text.map(Cow::into_owned)
 }
 
@@ -96,7 +96,7 @@ fn model(row: &Row) -> Model {
         .into_iter()
         .filter_map(|(key, raw)| Some((key.into_owned(), text(Some(raw))?)));
     let parameters: Vec<(String, String)> = texts
-        .filter(|(key, text)| key.len() <= MAX_PARAMETER && text.len() <= MAX_PARAMETER)
+        .filter(|(key, _)| key.len() <= MAX_NAME)
         .take(MAX_PARAMETERS)
         .collect();
     let name = MATCH_PATH

@@ -111,9 +111,8 @@ impl PriceTable {
 
     /// Positions of the prices with the default `match_path` that fit a provider and a name.
     pub(super) fn fitting(&self, provider: Option<&str>, name: &str) -> Vec<usize> {
-        let fits = |entry: &Entry| !entry.has_own_path && entry.is_of(provider) && entry.matches(name);
-        let entries = self.entries.iter().enumerate();
-        entries.filter(|(_, entry)| fits(entry)).map(|(at, _)| at).collect()
+        let fits = |(_, entry): &(usize, &Entry)| !entry.has_own_path && entry.is_of(provider) && entry.matches(name);
+        self.entries.iter().enumerate().filter(fits).map(|(at, _)| at).collect()
     }
 
     /// The price of a model for a run that starts `at`. `fitting` is what [`Self::fitting`] found for it.

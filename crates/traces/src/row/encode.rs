@@ -10,9 +10,9 @@ use towpath_domain::{ProjectId, TenantId, Timestamp};
 use uuid::Uuid;
 use uuid::fmt::Hyphenated;
 
-use super::{Row, RowReader};
 use super::extra::Extra;
 use super::provenance::Overrides;
+use super::{Row, RowReader};
 use crate::columnar::{Error, Result};
 use crate::derive::{COST_PRECISION, COST_SCALE, Derived, Usage, derive_priced};
 use crate::prices::Pricer;

@@ -6,8 +6,8 @@ use arrow::array::RecordBatch;
 use arrow::compute::{concat_batches, interleave_record_batch};
 use arrow::datatypes::SchemaRef;
 
-use super::{Request, ScanBatch};
 use super::row_group_cursor::RowGroupCursor;
+use super::{Request, ScanBatch};
 use crate::columnar::Result;
 use crate::parquet_file::bytes;
 use crate::prices::Pricer;

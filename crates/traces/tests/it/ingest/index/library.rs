@@ -197,12 +197,18 @@ impl Library {
         }
         let refs = parts.iter().map(part_ref).collect();
         let of = Day { tenant, project, day };
-        let new = compact::compact(&self.objects, &of, refs, &Pricing::default(), async |tenant, id, path: &Path| {
-            self.world
-                .store
-                .write(async |tx| segments::intend(tx, tenant, id, path.as_ref(), None).await)
-                .await
-        })
+        let new = compact::compact(
+            &self.objects,
+            &of,
+            refs,
+            &Pricing::default(),
+            async |tenant, id, path: &Path| {
+                self.world
+                    .store
+                    .write(async |tx| segments::intend(tx, tenant, id, path.as_ref(), None).await)
+                    .await
+            },
+        )
         .await
         .unwrap();
         let new: Vec<Replacement> = new
