@@ -208,9 +208,10 @@ impl Usage {
 
 fn add_kinds<T: Copy>(mut a: BTreeMap<String, T>, b: BTreeMap<String, T>, plus: fn(T, T) -> T) -> BTreeMap<String, T> {
     for (kind, value) in b {
+        let has_room = a.len() < MAX_KINDS;
         match a.get_mut(&kind) {
             Some(sum) => *sum = plus(*sum, value),
-            None if a.len() < MAX_KINDS => {
+            None if has_room => {
                 a.insert(kind, value);
             }
             None => {}
