@@ -13,6 +13,7 @@ pub mod info;
 pub mod ingest;
 pub mod integrations;
 pub mod listeners;
+pub mod model_prices;
 pub mod names;
 pub mod otel;
 pub mod query_executor;
@@ -128,6 +129,9 @@ fn traces() -> Routes<App> {
         .routes(routes!(feedback::tokens::create_token, feedback::tokens::list_tokens))
         .routes(routes!(sessions::create, sessions::list))
         .routes(routes!(sessions::get, sessions::update, sessions::delete))
+        .routes(routes!(model_prices::create, model_prices::list))
+        .routes(routes!(model_prices::reprice))
+        .routes(routes!(model_prices::update, model_prices::delete))
         .routes(routes!(settings::get))
 }
 

@@ -88,6 +88,12 @@ const ROUTE_SCOPES: &[RouteScope] = &[
     line("PATCH", "/sessions/{session_id}", TracesWrite),
     // Who may send traces must not be able to remove those of others.
     line("DELETE", "/sessions/{session_id}", WorkspaceAdmin),
+    line("GET", "/model-price-map", TracesRead),
+    // They change the costs of what others sent.
+    line("POST", "/model-price-map", WorkspaceAdmin),
+    line("POST", "/model-price-map/reprice", WorkspaceAdmin),
+    line("PUT", "/model-price-map/{model_price_id}", WorkspaceAdmin),
+    line("DELETE", "/model-price-map/{model_price_id}", WorkspaceAdmin),
     line("POST", "/datasets", TracesWrite),
     line("GET", "/datasets", TracesRead),
     line("POST", "/datasets/upload", TracesWrite),

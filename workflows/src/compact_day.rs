@@ -1,5 +1,5 @@
 //! Compacts one day of a project: scattered row groups become a few sorted ones, which exports copy instead of reading
-//! them.
+//! them. Costs of earlier prices are computed again.
 //!
 //! Compactions of one day never overlap: the days of a project are distributed over a fixed number of lanes with one
 //! slot each, and [`CompactDays`](crate::compact_days::CompactDays) takes days of one lane only. Jobs of earlier builds
@@ -13,6 +13,7 @@
 pub(crate) mod choose;
 
 use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::{Datelike, NaiveDate};
@@ -25,14 +26,15 @@ use towpath_store::run_index::{self as catalog, IndexFileRecord};
 use towpath_store::segments::LocatedPart;
 use towpath_store::segments::replace::{self, Replacement};
 use towpath_store::{self as store, Tx, segments};
-use towpath_traces::compact::{self, Day};
+use towpath_traces::compact::{self, Day, Pricing, PricingScope};
 use towpath_traces::flush::{FlushError, NewSegment, catalog_parts, part_ref};
+use towpath_traces::prices::PriceTable;
 use towpath_traces::run_index::{self, NewIndexFile, SegmentToIndex};
 
 use crate::Services;
 use crate::index_runs;
 use crate::write_intents::{self, IntentFailed};
-use choose::{Choice, choose};
+use choose::{Choice, choose, choose_outdated};
 
 /// Merges per job. A day that needs more is found by the next sweep.
 const ROUNDS: usize = 16;
@@ -54,6 +56,9 @@ pub struct CompactDay {
     pub whole: bool,
     /// Marks its segments in progress. Not the job's id, which `end` does not get.
     pub mark: JobId,
+    /// Only computes costs again that are of earlier prices.
+    #[serde(default)]
+    pub reprice: bool,
 }
 
 impl CompactDay {
@@ -66,6 +71,16 @@ impl CompactDay {
             day,
             whole: false,
             mark: JobId::new(),
+            reprice: false,
+        }
+    }
+
+    /// Computes the costs of the day again, unless they are of the current prices.
+    #[must_use]
+    pub fn repricing(tenant: TenantId, project: ProjectId, day: NaiveDate) -> Self {
+        Self {
+            reprice: true,
+            ..Self::new(tenant, project, day)
         }
     }
 
@@ -97,6 +112,7 @@ impl Workflow for CompactDay {
             day,
             whole,
             mark,
+            reprice,
         } = self;
         let place = world.cpu_pool.memory_permit(&ctx.cancelled()).await?;
         for _ in 0..ROUNDS {
@@ -110,9 +126,18 @@ impl Workflow for CompactDay {
                 }
                 Ok(live)
             });
-            let Some(Choice { parts, compacted }) = choose(live.await.retry()?, whole, closed, now) else {
+            let live = live.await.retry()?;
+            // After the row groups, whose prices are then no later ones.
+            let prices = world.objects.prices().table(&world.store, tenant).await.retry()?;
+            let choice = if reprice {
+                choose_outdated(live, prices.version())
+            } else {
+                choose(live, whole, closed, now)
+            };
+            let Some(Choice { parts, compacted }) = choice else {
                 break;
             };
+            let pricing = pricing(prices, &parts);
             // Segments that an earlier attempt of this job began and did not publish.
             ctx.commit(async |tx| abandon_segments(tx, mark).await).await?;
             let (objects, refs) = (world.objects.clone(), parts.iter().map(part_ref).collect());
@@ -124,7 +149,7 @@ impl Workflow for CompactDay {
                     failpoint::hit("compact.intended");
                     asked
                 };
-                let new = compact::compact(&objects, &of, refs, intend_segment).await?;
+                let new = compact::compact(&objects, &of, refs, &pricing, intend_segment).await?;
                 let intend_file = async |tenant, id: RunIndexId, path: &Path| intend.record(tenant, id, path).await;
                 let files = run_index::build(&objects, tenant, &unindexed, intend_file).await?;
                 Ok::<_, FlushError<IntentFailed>>((new, files))
@@ -193,6 +218,19 @@ pub(crate) fn unindexed_row_groups(parts: &[LocatedPart]) -> Vec<SegmentToIndex>
     indexed.collect()
 }
 
+/// The prices for a compaction of these row groups.
+pub(crate) fn pricing(prices: Arc<PriceTable>, parts: &[LocatedPart]) -> Pricing {
+    let is_outdated = parts.iter().any(|placed| placed.price_version < prices.version());
+    Pricing {
+        prices,
+        scope: if is_outdated {
+            PricingScope::All
+        } else {
+            PricingScope::Merged
+        },
+    }
+}
+
 pub(crate) fn replacement(new: &NewSegment) -> Replacement {
     let int = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
     Replacement {
@@ -200,5 +238,6 @@ pub(crate) fn replacement(new: &NewSegment) -> Replacement {
         rows: int(new.written.rows),
         bytes: int(new.written.bytes),
         parts: catalog_parts(new),
+        price_version: new.written.price_version,
     }
 }

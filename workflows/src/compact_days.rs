@@ -24,7 +24,7 @@ use towpath_traces::scan::PartRef;
 
 use crate::Services;
 use crate::compact_day::choose::{Choice, MAX_DEPTH, choose};
-use crate::compact_day::{abandon_segments, lane, mark_partly_replaced, replacement, unindexed_row_groups};
+use crate::compact_day::{abandon_segments, lane, mark_partly_replaced, pricing, replacement, unindexed_row_groups};
 use crate::index_runs;
 use crate::write_intents::{self, IntentFailed};
 
@@ -111,6 +111,8 @@ impl Workflow for CompactDays {
         if !days.is_empty() {
             let (objects, refs) = (world.objects.clone(), part_refs(tenant, project, &days));
             let parts: Vec<LocatedPart> = days.into_iter().flatten().collect();
+            let prices = world.objects.prices().table(&world.store, tenant).await.retry()?;
+            let pricing = pricing(prices, &parts);
             let unindexed = unindexed_row_groups(&parts);
             let work = write_intents::run_with_intents(ctx, &world.cpu_pool, mark, move |intend| async move {
                 let intend_segment = async |tenant, id: SegmentId, path: &Path| {
@@ -118,7 +120,7 @@ impl Workflow for CompactDays {
                     failpoint::hit("compact.intended");
                     asked
                 };
-                let new = compact::compact_days(&objects, refs, intend_segment).await?;
+                let new = compact::compact_days(&objects, refs, &pricing, intend_segment).await?;
                 let intend_file = async |tenant, id: RunIndexId, path: &Path| intend.record(tenant, id, path).await;
                 let files = run_index::build(&objects, tenant, &unindexed, intend_file).await?;
                 Ok::<_, FlushError<IntentFailed>>((new, files))

@@ -35,6 +35,7 @@ use towpath_store::{self as store, Tx, segments};
 use towpath_traces::flush::part_ref;
 use towpath_traces::hive;
 use towpath_traces::parquet_file::{FileOptions, FileWritten, RowSource, SealedFile};
+use towpath_traces::prices::PriceTable;
 use towpath_traces::row::Key;
 use towpath_traces::row_source::{Enrichment, RowFilter};
 use towpath_traces::scan::{PartRef, Request, Scan};
@@ -63,6 +64,7 @@ struct Plan {
     options: FileOptions,
     folder: Path,
     parts: Vec<PartRef>,
+    prices: Arc<PriceTable>,
     /// The filter, if not all trace runs are exported.
     filter: Option<Arc<dyn RowFilter>>,
 }
@@ -179,9 +181,11 @@ impl ExportPart {
             parts = row_filter::matching_row_groups(world.objects.blocking_store(), export.project_id, parts, filter)
                 .await?;
         }
+        let prices = world.objects.prices().table(&world.store, tenant).await.retry()?;
         Ok(Plan {
             export,
             run,
+            prices,
             selection,
             options,
             folder,
@@ -204,6 +208,7 @@ impl ExportPart {
             range: plan.run.start_time..plan.run.end_time,
             after,
             selection: plan.selection.clone(),
+            prices: Arc::clone(&plan.prices),
         };
         let objects = world.objects.blocking_store();
         // Row groups are only copied if all rows are wanted and the compression matches.

@@ -9,6 +9,7 @@
 //! | [`flush_wal`] | `flush:<shard>`, one slot | flushes open WAL segments into trace segments |
 //! | [`compact_day`] | `compact:<tenant>:<project>:<n>`, one slot | merges the row groups of a day into a few sorted ones |
 //! | [`compact_days`] | as `compact_day` | the same for several small days, in one segment |
+//! | [`reprice_days`] | `reprice:<workspace>`, one slot | computes costs again after a change of prices |
 //! | [`index_runs`] | `index:<workspace>`, one slot | adds segments to the run index |
 //! | [`sweep_traces`] | none | compacts days, deletes expired rows, removes objects |
 //! | [`run_export`] | `exports:<workspace>` | flushes, pins, one [`export_part`] per UTC day, manifest |
@@ -64,6 +65,7 @@ pub mod metric;
 pub mod quarantine;
 pub mod reconcile_boxes;
 pub mod reconcile_deployments;
+pub mod reprice_days;
 pub mod reseal_secrets;
 pub mod run_agent;
 pub mod run_export;
@@ -97,6 +99,7 @@ pub fn registry() -> Registry<Services> {
         .with::<spawn_export::SpawnExport>()
         .with::<compact_day::CompactDay>()
         .with::<compact_days::CompactDays>()
+        .with::<reprice_days::RepriceDays>()
         .with::<index_runs::IndexRuns>()
         .with::<sweep_traces::SweepTraces>()
         .with::<build_revision::BuildRevision>()

@@ -27,6 +27,7 @@ use self::sweep_task::SweepTask;
 use crate::Services;
 use crate::index_runs;
 use crate::metric;
+use crate::reprice_days;
 
 /// Pause between two sweeps,
 const EVERY: Duration = Duration::from_secs(60);
@@ -141,6 +142,7 @@ async fn sweep(ctx: &mut Ctx, world: &Services, from: &SweepTraces) -> Result<(S
     let (days, left) = compaction::start_compactions(ctx, world, now, from.days).await?;
     is_behind |= left;
     index(ctx, world, now).await?;
+    reprice_days::ensure_outdated(ctx, world).await?;
     let replaced = now.minus(world.retention.replaced_segments);
     is_behind |= rounds(ctx, "replaced segments", async move |tx| {
         waste::collect(tx, replaced, BATCH)

@@ -5,6 +5,7 @@ pub mod v2;
 mod view;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
@@ -12,6 +13,7 @@ use serde_json::{Value, json};
 use towpath_domain::{ProjectId, Rejection, Timestamp, TraceRunId};
 use towpath_query::statistics::Statistics;
 use towpath_query::{Direction, Position, Reader, RunQuery, Snapshot};
+use towpath_traces::prices::Pricer;
 use towpath_traces::row::Row;
 use uuid::Uuid;
 
@@ -253,8 +255,9 @@ async fn show(
     dialect: Dialect,
 ) -> Result<Vec<TraceRunView>, ApiError> {
     let beside = PageEnrichment::read(snapshot, rows, fields).await?;
+    let mut pricer = Pricer::new(Arc::clone(snapshot.prices()));
     rows.iter()
-        .map(|(project, row)| view::show(app, tenant.id, *project, row, &beside, fields, dialect))
+        .map(|(project, row)| view::show(app, tenant.id, *project, row, &beside, &mut pricer, (fields, dialect)))
         .collect()
 }
 
@@ -429,7 +432,7 @@ pub(crate) async fn counted(snapshot: &Snapshot, criteria: &Criteria) -> Result<
     };
     let rows = snapshot.rows(&places).await?;
     let rows = snapshot.retain(rows, &resolved.predicate).await?;
-    Ok(Statistics::of(snapshot.tenant(), &rows)?)
+    Ok(Statistics::of(snapshot, &rows)?)
 }
 
 /// Statistics in the format of the clients.

@@ -21,6 +21,7 @@ mod key_admins;
 mod keys;
 mod limits;
 mod load_shedding;
+mod model_prices;
 mod operating;
 mod operations;
 mod own_auth;

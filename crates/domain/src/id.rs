@@ -119,6 +119,8 @@ id! {
     ExampleFileId,
     ComparativeExperimentId,
     FeedbackConfigId,
+    /// The price of a model.
+    ModelPriceId,
     AnnotationQueueId,
     /// A sandbox: an isolated machine.
     BoxId,

@@ -24,7 +24,7 @@ use std::borrow::Cow;
 
 pub use items::items;
 pub use number::Number;
-pub use object::{Object, members};
+pub use object::{Object, members, pairs};
 pub use value::Value;
 
 use scan::Scanner;

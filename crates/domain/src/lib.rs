@@ -32,9 +32,9 @@ pub use disk::{DiskStatus, DiskStatuses};
 pub use id::{
     AnnotationQueueId, AssistantId, BoxId, BoxRegistryId, ComparativeExperimentId, CronId, DatasetId, DeploymentId,
     DestinationId, ExampleFileId, ExampleId, ExportId, ExportRunId, FeedbackConfigId, FeedbackTokenId,
-    ImagePullSecretId, IntegrationId, JobId, KeyId, ListenerId, LogLineId, OrganizationId, PoolId, ProjectId,
-    QuarantineId, RequestId, RevisionId, RunId, RunIndexId, ScheduleId, SegmentId, SnapshotId, TemplateId, TenantId,
-    ThreadId, TraceRunId, UploadId, VolumeId, WalSegmentId, WorkerId,
+    ImagePullSecretId, IntegrationId, JobId, KeyId, ListenerId, LogLineId, ModelPriceId, OrganizationId, PoolId,
+    ProjectId, QuarantineId, RequestId, RevisionId, RunId, RunIndexId, ScheduleId, SegmentId, SnapshotId, TemplateId,
+    TenantId, ThreadId, TraceRunId, UploadId, VolumeId, WalSegmentId, WorkerId,
 };
 pub use patch::Patch;
 pub use rejection::{Rejection, RejectionKind};

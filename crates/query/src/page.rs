@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use chrono::NaiveDate;
 use towpath_domain::{ProjectId, Timestamp, TraceRunId};
@@ -176,7 +177,7 @@ impl Snapshot {
         let mut kept = Vec::new();
         for (project, row) in rows {
             let Some(key) = row.key() else { continue };
-            let mut column = RowsBuilder::new(self.tenant(), project);
+            let mut column = RowsBuilder::new(self.tenant(), project).with_pricer(self.pricer());
             column.push(&row)?;
             if predicate.evaluate(&column.finish()?, &[key], &given)?.value(0) {
                 kept.push((project, row));
@@ -251,6 +252,7 @@ impl Snapshot {
             range,
             after: None,
             selection: selection(Some(predicate), also),
+            prices: Arc::clone(self.prices()),
         };
         Matches {
             snapshot: self,

@@ -19,6 +19,7 @@ use towpath_store::{Store, segments, wal_segments};
 use towpath_traces::flush::{self, FlushError, RunLocation, UnflushedData};
 use towpath_traces::lookup::{FooterCache, Lookup};
 use towpath_traces::objects::Objects;
+use towpath_traces::prices::{PriceTable, Pricer};
 use towpath_traces::scan::PartRef;
 use towpath_traces::segment::Segment;
 
@@ -88,6 +89,7 @@ impl Part {
 /// The data of a query. It stays unchanged while new data arrives.
 pub struct Snapshot {
     tenant: TenantId,
+    prices: Arc<PriceTable>,
     reader: Reader,
     unflushed: Arc<UnflushedData>,
     objects: Arc<dyn ObjectStore>,
@@ -122,6 +124,7 @@ impl Reader {
     ///
     /// [`Error::FlushBehind`] if too much of it waits for its flush for too long.
     pub async fn snapshot(&self, tenant: TenantId) -> Result<Snapshot> {
+        let prices = self.objects.prices().table(&self.store, tenant).await?;
         let until = Instant::now() + self.bounds.max_wait;
         let mut last = None;
         // WAL segments that turned out to be too large; polling is useless until others appear.
@@ -143,7 +146,7 @@ impl Reader {
                     // Flushed and removed since the list was read: its data is in a segment.
                     Err(Error::Flush(FlushError::Objects(error))) if error.is_not_found() && !late => {}
                     Ok(None) => too_large = Some(placed),
-                    Ok(Some(open)) => return Ok(self.snapshot_over(tenant, open)),
+                    Ok(Some(open)) => return Ok(self.snapshot_over(tenant, prices, open)),
                     Err(error) => return Err(error),
                 }
             }
@@ -191,9 +194,10 @@ impl Reader {
         Ok(folded)
     }
 
-    fn snapshot_over(&self, tenant: TenantId, open: Arc<UnflushedData>) -> Snapshot {
+    fn snapshot_over(&self, tenant: TenantId, prices: Arc<PriceTable>, open: Arc<UnflushedData>) -> Snapshot {
         Snapshot {
             tenant,
+            prices,
             objects: Arc::new(OverlayStore {
                 upper: Arc::clone(open.objects.store()),
                 lower: Arc::clone(self.objects.store()),
@@ -227,6 +231,16 @@ impl Snapshot {
     #[must_use]
     pub const fn store(&self) -> &Store {
         &self.reader.store
+    }
+
+    /// The prices by which costs are computed that were not sent.
+    #[must_use]
+    pub const fn prices(&self) -> &Arc<PriceTable> {
+        &self.prices
+    }
+
+    pub(crate) fn pricer(&self) -> Pricer {
+        Pricer::new(Arc::clone(&self.prices))
     }
 
     /// The object store of segments, including those in memory.

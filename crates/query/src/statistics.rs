@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::datatypes::{Decimal128Type, Int64Type, TimestampNanosecondType};
-use towpath_domain::{ProjectId, TenantId, Timestamp};
+use towpath_domain::{ProjectId, Timestamp};
 use towpath_traces::row::{Key, Row, RowsBuilder};
 use uuid::Uuid;
 
@@ -102,12 +102,12 @@ const COLUMNS: [&str; 11] = [
 ];
 
 impl Statistics {
-    /// Counts rows.
-    pub fn of(tenant: TenantId, rows: &[(ProjectId, Row)]) -> Result<Self> {
+    /// Counts rows of a snapshot.
+    pub fn of(snapshot: &Snapshot, rows: &[(ProjectId, Row)]) -> Result<Self> {
         let mut counted = Self::default();
         for (project, row) in rows {
             let Some(key) = row.key() else { continue };
-            let mut columns = RowsBuilder::new(tenant, *project);
+            let mut columns = RowsBuilder::new(snapshot.tenant(), *project).with_pricer(snapshot.pricer());
             columns.push(row)?;
             counted.add(&columns.finish()?, &[key])?;
         }

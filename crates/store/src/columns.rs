@@ -97,6 +97,10 @@ macro_rules! columns {
     (listener) => {
         "id, tenant_id, compute_type, compute_id, compute_config, created_at, updated_at"
     };
+    (model_price) => {
+        "id, tenant_id, name, provider, match_pattern, match_path, start_time, prompt_cost, completion_cost, \
+         prompt_cost_details, completion_cost_details, created_at, modified_at"
+    };
     (pending_patch) => {
         "tenant_id, run_id, seq, operation, created_at"
     };
@@ -157,11 +161,11 @@ macro_rules! columns {
     };
     (segment) => {
         "id, tenant_id, path, state, job, rows, bytes, created_at, changed_at, compacted, indexed, \
-         removal_failures, remove_at"
+         removal_failures, remove_at, price_version"
     };
     (s, segment) => {
         "s.id, s.tenant_id, s.path, s.state, s.job, s.rows, s.bytes, s.created_at, s.changed_at, s.compacted, \
-         s.indexed, s.removal_failures, s.remove_at"
+         s.indexed, s.removal_failures, s.remove_at, s.price_version"
     };
     (segment_part) => {
         "segment_id, tenant_id, project_id, day, row_group, rows, min_sort_time, max_sort_time, min_seq, max_seq"

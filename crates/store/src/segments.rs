@@ -87,7 +87,7 @@ macro_rules! placed {
     () => {
         concat!(
             columns!(p, segment_part),
-            ", s.path, s.bytes, s.compacted, s.indexed, s.changed_at"
+            ", s.path, s.bytes, s.compacted, s.indexed, s.changed_at, s.price_version"
         )
     };
 }
@@ -107,6 +107,8 @@ pub struct LocatedPart {
     pub indexed: bool,
     /// Since when the segment is in its state; of a live one, since when it is there.
     pub changed_at: Timestamp,
+    /// The [version](crate::model_prices::version) of the prices by which the costs in the segment were computed.
+    pub price_version: i64,
 }
 
 /// Writes down that an object is going to be written, before it is.
@@ -189,6 +191,20 @@ pub async fn publish(
         }));
         insert.execute(tx).await?;
     }
+    Ok(())
+}
+
+/// Sets the version of the prices by which the costs in a new segment were computed.
+pub async fn set_price_version(tx: &mut Tx<'_>, tenant: TenantId, id: SegmentId, version: i64) -> Result<()> {
+    on!(tx, |conn| sqlx::query(
+        "UPDATE segment SET price_version = $3 WHERE tenant_id = $1 AND id = $2"
+    )
+    .bind(tenant)
+    .bind(id)
+    .bind(version)
+    .execute(conn)
+    .await
+    .map(drop))?;
     Ok(())
 }
 

@@ -4,6 +4,7 @@
 //! them. They are streamed: in memory are the buffers of the scan and one unfinished row group.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use chrono::NaiveDate;
 use object_store::path::Path;
@@ -15,6 +16,7 @@ use crate::flush::{FlushError, NewSegment};
 use crate::metric;
 use crate::objects::Objects;
 use crate::parquet_file::weights;
+use crate::prices::{PriceTable, Pricer};
 use crate::row;
 use crate::scan::{PartRef, Request, Scan, ScanBatch};
 use crate::schema::{Selection, segment_schema};
@@ -43,6 +45,23 @@ impl Day {
     }
 }
 
+/// The prices of a compaction.
+#[derive(Clone, Debug, Default)]
+pub struct Pricing {
+    pub prices: Arc<PriceTable>,
+    pub scope: PricingScope,
+}
+
+/// The rows whose costs a compaction computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PricingScope {
+    /// Those that it merges; the others were written by the same prices.
+    #[default]
+    Merged,
+    /// All: some were written by earlier prices.
+    All,
+}
+
 /// Merges row groups of one project and day into new segments. `intend` is called before each segment is written and
 /// must have committed [`segments::intend`](towpath_store::segments::intend) when it returns.
 ///
@@ -51,18 +70,21 @@ pub async fn compact<E>(
     objects: &Objects,
     day: &Day,
     parts: Vec<PartRef>,
+    pricing: &Pricing,
     intend: impl AsyncFnMut(TenantId, SegmentId, &Path) -> Result<(), E>,
 ) -> Result<Vec<NewSegment>, FlushError<E>> {
-    compact_days(objects, vec![(day.clone(), parts)], intend).await
+    compact_days(objects, vec![(day.clone(), parts)], pricing, intend).await
 }
 
 /// As [`compact`], for several days of one workspace: they share segments, in which each day has its own row groups.
 pub async fn compact_days<E>(
     objects: &Objects,
     days: Vec<(Day, Vec<PartRef>)>,
+    pricing: &Pricing,
     mut intend: impl AsyncFnMut(TenantId, SegmentId, &Path) -> Result<(), E>,
 ) -> Result<Vec<NewSegment>, FlushError<E>> {
     let mut segments = Vec::new();
+    let mut pricer = Pricer::new(Arc::clone(&pricing.prices));
     let mut writer: Option<(SegmentId, Writer)> = None;
     for (day, parts) in days {
         let request = Request {
@@ -72,9 +94,14 @@ pub async fn compact_days<E>(
             range: day.range(),
             after: None,
             selection: Selection::stored(),
+            prices: Arc::clone(&pricing.prices),
         };
         let mut scan = Scan::new(objects.blocking_store(), request);
         while let Some(mut batch) = scan.next().await? {
+            if pricing.scope == PricingScope::All {
+                batch.rows = row::repriced(&batch.rows, &mut pricer)?;
+                metrics::counter!(metric::REPRICED_ROWS).increment(batch.rows.num_rows() as u64);
+            }
             while !batch.keys.is_empty() {
                 let open = match &mut writer {
                     Some((_, open)) => open,
@@ -83,7 +110,9 @@ pub async fn compact_days<E>(
                         let path = segment::path(day.tenant, id);
                         intend(day.tenant, id, &path).await.map_err(FlushError::Intend)?;
                         let upload = Upload::new(objects.store().clone(), path);
-                        &mut writer.insert((id, Writer::new(day.tenant, upload)?)).1
+                        &mut writer
+                            .insert((id, Writer::new(day.tenant, pricing.prices.version(), upload)?))
+                            .1
                     }
                 };
                 let used = open.take(&day, &batch).await?;
@@ -127,6 +156,7 @@ async fn finish<E>(objects: &Objects, id: SegmentId, mut writer: Writer) -> Resu
 /// A segment in progress.
 struct Writer {
     tenant: TenantId,
+    price_version: i64,
     encoder: Encoder,
     upload: Upload,
     parts: Vec<Part>,
@@ -137,9 +167,10 @@ struct Writer {
 }
 
 impl Writer {
-    fn new(tenant: TenantId, upload: Upload) -> Result<Self> {
+    fn new(tenant: TenantId, price_version: i64, upload: Upload) -> Result<Self> {
         Ok(Self {
             tenant,
+            price_version,
             encoder: Encoder::new(segment_schema(), properties())?,
             upload,
             parts: Vec::new(),
@@ -217,6 +248,7 @@ impl Writer {
             bytes,
             rows: self.parts.iter().map(|part| part.rows).sum(),
             parts: self.parts,
+            price_version: self.price_version,
         })
     }
 }

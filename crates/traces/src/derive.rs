@@ -3,7 +3,7 @@
 //! They are computed from the merged fields when a row is written, so a late patch updates them all. JSON is only
 //! parsed if a search for the key finds it.
 
-mod decimal;
+pub(crate) mod decimal;
 mod usage;
 
 use std::borrow::Cow;
@@ -17,6 +17,7 @@ pub use decimal::{COST_PRECISION, COST_SCALE};
 pub use usage::Usage;
 
 use crate::operation::Fields;
+use crate::prices::Pricer;
 use crate::row::Row;
 
 /// What follows from a row's fields.
@@ -42,7 +43,7 @@ pub struct Derived<'a> {
     pub first_token_time: Option<Timestamp>,
 }
 
-/// Derives them.
+/// Derives them. Costs are those that the client sent, if any.
 #[must_use]
 pub fn derive(row: &Row) -> Derived<'_> {
     let fields = row.fields();
@@ -57,6 +58,14 @@ pub fn derive(row: &Row) -> Derived<'_> {
         usage: usage::of(fields, || row.extra_value("metadata")),
         first_token_time: fields.events.as_deref().and_then(first_token_time),
     }
+}
+
+/// Derives them. Costs that the client did not send follow from its tokens and the prices.
+#[must_use]
+pub fn derive_priced<'a>(row: &'a Row, pricer: &mut Pricer) -> Derived<'a> {
+    let mut derived = derive(row);
+    pricer.price(row, &mut derived.usage);
+    derived
 }
 
 struct Tree {

@@ -20,6 +20,7 @@ pub mod objects;
 pub mod operation;
 pub mod otlp;
 pub mod parquet_file;
+pub mod prices;
 pub mod row;
 pub mod row_source;
 pub mod run_index;

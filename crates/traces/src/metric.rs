@@ -21,6 +21,7 @@ pub(crate) const SEGMENT_BYTES: &str = "towpath_segment_bytes_total";
 pub(crate) const COMPACTED_SEGMENTS: &str = "towpath_compacted_segments_total";
 pub(crate) const COMPACTED_ROWS: &str = "towpath_compacted_rows_total";
 pub(crate) const COMPACTED_BYTES: &str = "towpath_compacted_bytes_total";
+pub(crate) const REPRICED_ROWS: &str = "towpath_repriced_rows_total";
 pub(crate) const INDEX_FILES: &str = "towpath_run_index_files_written_total";
 pub(crate) const INDEX_ENTRIES: &str = "towpath_run_index_entries_written_total";
 const OBJECT_SECONDS: &str = "towpath_object_store_seconds";
@@ -65,6 +66,11 @@ pub fn describe() {
     metrics::describe_counter!(COMPACTED_ROWS, Unit::Count, "Rows of segments written by compaction");
     metrics::describe_counter!(COMPACTED_BYTES, Unit::Bytes, "Bytes of segments written by compaction");
     metrics::describe_counter!(
+        REPRICED_ROWS,
+        Unit::Count,
+        "Rows whose costs were computed again after a change of model prices"
+    );
+    metrics::describe_counter!(
         INDEX_FILES,
         Unit::Count,
         "Written files of the index of trace runs, including merged ones"
@@ -97,6 +103,7 @@ pub fn describe() {
         COMPACTED_SEGMENTS,
         COMPACTED_ROWS,
         COMPACTED_BYTES,
+        REPRICED_ROWS,
         INDEX_FILES,
         INDEX_ENTRIES,
     ] {

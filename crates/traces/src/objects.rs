@@ -21,6 +21,7 @@ use uuid::Uuid;
 
 use self::folder::Folder;
 use crate::metric;
+use crate::prices::PriceBook;
 use crate::run_index::cache::Cache;
 
 /// Folder of files that are being written, of a local store.
@@ -67,12 +68,13 @@ impl ObjectsError {
     }
 }
 
-/// An object store with the cache of lookups by id. Clones share both.
+/// An object store with the cache of lookups by id and the prices of its rows. Clones share all of them.
 #[derive(Clone, Debug)]
 pub struct Objects {
     store: Arc<dyn ObjectStore>,
     local: Option<Arc<Local>>,
     cache: Arc<Cache>,
+    prices: PriceBook,
 }
 
 #[derive(Debug)]
@@ -113,6 +115,7 @@ impl Objects {
             store: Arc::new(Folder::new(local.clone())),
             local: Some(local),
             cache: Arc::default(),
+            prices: PriceBook::default(),
         })
     }
 
@@ -157,6 +160,7 @@ impl Objects {
             store,
             local: None,
             cache: Arc::default(),
+            prices: PriceBook::default(),
         }
     }
 
@@ -171,6 +175,19 @@ impl Objects {
     #[must_use]
     pub fn index_cache_bytes(&self) -> usize {
         self.cache.bytes()
+    }
+
+    /// Sets the prices by which costs are computed; the bundled ones by default.
+    #[must_use]
+    pub fn with_prices(mut self, prices: PriceBook) -> Self {
+        self.prices = prices;
+        self
+    }
+
+    /// The prices by which costs are computed.
+    #[must_use]
+    pub const fn prices(&self) -> &PriceBook {
+        &self.prices
     }
 
     pub(crate) fn cache(&self) -> &Cache {

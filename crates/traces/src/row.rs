@@ -48,6 +48,7 @@ use towpath_domain::{Timestamp, TraceRunId};
 pub use decode::RowReader;
 pub(crate) use decode::{keys, patched, seqs, starts};
 pub use encode::RowsBuilder;
+pub(crate) use encode::repriced;
 use extra::Extra;
 use provenance::{EXTRA, POST, Provenance, UNSET};
 

@@ -358,6 +358,7 @@ impl PendingRowGroups {
             range: all.range.clone(),
             after: all.after,
             selection: all.selection.clone(),
+            prices: Arc::clone(&all.prices),
         }
     }
 
@@ -491,6 +492,7 @@ mod tests {
             range: Timestamp::from_micros(from)..Timestamp::from_micros(to),
             after: None,
             selection: Selection::all(),
+            prices: Arc::default(),
         }
     }
 

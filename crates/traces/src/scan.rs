@@ -31,6 +31,7 @@ use towpath_domain::{ProjectId, TenantId, Timestamp, TraceRunId};
 use self::batch_builder::BatchBuilder;
 use self::row_group_cursor::{MemoryShare, PendingCursor, RowGroupCursor, RowWindow};
 use crate::columnar::Result;
+use crate::prices::PriceTable;
 use crate::row::{Key, Row};
 use crate::schema::{Selection, position};
 use crate::segment::Segment;
@@ -63,6 +64,8 @@ pub struct Request {
     pub after: Option<Key>,
     /// Columns wanted.
     pub selection: Selection,
+    /// For costs of rows that are merged.
+    pub prices: Arc<PriceTable>,
 }
 
 /// Memory limit of a scan in bytes, besides single larger rows.
@@ -154,7 +157,7 @@ impl Scan {
     pub fn new(store: Arc<dyn ObjectStore>, request: Request) -> Self {
         let waiting = plan(&request);
         let memory = Memory::of(MEMORY);
-        let gather = BatchBuilder::new(request.tenant, request.project, &request.selection, memory.left_behind);
+        let gather = BatchBuilder::new(&request, memory.left_behind);
         Self {
             store,
             request,
@@ -451,7 +454,8 @@ pub(crate) const fn derived_from(column: usize) -> &'static [usize] {
             &[position::DOTTED_ORDER, position::TRACE_ID, position::PARENT_RUN_ID]
         }
         position::STATUS => &[position::ERROR, position::END_TIME],
-        position::TOTAL_TOKENS..=position::COMPLETION_COST => &[position::OUTPUTS, position::EXTRA],
+        position::TOTAL_TOKENS..=position::COMPLETION_TOKENS => &[position::OUTPUTS, position::EXTRA],
+        position::TOTAL_COST..=position::COMPLETION_COST => &[position::RUN_TYPE, position::OUTPUTS, position::EXTRA],
         position::FIRST_TOKEN_TIME => &[position::EVENTS],
         _ => &[],
     }

@@ -74,6 +74,8 @@ pub(crate) mod position {
     pub const EVENTS: usize = 19;
     pub const TAGS: usize = 20;
     pub const TOTAL_TOKENS: usize = 22;
+    pub const COMPLETION_TOKENS: usize = 24;
+    pub const TOTAL_COST: usize = 25;
     pub const COMPLETION_COST: usize = 27;
     pub const FIRST_TOKEN_TIME: usize = 28;
     pub const SORT_TIME: usize = 29;
@@ -325,6 +327,8 @@ mod tests {
             (position::EXTRA, "extra"),
             (position::EVENTS, "events"),
             (position::TOTAL_TOKENS, "total_tokens"),
+            (position::COMPLETION_TOKENS, "completion_tokens"),
+            (position::TOTAL_COST, "total_cost"),
             (position::COMPLETION_COST, "completion_cost"),
             (position::FIRST_TOKEN_TIME, "first_token_time"),
             (position::SORT_TIME, "_tp_sort_time"),

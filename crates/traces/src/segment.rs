@@ -75,6 +75,8 @@ pub struct Written {
     pub rows: u64,
     /// Its row groups in order.
     pub parts: Vec<Part>,
+    /// The [version](crate::prices::PriceTable::version) of the prices by which its costs were computed.
+    pub price_version: i64,
 }
 
 /// Columns with repeating values, for which a dictionary pays off.

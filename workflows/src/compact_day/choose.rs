@@ -1,6 +1,6 @@
 //! Selects what to merge of a day.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use towpath_domain::{SegmentId, Timestamp};
@@ -82,6 +82,34 @@ pub fn choose(live: Vec<LocatedPart>, whole: bool, closed: bool, now: Timestamp)
     })
 }
 
+/// Selects the row groups of a day for computing their costs again: all of them, or, if too many overlap, some whose
+/// costs are of earlier prices. `None` if there are none of those.
+pub fn choose_outdated(live: Vec<LocatedPart>, version: i64) -> Option<Choice> {
+    let is_outdated = |placed: &&LocatedPart| placed.price_version < version;
+    let outdated: BTreeSet<SegmentId> = live
+        .iter()
+        .filter(is_outdated)
+        .map(|placed| placed.part.segment_id)
+        .take(MAX_DEPTH)
+        .collect();
+    if outdated.is_empty() {
+        return None;
+    }
+    if depth(live.iter()) <= MAX_DEPTH {
+        return Some(Choice {
+            parts: live,
+            compacted: true,
+        });
+    }
+    let parts = live.into_iter();
+    Some(Choice {
+        parts: parts
+            .filter(|placed| outdated.contains(&placed.part.segment_id))
+            .collect(),
+        compacted: false,
+    })
+}
+
 /// Maximum number of row groups that cover one moment.
 fn depth<'a>(parts: impl Iterator<Item = &'a LocatedPart>) -> usize {
     let mut edges: Vec<(Timestamp, bool)> = parts
@@ -135,11 +163,31 @@ mod tests {
             compacted,
             indexed: true,
             changed_at: at(0),
+            price_version: 0,
         }
     }
 
     fn chosen(live: Vec<LocatedPart>, whole: bool, closed: bool, now: Timestamp) -> Option<(usize, bool)> {
         choose(live, whole, closed, now).map(|choice| (choice.parts.len(), choice.compacted))
+    }
+
+    #[test]
+    fn outdated_costs_are_chosen_whatever_is_compacted() {
+        let priced = |price_version: i64| LocatedPart {
+            price_version,
+            ..part(9, 0, 5, true)
+        };
+        let chosen = |live| choose_outdated(live, 2).map(|choice| (choice.parts.len(), choice.compacted));
+        assert_eq!(chosen(vec![]), None);
+        assert_eq!(chosen(vec![priced(2), priced(3)]), None);
+        assert_eq!(chosen(vec![priced(2), priced(1)]), Some((2, true)));
+        let many = (0..MAX_DEPTH)
+            .map(|_| priced(2))
+            .chain([priced(1), priced(0)])
+            .collect();
+        assert_eq!(chosen(many), Some((2, false)));
+        let many = (0..2 * MAX_DEPTH).map(|_| priced(1)).collect();
+        assert_eq!(chosen(many), Some((MAX_DEPTH, false)));
     }
 
     #[test]

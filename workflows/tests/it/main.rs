@@ -31,6 +31,7 @@ mod quarantine;
 #[path = "../../../tests/src/random.rs"]
 mod random;
 mod repeats;
+mod repricing;
 mod resealing;
 mod restarts;
 mod revision_keys;

@@ -1,7 +1,7 @@
 //! A trace run in the format of the tracing clients.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
@@ -12,7 +12,8 @@ use towpath_domain::{ProjectId, TenantId, Timestamp, TraceRunId};
 use towpath_query::Snapshot;
 use towpath_query::feedback::stats;
 use towpath_store::feedback::{self, Attachment, Feedback};
-use towpath_traces::derive::{COST_SCALE, derive};
+use towpath_traces::derive::{COST_SCALE, derive_priced};
+use towpath_traces::prices::Pricer;
 use towpath_traces::row::Row;
 
 use crate::app::App;
@@ -38,7 +39,7 @@ impl Serialize for TraceRunView {
 }
 
 /// Every field that a client can select.
-pub const FIELDS: [&str; 35] = [
+pub const FIELDS: [&str; 39] = [
     "id",
     "name",
     "run_type",
@@ -68,6 +69,10 @@ pub const FIELDS: [&str; 35] = [
     "total_cost",
     "prompt_cost",
     "completion_cost",
+    "prompt_token_details",
+    "completion_token_details",
+    "prompt_cost_details",
+    "completion_cost_details",
     "first_token_time",
     "latency_seconds",
     "thread_id",
@@ -128,11 +133,11 @@ pub fn show(
     project: ProjectId,
     row: &Row,
     beside: &PageEnrichment,
-    fields: &[&'static str],
-    dialect: Dialect,
+    pricer: &mut Pricer,
+    (fields, dialect): (&[&'static str], Dialect),
 ) -> Result<TraceRunView, ApiError> {
     let said = row.fields();
-    let derived = derive(row);
+    let derived = derive_priced(row, pricer);
     let way = beside.ancestry.get(&row.id()).map(Vec::as_slice);
     let usage = &derived.usage;
     let raw = |text: Option<&str>| text.and_then(|text| RawValue::from_string(text.to_owned()).ok());
@@ -189,6 +194,12 @@ pub fn show(
                     "total_cost" => cost(usage.total_cost, dialect),
                     "prompt_cost" => cost(usage.prompt_cost, dialect),
                     "completion_cost" => cost(usage.completion_cost, dialect),
+                    "prompt_token_details" => details(&usage.prompt_token_details, |tokens| json!(tokens)),
+                    "completion_token_details" => details(&usage.completion_token_details, |tokens| json!(tokens)),
+                    "prompt_cost_details" => details(&usage.prompt_cost_details, |units| cost(Some(*units), dialect)),
+                    "completion_cost_details" => {
+                        details(&usage.completion_cost_details, |units| cost(Some(*units), dialect))
+                    }
                     "first_token_time" => json!(derived.first_token_time),
                     "latency_seconds" => {
                         let ends = said.end_time.zip(derived.start_time);
@@ -247,6 +258,15 @@ fn thread_id(row: &Row) -> Option<String> {
     let metadata = metadata(row)?;
     let metadata = Read::parse(&metadata).ok()?;
     trace::thread_id(&metadata).map(Cow::into_owned)
+}
+
+/// Numbers by kind of tokens; null for none.
+fn details<T>(by_kind: &BTreeMap<String, T>, shown: impl Fn(&T) -> Value) -> Value {
+    if by_kind.is_empty() {
+        return Value::Null;
+    }
+    let shown = by_kind.iter().map(|(kind, value)| (kind.clone(), shown(value)));
+    Value::Object(shown.collect())
 }
 
 /// Cost in dollars from units of 10⁻¹⁰: as text in v1, which keeps all digits, as a number in v2.

@@ -1,5 +1,7 @@
 //! Runs of a project, newest first, with a filter.
 
+use std::sync::Arc;
+
 use askama::Template;
 use axum::extract::{Path, Query, State};
 use serde::Deserialize;
@@ -7,11 +9,12 @@ use towpath_domain::filter::{Filter, FilterError};
 use towpath_domain::{ProjectId, Timestamp};
 use towpath_query::{Direction, Position, RunQuery};
 use towpath_store::quarantine;
-use towpath_traces::derive::derive;
+use towpath_traces::derive::derive_priced;
+use towpath_traces::prices::Pricer;
 use towpath_traces::row::Row;
 
 use super::content::preview;
-use super::{latency, project, static_page, tokens, tone};
+use super::{dollars, latency, project, static_page, tokens, tone};
 use crate::app::App;
 use crate::errors::ApiError;
 use crate::platform::runs::Criteria;
@@ -90,6 +93,7 @@ struct RunRow {
     failed: bool,
     latency: Option<String>,
     tokens: Option<String>,
+    cost: Option<String>,
     started: String,
     age: String,
 }
@@ -132,11 +136,14 @@ pub(in crate::ui) async fn page(
                 after,
                 limit: LIMIT,
             };
-            Ok(snapshot.page(&question).await?)
+            Ok((
+                snapshot.page(&question).await?,
+                Pricer::new(Arc::clone(snapshot.prices())),
+            ))
         });
-        let page = read.await?;
+        let (page, mut pricer) = read.await?;
         let now = app.clock.now();
-        rows = page.rows.iter().map(|found| line(found, now)).collect();
+        rows = page.rows.iter().map(|found| line(found, now, &mut pricer)).collect();
         next = page.next.map(|next| next.to_string());
     }
     let tenant = project.tenant_id;
@@ -161,9 +168,9 @@ pub(in crate::ui) async fn page(
     static_page(&asked, "Traces", &content)
 }
 
-fn line((_, row): &(ProjectId, Row), now: Timestamp) -> RunRow {
+fn line((_, row): &(ProjectId, Row), now: Timestamp, pricer: &mut Pricer) -> RunRow {
     let said = row.fields();
-    let derived = derive(row);
+    let derived = derive_priced(row, pricer);
     let error = said.error.as_deref().filter(|error| !error.is_empty());
     RunRow {
         id: row.id().to_string(),
@@ -182,6 +189,7 @@ fn line((_, row): &(ProjectId, Row), now: Timestamp) -> RunRow {
         failed: error.is_some(),
         latency: latency(derived.start_time, said.end_time),
         tokens: tokens(&derived),
+        cost: derived.usage.total_cost.map(dollars),
         started: derived.start_time.map(formatting::moment).unwrap_or_default(),
         age: derived
             .start_time

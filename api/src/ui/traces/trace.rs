@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use askama::Template;
 use axum::extract::{Path, Query, State};
@@ -10,7 +11,8 @@ use towpath_domain::json::{decode, members};
 use towpath_domain::{Timestamp, TraceRunId};
 use towpath_query::{Direction, RunQuery, Snapshot};
 use towpath_store::feedback::{self, Attachment, Feedback};
-use towpath_traces::derive::derive;
+use towpath_traces::derive::{derive, derive_priced};
+use towpath_traces::prices::{PriceTable, Pricer};
 use towpath_traces::row::Row;
 use uuid::Uuid;
 
@@ -39,6 +41,8 @@ struct Page {
     title: String,
     count: usize,
     more: bool,
+    /// Of the shown runs.
+    cost: Option<String>,
     tree: Vec<TreeRow>,
     run: RunDetail,
 }
@@ -53,6 +57,7 @@ struct TreeRow {
     status: String,
     latency: String,
     tokens: Option<String>,
+    cost: Option<String>,
     chosen: bool,
     /// Offset from the start of the trace, in parts of [`WIDTH`].
     from: i64,
@@ -87,6 +92,7 @@ struct TraceData {
     more: bool,
     feedback: Vec<Feedback>,
     attachments: Vec<Attachment>,
+    prices: Arc<PriceTable>,
 }
 
 /// Workspace of the trace.
@@ -141,6 +147,7 @@ pub(in crate::ui) async fn page(
         Ok(TraceData {
             feedback: snapshot.feedback(&[id]).await?,
             attachments: attached(&snapshot, id).await?,
+            prices: Arc::clone(snapshot.prices()),
             more: page.next.is_some(),
             rows,
             run,
@@ -148,6 +155,7 @@ pub(in crate::ui) async fn page(
     });
     let read = read.await?;
     let derived = derive(&read.run);
+    let mut pricer = Pricer::new(Arc::clone(&read.prices));
     let content = Page {
         project_id: project.id.to_string(),
         workspace: project.tenant_id.to_string(),
@@ -156,8 +164,9 @@ pub(in crate::ui) async fn page(
         title: name(&read.rows.first().map_or_else(String::new, name_of)),
         count: read.rows.len(),
         more: read.more,
-        tree: tree(&read.rows, id),
-        run: run_detail(&app, &read),
+        cost: total_cost(&read.rows, &mut pricer).map(dollars),
+        tree: tree(&read.rows, id, &mut pricer),
+        run: run_detail(&app, &read, &mut pricer),
     };
     static_page(&asked, "Trace", &content)
 }
@@ -196,8 +205,16 @@ fn name(text: &str) -> String {
     }
 }
 
+/// Costs of these runs together; `None` if none is known.
+fn total_cost(rows: &[Row], pricer: &mut Pricer) -> Option<i128> {
+    let costs = rows
+        .iter()
+        .filter_map(|row| derive_priced(row, pricer).usage.total_cost);
+    costs.reduce(i128::saturating_add)
+}
+
 /// Runs as a tree, siblings in order of their start.
-fn tree(rows: &[Row], chosen: TraceRunId) -> Vec<TreeRow> {
+fn tree(rows: &[Row], chosen: TraceRunId, pricer: &mut Pricer) -> Vec<TreeRow> {
     let there: HashSet<Uuid> = rows.iter().map(|row| row.id().0).collect();
     let mut below: HashMap<Option<Uuid>, Vec<&Row>> = HashMap::new();
     let times = rows.iter().filter_map(|row| derive(row).start_time);
@@ -233,7 +250,7 @@ fn tree(rows: &[Row], chosen: TraceRunId) -> Vec<TreeRow> {
     push(&mut open, None, 0);
     loop {
         while let Some((row, depth)) = open.pop() {
-            branches.push(branch(row, depth, chosen, whole));
+            branches.push(branch(row, depth, chosen, whole, pricer));
             push(&mut open, Some(row.id().0), depth + 1);
         }
         // The rest are cycles.
@@ -253,9 +270,15 @@ fn tree(rows: &[Row], chosen: TraceRunId) -> Vec<TreeRow> {
     }
 }
 
-fn branch(row: &Row, depth: usize, chosen: TraceRunId, whole: Option<(Timestamp, i64)>) -> TreeRow {
+fn branch(
+    row: &Row,
+    depth: usize,
+    chosen: TraceRunId,
+    whole: Option<(Timestamp, i64)>,
+    pricer: &mut Pricer,
+) -> TreeRow {
     let said = row.fields();
-    let derived = derive(row);
+    let derived = derive_priced(row, pricer);
     let (from, width) = match (whole, derived.start_time) {
         (Some((begin, length)), Some(start)) => {
             let part = |micros: i64| (micros.clamp(0, length) as i128 * i128::from(WIDTH) / i128::from(length)) as i64;
@@ -274,6 +297,7 @@ fn branch(row: &Row, depth: usize, chosen: TraceRunId, whole: Option<(Timestamp,
         tone: tone(&derived.status),
         latency: latency(derived.start_time, said.end_time).unwrap_or_else(|| "open".to_owned()),
         tokens: tokens(&derived),
+        cost: derived.usage.total_cost.map(dollars),
         chosen: row.id() == chosen,
         from,
         width,
@@ -281,10 +305,10 @@ fn branch(row: &Row, depth: usize, chosen: TraceRunId, whole: Option<(Timestamp,
     }
 }
 
-fn run_detail(app: &App, read: &TraceData) -> RunDetail {
+fn run_detail(app: &App, read: &TraceData, pricer: &mut Pricer) -> RunDetail {
     let row = &read.run;
     let said = row.fields();
-    let derived = derive(row);
+    let derived = derive_priced(row, pricer);
     let usage = &derived.usage;
     let [metadata, invocation, runtime] =
         ["metadata", "invocation_params", "runtime"].map(|name| row.extra_value(name));

@@ -65,6 +65,8 @@ pub struct Settings {
     pub stored_bytes_per_workspace: u64,
     /// Memory for finding trace runs by id.
     pub index_cache_bytes: usize,
+    /// Prices of models that precede the bundled ones.
+    pub price_file: Option<PathBuf>,
     /// Concurrent requests.
     pub max_requests: usize,
     /// Connections from one remote address.
@@ -338,6 +340,7 @@ impl Settings {
             retention_days: Some(values.number("traces.retention_days")).filter(|days| *days > 0),
             stored_bytes_per_workspace: values.number::<u64>("traces.workspace_limit_mb") << 20,
             index_cache_bytes: values.number::<usize>("traces.index_cache_mb") << 20,
+            price_file: values.optional_path("traces.price_file"),
             max_requests: values.number("http.requests"),
             connections_per_address: values.number("http.connections_per_address"),
             failed_keys_per_minute: values.number("http.failed_keys_per_minute"),

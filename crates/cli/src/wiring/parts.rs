@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use towpath_queue::{Queue, Windows};
 use towpath_store::sealing::Sealer;
 use towpath_store::{Store, workers};
 use towpath_traces::objects::Objects;
+use towpath_traces::prices::PriceBook;
 use towpath_traces::wal::{self, Wal};
 use towpath_workflows::cpu_pool::CpuPool;
 use towpath_workflows::deployment_host::DeploymentHost;
@@ -71,7 +73,8 @@ impl SharedParts {
             .collect();
         let objects = Objects::open(&settings.objects, &aws)
             .context("objects")?
-            .with_index_cache(settings.index_cache_bytes);
+            .with_index_cache(settings.index_cache_bytes)
+            .with_prices(prices(settings.price_file.as_deref()).await?);
         let sealer = storage::sealer(settings, &store).await?;
         let destinations = towpath_outbound::Settings {
             guard: Guard::new(Policy {
@@ -384,4 +387,15 @@ fn own_credentials(aws: &BTreeMap<String, Secret>) -> Option<Credentials> {
         secret_access_key: aws.get("AWS_SECRET_ACCESS_KEY")?.clone(),
         session_token: aws.get("AWS_SESSION_TOKEN").cloned(),
     })
+}
+
+/// The prices of models, preceded by those of a file.
+async fn prices(file: Option<&Path>) -> anyhow::Result<PriceBook> {
+    let Some(file) = file else {
+        return Ok(PriceBook::default());
+    };
+    let read = tokio::fs::read_to_string(file).await;
+    let text = read.with_context(|| format!("traces.price_file: cannot read {}", file.display()))?;
+    let prices = PriceBook::with_file(&text);
+    prices.map_err(|error| anyhow::anyhow!("traces.price_file: {}: {error}", file.display()))
 }

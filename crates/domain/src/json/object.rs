@@ -22,6 +22,19 @@ pub fn members<'a, const N: usize>(text: &'a str, names: [&str; N]) -> Option<[O
     Some(found)
 }
 
+/// Names and texts of all members, in order; null counts as absent. `None` if `text` is not an object.
+#[must_use]
+pub fn pairs(text: &str) -> Option<Vec<(Cow<'_, str>, &str)>> {
+    let mut found = Vec::new();
+    for_each_member(text, |member| {
+        if member.value != "null" {
+            found.push((member.name, member.value));
+        }
+    })
+    .ok()?;
+    Some(found)
+}
+
 struct RawMember<'a> {
     name: Cow<'a, str>,
     /// The name as written, with its quotes.

@@ -10,8 +10,9 @@ use super::{MIGRATING, Postgres};
 use crate::error::Result;
 
 /// Name and text of each. Those on `job` serve `store/src/leases.rs`, `jobs/lost.rs`, `jobs/list.rs` and
-/// `jobs/history.rs`; the others `schedules.rs`, `run_events.rs`, `revision_logs.rs` and `datasets.rs`.
-const WANTED: [(&str, &str); 8] = [
+/// `jobs/history.rs`; the others `schedules.rs`, `run_events.rs`, `revision_logs.rs`, `datasets.rs` and
+/// `model_prices.rs`.
+const WANTED: [(&str, &str); 9] = [
     (
         "job_worker",
         "CREATE INDEX CONCURRENTLY job_worker ON job (worker_id, pool) WHERE state = 'running'",
@@ -44,6 +45,10 @@ const WANTED: [(&str, &str); 8] = [
         "project_dataset",
         "CREATE INDEX CONCURRENTLY project_dataset ON project (tenant_id, reference_dataset_id)
          WHERE reference_dataset_id IS NOT NULL",
+    ),
+    (
+        "segment_of_prices",
+        "CREATE INDEX CONCURRENTLY segment_of_prices ON segment (tenant_id, price_version, id) WHERE state = 'live'",
     ),
 ];
 

@@ -33,12 +33,13 @@ pub async fn replace(
     for segment in new {
         publish(tx, tenant, segment.id, segment.rows, segment.bytes, &segment.parts).await?;
         on!(tx, |conn| sqlx::query(
-            "UPDATE segment SET compacted = $3, indexed = $4 WHERE tenant_id = $1 AND id = $2"
+            "UPDATE segment SET compacted = $3, indexed = $4, price_version = $5 WHERE tenant_id = $1 AND id = $2"
         )
         .bind(tenant)
         .bind(segment.id)
         .bind(compacted)
         .bind(indexed)
+        .bind(segment.price_version)
         .execute(conn)
         .await
         .map(drop))?;
@@ -55,6 +56,8 @@ pub struct Replacement {
     pub bytes: i64,
     /// Its row groups.
     pub parts: Vec<Part>,
+    /// The version of the prices by which its costs were computed.
+    pub price_version: i64,
 }
 
 /// Who pins a segment has it locked for sharing until the pin is written.

@@ -20,6 +20,7 @@ mod lists;
 mod migrations;
 mod overviews;
 mod pools;
+mod prices;
 mod quarantine;
 mod reading;
 mod sandboxes;

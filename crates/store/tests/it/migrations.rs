@@ -14,7 +14,7 @@ static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 pub static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.
-const FROZEN: [(&str, &str, &str); 22] = [
+const FROZEN: [(&str, &str, &str); 23] = [
     (
         "0001_schema",
         "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
@@ -124,6 +124,11 @@ const FROZEN: [(&str, &str, &str); 22] = [
         "0022_version_differences",
         "353b0ea15beb68edc8f9d07a1b197090a66465f2315de372358402907ba50d9f9b4ca2ce601d8e06868d0a5d8bf7390a",
         "353b0ea15beb68edc8f9d07a1b197090a66465f2315de372358402907ba50d9f9b4ca2ce601d8e06868d0a5d8bf7390a",
+    ),
+    (
+        "0030_model_prices",
+        "f8b36054773c881165313e2f34be75d5e1511ed60459a9c2b736e69c8b64d01161c2d09581818cceb771ba52b052a2d5",
+        "f3258de1a4848ef75c9f4ed8a2f1b772de13e3d313a38488fdcc92fa5729e11b1e3b8367513ff9948119c9843260b776",
     ),
 ];
 

@@ -69,6 +69,7 @@ impl Catalog {
             rows: 1,
             bytes: 1,
             parts: vec![part],
+            price_version: 0,
         }
     }
 

@@ -5,15 +5,19 @@
 //! `outputs.llm_output.token_usage`, which uses other names.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use memchr::memmem;
-use towpath_domain::json::{items, members};
+use towpath_domain::json::{items, members, pairs};
 
 use super::decimal;
 use crate::operation::Fields;
 
+/// Kinds of tokens that are read of one call.
+const MAX_KINDS: usize = 32;
+
 /// Tokens, and costs as multiples of 10⁻¹⁰.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// All of it; the sum of the two others where it was not sent.
     pub total_tokens: Option<i64>,
@@ -27,6 +31,14 @@ pub struct Usage {
     pub prompt_cost: Option<i128>,
     /// Cost of what came out.
     pub completion_cost: Option<i128>,
+    /// Those of `prompt_tokens` that are of a special kind: `cache_read`, `cache_creation`, `audio`, …
+    pub prompt_token_details: BTreeMap<String, i64>,
+    /// Those of `completion_tokens` that are of a special kind: `reasoning`, `audio`, …
+    pub completion_token_details: BTreeMap<String, i64>,
+    /// The parts of `prompt_cost` by kind.
+    pub prompt_cost_details: BTreeMap<String, i128>,
+    /// The parts of `completion_cost` by kind.
+    pub completion_cost_details: BTreeMap<String, i128>,
 }
 
 type Raw<'a> = Option<&'a str>;
@@ -92,7 +104,7 @@ fn in_message(raw: Raw<'_>) -> Usage {
 }
 
 fn counts(raw: Raw<'_>) -> Usage {
-    const NAMES: [&str; 8] = [
+    const NAMES: [&str; 14] = [
         "input_tokens",
         "prompt_tokens",
         "output_tokens",
@@ -101,6 +113,12 @@ fn counts(raw: Raw<'_>) -> Usage {
         "input_cost",
         "output_cost",
         "total_cost",
+        "input_token_details",
+        "prompt_tokens_details",
+        "output_token_details",
+        "completion_tokens_details",
+        "input_cost_details",
+        "output_cost_details",
     ];
     // Objects of an unexpected shape are ignored, not refused.
     let Some(
@@ -113,6 +131,12 @@ fn counts(raw: Raw<'_>) -> Usage {
             input_cost,
             output_cost,
             total_cost,
+            input_details,
+            prompt_details,
+            output_details,
+            completion_details,
+            input_cost_details,
+            output_cost_details,
         ],
     ) = raw.and_then(|raw| members(raw, NAMES))
     else {
@@ -127,7 +151,26 @@ fn counts(raw: Raw<'_>) -> Usage {
         total_cost: cost(total_cost).or(add(prompt_cost, completion_cost, decimal::sum)),
         prompt_cost,
         completion_cost,
+        prompt_token_details: by_kind(input_details.or(prompt_details), |raw| tokens(Some(raw))),
+        completion_token_details: by_kind(output_details.or(completion_details), |raw| tokens(Some(raw))),
+        prompt_cost_details: by_kind(input_cost_details, |raw| cost(Some(raw))),
+        completion_cost_details: by_kind(output_cost_details, |raw| cost(Some(raw))),
     }
+}
+
+/// Numbers by kind, under the names of `usage_metadata`. Others than numbers are left out.
+fn by_kind<T>(raw: Raw<'_>, read: impl Fn(&str) -> Option<T>) -> BTreeMap<String, T> {
+    let pairs = raw.and_then(pairs).unwrap_or_default();
+    let read = pairs.into_iter().filter_map(|(name, raw)| {
+        let name = match &*name {
+            "cached_tokens" => "cache_read",
+            "audio_tokens" => "audio",
+            "reasoning_tokens" => "reasoning",
+            other => other,
+        };
+        Some((name.to_owned(), read(raw)?))
+    });
+    read.take(MAX_KINDS).collect()
 }
 
 impl Usage {
@@ -143,8 +186,38 @@ impl Usage {
             total_cost: add(self.total_cost, other.total_cost, decimal::sum),
             prompt_cost: add(self.prompt_cost, other.prompt_cost, decimal::sum),
             completion_cost: add(self.completion_cost, other.completion_cost, decimal::sum),
+            prompt_token_details: add_kinds(
+                self.prompt_token_details,
+                other.prompt_token_details,
+                i64::saturating_add,
+            ),
+            completion_token_details: add_kinds(
+                self.completion_token_details,
+                other.completion_token_details,
+                i64::saturating_add,
+            ),
+            prompt_cost_details: add_kinds(self.prompt_cost_details, other.prompt_cost_details, decimal::sum),
+            completion_cost_details: add_kinds(
+                self.completion_cost_details,
+                other.completion_cost_details,
+                decimal::sum,
+            ),
         }
     }
+}
+
+fn add_kinds<T: Copy>(mut a: BTreeMap<String, T>, b: BTreeMap<String, T>, plus: fn(T, T) -> T) -> BTreeMap<String, T> {
+    for (kind, value) in b {
+        let has_room = a.len() < MAX_KINDS;
+        match a.get_mut(&kind) {
+            Some(sum) => *sum = plus(*sum, value),
+            None if has_room => {
+                a.insert(kind, value);
+            }
+            None => {}
+        }
+    }
+    a
 }
 
 fn member<'a>(text: &'a str, name: &str) -> Raw<'a> {
@@ -186,6 +259,8 @@ mod tests {
             total_cost: Some(30_000_000),
             prompt_cost: Some(10_000_000),
             completion_cost: Some(20_000_000),
+            prompt_token_details: BTreeMap::from([("audio".to_owned(), 1)]),
+            ..Usage::default()
         }
     }
 
@@ -269,5 +344,31 @@ mod tests {
         ] {
             assert_eq!(outputs(text), Usage::default(), "{text}");
         }
+    }
+
+    #[test]
+    fn kinds_of_tokens_have_one_name() {
+        let sdk = outputs(
+            r#"{"usage_metadata":{"input_tokens":9,"output_tokens":8,"input_token_details":{"cache_read":4,"cache_creation":2,"odd":"x"},
+                "output_token_details":{"reasoning":5},"input_cost_details":{"cache_read":0.5}}}"#,
+        );
+        let provider = outputs(
+            r#"{"llm_output":{"token_usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":4,"audio_tokens":0},
+                "completion_tokens":8,"completion_tokens_details":{"reasoning_tokens":5}}}}"#,
+        );
+        let kinds = |of: &[(&str, i64)]| -> BTreeMap<String, i64> {
+            of.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect()
+        };
+        assert_eq!(
+            sdk.prompt_token_details,
+            kinds(&[("cache_creation", 2), ("cache_read", 4)])
+        );
+        assert_eq!(sdk.completion_token_details, kinds(&[("reasoning", 5)]));
+        assert_eq!(
+            sdk.prompt_cost_details,
+            BTreeMap::from([("cache_read".to_owned(), 5_000_000_000)])
+        );
+        assert_eq!(provider.prompt_token_details, kinds(&[("audio", 0), ("cache_read", 4)]));
+        assert_eq!(provider.completion_token_details, kinds(&[("reasoning", 5)]));
     }
 }

@@ -2,14 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::collections::hash_map::{Entry, HashMap};
+use std::sync::Arc;
 
 use chrono::NaiveDate;
 use object_store::path::Path;
 use towpath_domain::{ProjectId, SegmentId, TenantId, TraceRunId};
+use towpath_store::Store;
 
 use super::{FlushError, FlushResult, NewSegment, RunLocation};
 use crate::objects::Objects;
 use crate::operation::Operation;
+use crate::prices::PriceBook;
 use crate::row::Row;
 use crate::segment::{self, SegmentWriter};
 
@@ -63,17 +66,21 @@ impl Groups {
     /// whole, and the format numbers them with 16 bits.
     pub async fn write<E>(
         mut self,
+        store: &Store,
         objects: &Objects,
+        prices: &PriceBook,
         segment_groups: usize,
         intend: &mut impl AsyncFnMut(TenantId, SegmentId, &Path) -> Result<(), E>,
         folded: &mut FlushResult,
     ) -> Result<(), FlushError<E>> {
         while let Some((tenant, mut groups)) = self.tenants.pop_first() {
+            let prices = prices.table(store, tenant).await?;
             while !groups.is_empty() {
                 let id = SegmentId::new();
                 let path = segment::path(tenant, id);
                 intend(tenant, id, &path).await.map_err(FlushError::Intend)?;
-                let mut writer = SegmentWriter::new(objects.store().clone(), path.clone(), tenant)?;
+                let writer = SegmentWriter::new(objects.store().clone(), path.clone(), tenant)?;
+                let mut writer = writer.with_prices(Arc::clone(&prices));
                 while writer.row_groups() < segment_groups
                     && let Some(((project, _), rows)) = groups.pop_first()
                 {

@@ -12,6 +12,7 @@ use super::{FlushError, FlushResult, MergeError, Options, PendingOperation, atta
 use crate::accept::{self, Contents};
 use crate::objects::Objects;
 use crate::operation::Operation;
+use crate::prices::PriceBook;
 
 /// A body as it was accepted.
 #[derive(Debug)]
@@ -67,6 +68,7 @@ pub struct Merge<'a> {
     store: &'a Store,
     /// Where segments and attachments go.
     objects: &'a Objects,
+    prices: &'a PriceBook,
     locations: RunLocations<'a>,
     groups: Groups,
     /// Bytes kept until the record: waiting operations, feedback, attachments without their files.
@@ -76,11 +78,12 @@ pub struct Merge<'a> {
 }
 
 impl<'a> Merge<'a> {
-    /// `segments` holds the segments of earlier flushes, `objects` receives the new ones.
+    /// `segments` holds the segments of earlier flushes and the prices, `objects` receives the new ones.
     pub fn new(store: &'a Store, segments: &'a Objects, objects: &'a Objects) -> Self {
         Self {
             store,
             objects,
+            prices: segments.prices(),
             locations: RunLocations::new(store, segments),
             groups: Groups::default(),
             retained_bytes: 0,
@@ -242,7 +245,14 @@ impl<'a> Merge<'a> {
     ) -> Result<(), FlushError<E>> {
         let groups = std::mem::take(&mut self.groups);
         groups
-            .write(self.objects, options.segment_groups, intend, &mut self.result)
+            .write(
+                self.store,
+                self.objects,
+                self.prices,
+                options.segment_groups,
+                intend,
+                &mut self.result,
+            )
             .await
     }
 }

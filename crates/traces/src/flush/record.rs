@@ -99,7 +99,11 @@ async fn publish(tx: &mut Tx<'_>, segment: &NewSegment) -> Result<()> {
         int(segment.written.bytes),
         &parts,
     )
-    .await
+    .await?;
+    match segment.written.price_version {
+        0 => Ok(()),
+        version => segments::set_price_version(tx, segment.tenant, segment.id, version).await,
+    }
 }
 
 /// A row group of the catalog, in the form that readers need.

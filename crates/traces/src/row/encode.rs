@@ -10,12 +10,13 @@ use towpath_domain::{ProjectId, TenantId, Timestamp};
 use uuid::Uuid;
 use uuid::fmt::Hyphenated;
 
-use super::Row;
 use super::extra::Extra;
 use super::provenance::Overrides;
+use super::{Row, RowReader};
 use crate::columnar::{Error, Result};
-use crate::derive::{COST_PRECISION, COST_SCALE, Derived, derive};
-use crate::schema::{TRACE_TIER, list_element, segment_schema};
+use crate::derive::{COST_PRECISION, COST_SCALE, Derived, Usage, derive_priced};
+use crate::prices::Pricer;
+use crate::schema::{TRACE_TIER, list_element, position, segment_schema};
 
 /// Size limit of a batch of several rows: offsets in a text column have 32 bits.
 const MOST_BYTES: usize = i32::MAX as usize;
@@ -27,6 +28,7 @@ pub struct RowsBuilder {
     rows: usize,
     bytes: usize,
     most_bytes: usize,
+    pricer: Pricer,
     ids: StringBuilder,
     trace_ids: StringBuilder,
     parents: StringBuilder,
@@ -61,17 +63,13 @@ impl RowsBuilder {
     #[must_use]
     pub fn new(tenant: TenantId, project: ProjectId) -> Self {
         let list = || ListBuilder::new(StringBuilder::new()).with_field(list_element());
-        let cost = || {
-            Decimal128Builder::new()
-                .with_precision_and_scale(COST_PRECISION, COST_SCALE)
-                .expect("20 digits, 10 of them behind the point, fit into 128 bits")
-        };
         Self {
             tenant,
             project,
             rows: 0,
             bytes: 0,
             most_bytes: MOST_BYTES,
+            pricer: Pricer::default(),
             ids: StringBuilder::new(),
             trace_ids: StringBuilder::new(),
             parents: StringBuilder::new(),
@@ -91,7 +89,7 @@ impl RowsBuilder {
             events: StringBuilder::new(),
             tags: list(),
             tokens: std::array::from_fn(|_| Int64Builder::new()),
-            costs: std::array::from_fn(|_| cost()),
+            costs: cost_columns(),
             first_tokens: TimestampNanosecondBuilder::new(),
             sort_times: TimestampMicrosecondBuilder::new(),
             seqs: Int64Builder::new(),
@@ -100,6 +98,13 @@ impl RowsBuilder {
             provenances: BinaryBuilder::new(),
             serialized: StringBuilder::new(),
         }
+    }
+
+    /// Computes costs that were not sent by these prices.
+    #[must_use]
+    pub fn with_pricer(mut self, pricer: Pricer) -> Self {
+        self.pricer = pricer;
+        self
     }
 
     /// Limits the size of a batch with several rows.
@@ -133,7 +138,7 @@ impl RowsBuilder {
             return Err(Error::Columns(what));
         }
         self.bytes = bytes;
-        let (fields, derived) = (row.fields(), derive(row));
+        let (fields, derived) = (row.fields(), derive_priced(row, &mut self.pricer));
         self.ids.append_value(text(row.id.0, &mut buffer()));
         append_id(&mut self.trace_ids, derived.trace_id);
         append_id(&mut self.parents, derived.parent_run_id);
@@ -168,11 +173,7 @@ impl RowsBuilder {
             .iter_mut()
             .zip(tokens)
             .for_each(|(column, value)| column.append_option(value));
-        let costs = [usage.total_cost, usage.prompt_cost, usage.completion_cost];
-        self.costs
-            .iter_mut()
-            .zip(costs)
-            .for_each(|(column, value)| column.append_option(value));
+        append_costs(&mut self.costs, usage);
         self.first_tokens
             .append_option(derived.first_token_time.and_then(nanos));
         self.sort_times.append_value(sort_time.micros());
@@ -234,6 +235,38 @@ impl RowsBuilder {
         ];
         Ok(RecordBatch::try_new(segment_schema(), columns)?)
     }
+}
+
+/// Columns of total, prompt and completion cost.
+fn cost_columns() -> [Decimal128Builder; 3] {
+    std::array::from_fn(|_| {
+        Decimal128Builder::new()
+            .with_precision_and_scale(COST_PRECISION, COST_SCALE)
+            .expect("20 digits, 10 of them behind the point, fit into 128 bits")
+    })
+}
+
+fn append_costs(columns: &mut [Decimal128Builder; 3], usage: &Usage) {
+    let costs = [usage.total_cost, usage.prompt_cost, usage.completion_cost];
+    columns
+        .iter_mut()
+        .zip(costs)
+        .for_each(|(column, value)| column.append_option(value));
+}
+
+/// Stored rows with their costs computed again.
+pub(crate) fn repriced(rows: &RecordBatch, pricer: &mut Pricer) -> Result<RecordBatch> {
+    let reader = RowReader::new(rows)?;
+    let mut costs = cost_columns();
+    for index in 0..rows.num_rows() {
+        let row = reader.row(index)?;
+        append_costs(&mut costs, &derive_priced(&row, pricer).usage);
+    }
+    let mut columns = rows.columns().to_vec();
+    for (at, mut column) in (position::TOTAL_COST..).zip(costs) {
+        columns[at] = Arc::new(column.finish());
+    }
+    Ok(RecordBatch::try_new(rows.schema(), columns)?)
 }
 
 /// What was sent, for columns that show something else.

@@ -153,6 +153,7 @@ impl Window {
             range: self.range.clone(),
             after: of.after,
             selection: of.selection.clone(),
+            prices: Arc::clone(&of.prices),
         }
     }
 

@@ -1,14 +1,16 @@
 //! Assembles output batches from slices of batches and merged rows.
 
+use std::sync::Arc;
+
 use arrow::array::RecordBatch;
 use arrow::compute::{concat_batches, interleave_record_batch};
 use arrow::datatypes::SchemaRef;
-use towpath_domain::{ProjectId, TenantId};
 
-use super::ScanBatch;
 use super::row_group_cursor::RowGroupCursor;
+use super::{Request, ScanBatch};
 use crate::columnar::Result;
 use crate::parquet_file::bytes;
+use crate::prices::Pricer;
 use crate::row::{self, Key, Row, RowsBuilder};
 use crate::schema::{Selection, position};
 
@@ -51,12 +53,14 @@ enum OutputPiece {
 }
 
 impl BatchBuilder {
-    pub fn new(tenant: TenantId, project: ProjectId, selection: &Selection, may_leave: usize) -> Self {
+    pub fn new(request: &Request, may_leave: usize) -> Self {
+        let selection = &request.selection;
+        let pricer = Pricer::new(Arc::clone(&request.prices));
         Self {
             selection: selection.clone(),
             stored: selection.positions().contains(&position::PROVENANCE),
             schema: selection.schema(),
-            merged: RowsBuilder::new(tenant, project),
+            merged: RowsBuilder::new(request.tenant, request.project).with_pricer(pricer),
             merged_rows: Vec::new(),
             sources: Vec::new(),
             current: Vec::new(),

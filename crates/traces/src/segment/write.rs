@@ -16,6 +16,7 @@ use towpath_domain::{ProjectId, TenantId};
 
 use super::{GROUP_BYTES, GROUP_ROWS, Part, Written, ZSTD, common_properties, starts_derived};
 use crate::columnar::{Error, Result};
+use crate::prices::{PriceTable, Pricer};
 use crate::row::{Key, Row, RowsBuilder};
 use crate::schema::segment_schema;
 use crate::upload::{Blocks, Upload};
@@ -56,6 +57,7 @@ const BATCHES_AHEAD: usize = 1;
 /// while the next ones are prepared.
 pub struct SegmentWriter {
     tenant: TenantId,
+    prices: Arc<PriceTable>,
     path: Path,
     encode: mpsc::Sender<EncodeCommand>,
     encoder: JoinHandle<Result<u64>>,
@@ -102,6 +104,7 @@ impl SegmentWriter {
         let (tell, told) = mpsc::channel(BATCHES_AHEAD);
         Ok(Self {
             tenant,
+            prices: Arc::default(),
             path: path.clone(),
             encode: tell,
             encoder: tokio::spawn(encode(file, Upload::new(store, path), told)),
@@ -109,12 +112,20 @@ impl SegmentWriter {
         })
     }
 
+    /// Computes costs that were not sent by these prices.
+    #[must_use]
+    pub fn with_prices(mut self, prices: Arc<PriceTable>) -> Self {
+        self.prices = prices;
+        self
+    }
+
     /// Adds rows of one project and one day in any order; rows of one id are merged. The next call begins a new row
     /// group.
     pub async fn write_group(&mut self, project: ProjectId, rows: impl IntoIterator<Item = Box<Row>>) -> Result<()> {
         let rows = sorted(rows)?;
         let mut group = Group::default();
-        let mut batch = RowsBuilder::new(self.tenant, project);
+        let pricer = Pricer::new(Arc::clone(&self.prices));
+        let mut batch = RowsBuilder::new(self.tenant, project).with_pricer(pricer);
         let mut batch_bytes = 0;
         for (key, row) in rows {
             let weight = row.weight();
@@ -157,6 +168,7 @@ impl SegmentWriter {
             bytes,
             rows: self.parts.iter().map(|part| part.rows).sum(),
             parts: self.parts,
+            price_version: self.prices.version(),
         })
     }
 

@@ -5,6 +5,7 @@ mod files;
 pub mod generate;
 mod lookups;
 mod memory;
+mod prices;
 mod rows;
 mod scans;
 mod segments;

@@ -56,6 +56,7 @@ pub async fn run(folder: &Folder, phase: ExportPhase, to: Option<&str>) -> anyho
             range: start..start.next_midnight(),
             after: None,
             selection: selection.clone(),
+            prices: Arc::default(),
         };
         let store = objects.blocking_store();
         let feed = if scans {

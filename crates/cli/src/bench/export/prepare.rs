@@ -8,7 +8,7 @@ use chrono::NaiveDate;
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
 use towpath_domain::{ProjectId, SegmentId, TenantId, Timestamp};
-use towpath_traces::compact::{Day, compact};
+use towpath_traces::compact::{Day, Pricing, compact};
 use towpath_traces::objects::Objects;
 use towpath_traces::row::Row;
 use towpath_traces::scan::PartRef;
@@ -167,7 +167,7 @@ async fn make(objects: &Objects, number: u64, each: u64, late: f64) -> anyhow::R
     };
     let intend = async |_, _: SegmentId, _: &Path| Ok::<_, std::convert::Infallible>(());
     let parts = scattered.iter().flat_map(refs).collect();
-    let made = compact(objects, &of, parts, intend)
+    let made = compact(objects, &of, parts, &Pricing::default(), intend)
         .await
         .map_err(|error| anyhow!("compacting {date}: {error}"))?;
     for segment in scattered {

@@ -81,4 +81,11 @@ pub const KEYS: &[Key] = &[
         kind: Kind::Count { least: 1, most: 65_536 },
         about: "memory for finding trace runs by id; 2 MB hold a million of a workspace",
     },
+    Key {
+        name: "traces.price_file",
+        environment: &[],
+        default: Fallback::Absent,
+        kind: Kind::Path,
+        about: "JSON file with prices of models that precede the bundled ones; read at the start",
+    },
 ];

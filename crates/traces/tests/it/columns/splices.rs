@@ -10,7 +10,7 @@ use object_store::path::Path;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use towpath_domain::export::FormatVersion;
 use towpath_domain::{ExportRunId, SegmentId, Timestamp};
-use towpath_traces::compact::{Day, compact};
+use towpath_traces::compact::{Day, Pricing, compact};
 use towpath_traces::flush::FlushError;
 use towpath_traces::objects::Objects;
 use towpath_traces::operation::{Fields, Operation, Verb};
@@ -474,7 +474,7 @@ pub async fn merged(objects: &Objects, parts: Vec<PartRef>) -> Vec<PartRef> {
         day: time("2026-05-01").day(),
     };
     let intend = async |_, _: SegmentId, _: &Path| Ok::<_, std::convert::Infallible>(());
-    let made: Result<Vec<_>, FlushError<_>> = compact(objects, &day, parts, intend).await;
+    let made: Result<Vec<_>, FlushError<_>> = compact(objects, &day, parts, &Pricing::default(), intend).await;
     let made = made.unwrap();
     assert_eq!(made.len(), 1);
     let part = |part: &towpath_traces::segment::Part| PartRef {

@@ -113,6 +113,7 @@ async fn write_old(world: &mut World, posts: &[(i64, Operation)]) {
             min_seq: 0,
             max_seq: posts.iter().map(|(seq, _)| *seq).max().unwrap(),
         }],
+        price_version: 0,
     });
     world.store.put(&path, bytes.into()).await.unwrap();
 }
@@ -195,6 +196,7 @@ async fn compacted(world: &World) -> World {
         bytes: 0,
         rows: 0,
         parts: parts.collect(),
+        price_version: 0,
     }];
     copy
 }

@@ -106,6 +106,7 @@ impl World {
             range: time("2026-01-01")..time("2027-01-01"),
             after: None,
             selection: Selection::all(),
+            prices: Arc::default(),
         }
     }
 

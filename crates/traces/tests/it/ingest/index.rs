@@ -16,7 +16,7 @@ use towpath_store::run_index::{self as catalog, IndexFile};
 use towpath_store::segments::replace::{self, Replacement};
 use towpath_store::{Tx, segments};
 use towpath_traces::columnar::Error;
-use towpath_traces::compact::{self, Day};
+use towpath_traces::compact::{self, Day, Pricing};
 use towpath_traces::flush::{NewSegment, RunLocation, catalog_parts, part_ref};
 use towpath_traces::objects::Objects;
 use towpath_traces::operation::{Fields, Operation, Verb};

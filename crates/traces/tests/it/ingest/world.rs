@@ -308,6 +308,7 @@ impl World {
             range: Timestamp::start_of(first)..Timestamp::start_of(last),
             after: None,
             selection: Selection::all(),
+            prices: Arc::default(),
         };
         let mut scan = Scan::new(self.objects.store().clone(), request);
         let mut rows = Vec::new();

@@ -197,12 +197,18 @@ impl Library {
         }
         let refs = parts.iter().map(part_ref).collect();
         let of = Day { tenant, project, day };
-        let new = compact::compact(&self.objects, &of, refs, async |tenant, id, path: &Path| {
-            self.world
-                .store
-                .write(async |tx| segments::intend(tx, tenant, id, path.as_ref(), None).await)
-                .await
-        })
+        let new = compact::compact(
+            &self.objects,
+            &of,
+            refs,
+            &Pricing::default(),
+            async |tenant, id, path: &Path| {
+                self.world
+                    .store
+                    .write(async |tx| segments::intend(tx, tenant, id, path.as_ref(), None).await)
+                    .await
+            },
+        )
         .await
         .unwrap();
         let new: Vec<Replacement> = new
@@ -212,6 +218,7 @@ impl Library {
                 rows: segment.written.rows as i64,
                 bytes: segment.written.bytes as i64,
                 parts: catalog_parts(segment),
+                price_version: segment.written.price_version,
             })
             .collect();
         self.write(async |tx| replace::replace(tx, tenant, &parts, &new, true).await)
