@@ -15,6 +15,7 @@ pub mod integrations;
 pub mod listeners;
 pub mod names;
 pub mod otel;
+pub mod prompts;
 pub mod query_executor;
 pub mod revision_logs;
 pub mod revisions;
@@ -85,7 +86,9 @@ fn assemble_routes(app: &App, purpose: Purpose) -> (Router<App>, OpenApi) {
 fn keyed_routes(purpose: Purpose) -> OpenApiRouter<App> {
     let router = |routes: Routes<App>| routes.build(purpose);
     router(bulk_exports())
-        .merge(both_places(router(traces().merge(evaluations()))))
+        .merge(both_places(router(
+            traces().merge(evaluations()).merge(prompt_repositories()),
+        )))
         .merge(with_api_prefixes(router(bulk_examples())))
         .merge(router(traces_v2()))
         .merge(below_api_host(router(control_plane())))
@@ -177,6 +180,24 @@ fn evaluations() -> Routes<App> {
         .routes(routes!(annotation_queues::add_by_key))
         .routes(routes!(annotation_queues::get_run))
         .routes(routes!(annotation_queues::delete_run))
+}
+
+/// Routes of prompts.
+fn prompt_repositories() -> Routes<App> {
+    Routes::default()
+        .routes(routes!(prompts::create, prompts::list))
+        .routes(routes!(prompts::slashes::create, prompts::slashes::list))
+        .routes(routes!(prompts::get, prompts::update, prompts::delete))
+        .routes(routes!(prompts::tags::create, prompts::tags::list))
+        .routes(routes!(
+            prompts::tags::get,
+            prompts::tags::update,
+            prompts::tags::delete
+        ))
+        .routes(routes!(prompts::commits::create, prompts::commits::list))
+        .routes(routes!(prompts::slashes::list_commits))
+        .routes(routes!(prompts::commits::get))
+        .routes(routes!(prompts::likes::create))
 }
 
 /// Bulk routes of examples; official clients use a separate path prefix for them.

@@ -120,6 +120,8 @@ id! {
     ComparativeExperimentId,
     FeedbackConfigId,
     AnnotationQueueId,
+    PromptId,
+    PromptCommitId,
     /// A sandbox: an isolated machine.
     BoxId,
     /// A volume of sandboxes.
