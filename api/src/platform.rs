@@ -215,6 +215,13 @@ fn traces_v2() -> Routes<App> {
     Routes::default()
         .routes(routes!(runs::v2::query))
         .routes(routes!(runs::v2::get))
+        .routes(routes!(runs::v2::url))
+        .routes(routes!(runs::traces::query))
+        .routes(routes!(runs::traces::list_runs))
+        .routes(routes!(runs::threads::query))
+        .routes(routes!(runs::threads::list_traces))
+        .routes(routes!(runs::threads::statistics))
+        .routes(routes!(runs::threads::statistics_of_all))
 }
 
 /// Deployments and their resources.

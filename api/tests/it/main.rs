@@ -35,6 +35,7 @@ mod scopes;
 mod serving;
 mod sessions;
 mod spans;
+mod threads;
 mod tls;
 mod traces;
 mod world;
