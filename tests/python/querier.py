@@ -16,7 +16,7 @@ from langsmith import Client
 def trace(client, project, number, thread, error=None):
     """A chain with a model call, and its id."""
     start = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(minutes=10 - number)
-    end = start + datetime.timedelta(seconds=4)
+    later, end = start + datetime.timedelta(seconds=1), start + datetime.timedelta(seconds=4)
     stamp = lambda time: time.strftime("%Y%m%dT%H%M%S%fZ")
     root, child = uuid.uuid4(), uuid.uuid4()
     order = f"{stamp(start)}{root}"
@@ -26,8 +26,8 @@ def trace(client, project, number, thread, error=None):
         extra={"metadata": {"thread_id": thread}},
     )
     client.create_run(
-        "model", {}, "llm", id=child, trace_id=root, parent_run_id=root, dotted_order=f"{order}.{stamp(start)}{child}",
-        project_name=project, start_time=start, end_time=end,
+        "model", {}, "llm", id=child, trace_id=root, parent_run_id=root, dotted_order=f"{order}.{stamp(later)}{child}",
+        project_name=project, start_time=later, end_time=end,
         outputs={"usage_metadata": {"input_tokens": 3, "output_tokens": 4, "total_tokens": 7}},
     )
     return str(root)

@@ -7,17 +7,21 @@ import json
 import os
 import pathlib
 import subprocess
+import sys
 import uuid
 
 import pytest
 
 import harness
 
+# Programs that have the SDK: in the release that the suite itself runs with, and in the newest one.
+PROGRAMS = {"pinned": sys.executable, "newest": os.environ.get("TOWPATH_TEST_NEWEST_PYTHON")}
 QUERIER = pathlib.Path(__file__).with_name("querier.py")
 
 
-def test_traces_and_threads_are_queried(world):
-    python = os.environ.get("TOWPATH_TEST_NEWEST_PYTHON")
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_traces_and_threads_are_queried(world, program):
+    python = PROGRAMS[program]
     if python is None:
         pytest.skip("TOWPATH_TEST_NEWEST_PYTHON is not set")
     done = subprocess.run(
