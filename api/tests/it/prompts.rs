@@ -270,7 +270,7 @@ async fn lists_show_what_is_asked_for(world: World) {
         .expect(200);
     assert_eq!(least["repos"][0]["repo_handle"], "boat");
     for (query, status) in [
-        ("sort_field=size", 422),
+        ("sort_field=size", 422_u16),
         ("limit=0", 422),
         ("nothing=1", 422),
         ("is_archived=maybe", 422),
@@ -281,7 +281,7 @@ async fn lists_show_what_is_asked_for(world: World) {
         assert_eq!(refused.status, status, "{query}: {}", refused.text);
     }
     for (wrong, status) in [
-        (json!({"repo_handle": "a b"}), 422),
+        (json!({"repo_handle": "a b"}), 422_u16),
         (json!({"repo_handle": ""}), 422),
         (json!({"repo_handle": "x", "tags": ["a\u{0}"]}), 422),
         (json!({"repo_handle": "x", "readme": "x".repeat(100_001)}), 422),

@@ -112,7 +112,7 @@ async fn a_trace_has_the_usage_of_all_its_runs(world: World) {
         .expect(200);
     assert_eq!(costs["items"][0]["trace_aggregates"], json!({"total_cost": 0.25}));
     for (wrong, status) in [
-        (json!({}), 422),
+        (json!({}), 422_u16),
         (json!({"project_id": id(7)}), 404),
         (json!({"project_id": project, "page_size": 101}), 422),
         (json!({"project_id": project, "ai_search": "x"}), 400),
@@ -266,7 +266,7 @@ async fn a_thread_has_figures(world: World) {
     assert_eq!(all["completion_cost"], Value::Null);
     assert!((all["error_rate"].as_f64().unwrap() - 1.0 / 3.0).abs() < 1e-9);
     for (wrong, status) in [
-        (json!({"project_id": project, "select": []}), 422),
+        (json!({"project_id": project, "select": []}), 422_u16),
         (
             json!({"project_id": project, "select": ["THREAD_COUNT"], "stride": {"unit": "DAY", "value": 1}}),
             400,

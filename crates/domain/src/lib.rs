@@ -34,8 +34,8 @@ pub use id::{
     AnnotationQueueId, AssistantId, BoxId, BoxRegistryId, ComparativeExperimentId, CronId, DatasetId, DeploymentId,
     DestinationId, ExampleFileId, ExampleId, ExportId, ExportRunId, FeedbackConfigId, FeedbackTokenId,
     ImagePullSecretId, IntegrationId, JobId, KeyId, ListenerId, LogLineId, OrganizationId, PoolId, ProjectId,
-    PromptCommitId, PromptId, QuarantineId, RequestId, RevisionId, RunId, RunIndexId, ScheduleId, SegmentId, SnapshotId, TemplateId, TenantId,
-    ThreadId, TraceRunId, UploadId, VolumeId, WalSegmentId, WorkerId,
+    PromptCommitId, PromptId, QuarantineId, RequestId, RevisionId, RunId, RunIndexId, ScheduleId, SegmentId,
+    SnapshotId, TemplateId, TenantId, ThreadId, TraceRunId, UploadId, VolumeId, WalSegmentId, WorkerId,
 };
 pub use patch::Patch;
 pub use rejection::{Rejection, RejectionKind};

@@ -188,7 +188,7 @@ mod tests {
         assert_eq!((summary.turns, summary.errors), (3, 2));
         assert_eq!((summary.first, summary.last), (at(1), at(3)));
         assert_eq!((summary.last_error, summary.last_end), (Some(at(3)), end(4)));
-        let traces: Vec<u128> = summary.traces.iter().map(|id| id.as_u128()).collect();
+        let traces: Vec<u128> = summary.traces.iter().map(Uuid::as_u128).collect();
         assert_eq!(traces, [1, 2, 9]);
         let latency = summary.latency.at(0.5).unwrap();
         assert!((latency - 2.0).abs() < 0.03, "{latency}");
