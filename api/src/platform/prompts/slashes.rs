@@ -33,8 +33,8 @@ pub async fn list(State(app): State<App>, tenant: Tenant, sent: Pairs) -> Result
 pub async fn list_commits(
     State(app): State<App>,
     tenant: Tenant,
-    Path(named): Path<(String, String)>,
+    Path((owner, name)): Path<(String, String)>,
     sent: Pairs,
 ) -> Result<Json<CommitPage>, ApiError> {
-    commits::list(State(app), tenant, Path(named), sent).await
+    commits::list(State(app), tenant, Path((owner, name)), sent).await
 }
