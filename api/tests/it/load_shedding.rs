@@ -410,6 +410,10 @@ async fn a_workspace_keeps_as_much_as_it_may() {
     assert!(full.headers.contains_key("retry-after"));
     let spans = Call::new(Method::POST, "/otel/v1/traces").in_workspace(world.tenant);
     world.call(spans.json(&json!({}))).await.expect(507);
+    world
+        .post("/repos", &json!({"repo_handle": "greeting"}))
+        .await
+        .expect(507);
     assert_eq!(world.get("/sessions").await.status, StatusCode::OK);
     let another = send(other).await;
     assert_ne!(another.status, StatusCode::INSUFFICIENT_STORAGE, "{}", another.text);
