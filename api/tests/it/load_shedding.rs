@@ -340,6 +340,8 @@ async fn what_would_be_kept_is_refused_where_there_is_no_room() {
         (Method::PATCH, "/runs/019c0000-0000-7000-8000-000000000000"),
         (Method::POST, "/otel/v1/traces"),
         (Method::POST, "/feedback"),
+        (Method::POST, "/repos/"),
+        (Method::POST, "/api/v1/commits/-/greeting"),
         (Method::PUT, "/v2/uploads/019c0000-0000-7000-8000-000000000000"),
         (Method::PUT, "/api-host/v2/uploads/019c0000-0000-7000-8000-000000000000"),
         (
