@@ -144,6 +144,7 @@ pub(crate) fn stores_body(method: &Method, path: &str) -> bool {
     let bare = path.strip_prefix("/api-host").unwrap_or(path);
     is_ingest(method, path)
         || is_example_write(method, path)
+        || is_prompt_write(method, path)
         || is_sandbox_write(method, path)
         || (*method == Method::PUT && bare.starts_with("/v2/uploads/"))
 }
@@ -165,6 +166,12 @@ fn is_example_write(method: &Method, path: &str) -> bool {
         || path.starts_with("/examples")
         || (path.starts_with("/datasets/") && path.ends_with("/examples"));
     brings && matches!(*method, Method::POST | Method::PATCH)
+}
+
+/// Whether a request brings a prompt or a commit of one.
+fn is_prompt_write(method: &Method, path: &str) -> bool {
+    let path = path.strip_prefix("/api/v1").unwrap_or(path);
+    *method == Method::POST && (path.starts_with("/repos") || path.starts_with("/commits"))
 }
 
 /// Whether a request brings trace data.

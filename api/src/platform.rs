@@ -16,6 +16,7 @@ pub mod listeners;
 pub mod model_prices;
 pub mod names;
 pub mod otel;
+pub mod prompts;
 pub mod query_executor;
 pub mod revision_logs;
 pub mod revisions;
@@ -86,7 +87,9 @@ fn assemble_routes(app: &App, purpose: Purpose) -> (Router<App>, OpenApi) {
 fn keyed_routes(purpose: Purpose) -> OpenApiRouter<App> {
     let router = |routes: Routes<App>| routes.build(purpose);
     router(bulk_exports())
-        .merge(both_places(router(traces().merge(evaluations()))))
+        .merge(both_places(router(
+            traces().merge(evaluations()).merge(prompt_repositories()),
+        )))
         .merge(with_api_prefixes(router(bulk_examples())))
         .merge(router(traces_v2()))
         .merge(below_api_host(router(control_plane())))
@@ -183,6 +186,24 @@ fn evaluations() -> Routes<App> {
         .routes(routes!(annotation_queues::delete_run))
 }
 
+/// Routes of prompts.
+fn prompt_repositories() -> Routes<App> {
+    Routes::default()
+        .routes(routes!(prompts::create, prompts::list))
+        .routes(routes!(prompts::slashes::create, prompts::slashes::list))
+        .routes(routes!(prompts::get, prompts::update, prompts::delete))
+        .routes(routes!(prompts::tags::create, prompts::tags::list))
+        .routes(routes!(
+            prompts::tags::get,
+            prompts::tags::update,
+            prompts::tags::delete
+        ))
+        .routes(routes!(prompts::commits::create, prompts::commits::list))
+        .routes(routes!(prompts::slashes::list_commits))
+        .routes(routes!(prompts::commits::get))
+        .routes(routes!(prompts::likes::create))
+}
+
 /// Bulk routes of examples; official clients use a separate path prefix for them.
 fn bulk_examples() -> Routes<App> {
     Routes::default()
@@ -198,6 +219,13 @@ fn traces_v2() -> Routes<App> {
     Routes::default()
         .routes(routes!(runs::v2::query))
         .routes(routes!(runs::v2::get))
+        .routes(routes!(runs::v2::url))
+        .routes(routes!(runs::traces::query))
+        .routes(routes!(runs::traces::list_runs))
+        .routes(routes!(runs::threads::query))
+        .routes(routes!(runs::threads::list_traces))
+        .routes(routes!(runs::threads::statistics))
+        .routes(routes!(runs::threads::statistics_of_all))
 }
 
 /// Deployments and their resources.

@@ -16,6 +16,7 @@ pub(crate) mod history;
 mod jobs;
 mod keys;
 mod limits;
+mod prompts;
 mod quarantine;
 mod queues;
 mod sandboxes;
@@ -43,9 +44,10 @@ use crate::routes::{Route, RouteTable};
 pub(crate) use sign_in::UsedLinks;
 
 /// The pages, in the order of their tabs.
-pub(crate) const PAGES: [(&str, &str); 12] = [
+pub(crate) const PAGES: [(&str, &str); 13] = [
     ("/ui/traces", "Traces"),
     ("/ui/datasets", "Datasets"),
+    ("/ui/prompts", "Prompts"),
     ("/ui/queues", "Queues"),
     ("/ui/jobs", "Jobs"),
     ("/ui/workers", "Workers"),
@@ -94,6 +96,8 @@ fn signed_in() -> RouteTable<App> {
         .get("/ui/traces/{project_id}/{run_id}", traces::trace)
         .get("/ui/datasets", datasets::list)
         .get("/ui/datasets/{dataset_id}", datasets::detail)
+        .get("/ui/prompts", prompts::list)
+        .get("/ui/prompts/{tenant_id}/{name}", prompts::detail)
         .get("/ui/quarantine", quarantine::list)
         .get("/ui/quarantine/{entry_id}", quarantine::detail)
         .post("/ui/quarantine/{entry_id}/{action}", quarantine::act)
@@ -143,6 +147,8 @@ fn open() -> RouteTable<App> {
         .get("/o/{tenant_id}/datasets/{dataset_id}", datasets::from_client)
         .get("/o/{tenant_id}/datasets/{dataset_id}/compare", datasets::from_client)
         .get("/o/{tenant_id}/projects/p/{project_id}", datasets::project_from_client)
+        .get("/prompts/{name}", prompts::from_client)
+        .get("/prompts/{name}/{commit}", prompts::commit_from_client)
         .get("/ui/assets/{name}", assets::get)
         .get("/ui/sign-in", sign_in::sign_in_form)
         .post("/ui/sign-in", sign_in::sign_in)

@@ -57,6 +57,25 @@ def test_it_reads_back_what_it_sent(world):
     assert told["liked"] == 200 and told["links"] == [told["link"]]
 
 
+def test_a_prompt_is_pushed_and_pulled(world):
+    name = f"js-keeper-{uuid.uuid4().hex}"
+    command = ["node", str(HERE / "prompter.mjs"), f"http://{world.api}", harness.KEY, world.tenant, name]
+    inherited = {name: os.environ[name] for name in ("PATH", "HOME", "TOWPATH_TEST_NODE_MODULES")}
+    done = subprocess.run(command, env=inherited, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told.pop("address").startswith(f"http://{world.api}/prompts/{name}/")
+    assert told == {
+        "existed": False,
+        "texts": ["Open the gate.", "You keep a lock.", "Open the gate."],
+        "commits": ["shorter", None],
+        "parent": True,
+        "listed": [[name, "keeps locks", 2]],
+        "likes": [1, 0],
+        "gone": None,
+    }
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_every_value_comes_back(world, mode):
     prefix, project = f"js/{uuid.uuid4().hex}", f"js-{mode}-{world.layout}"

@@ -1,6 +1,9 @@
 //! Queries of trace runs.
 
 mod criteria;
+mod event_stream;
+pub mod threads;
+pub mod traces;
 pub mod v2;
 mod view;
 
@@ -80,7 +83,7 @@ pub struct Query {
     data_source_type: Option<String>,
     /// Refused: not available in this build; use `filter`.
     search_filter: Option<String>,
-    /// Refused: not available in this build; use `is_root`.
+    /// `1` for root runs, the only order that is stored.
     #[serde(default, deserialize_with = "whole")]
     execution_order: Option<i64>,
     /// Fields to return; by default all. Unknown names are ignored; `id`, `name`, `run_type`, `start_time`, `trace_id`
@@ -145,8 +148,14 @@ impl Query {
         refuse(&[
             ("data_source_type", self.data_source_type.is_some()),
             ("search_filter", self.search_filter.is_some()),
-            ("execution_order", self.execution_order.is_some()),
-        ])
+            ("execution_order", self.execution_order.is_some_and(|order| order != 1)),
+        ])?;
+        if self.execution_order.is_some() && self.is_root == Some(false) {
+            return Err(ApiError::bad_request(
+                "execution_order 1 is that of root runs: is_root must not be false",
+            ));
+        }
+        Ok(())
     }
 
     fn criteria(&mut self) -> Criteria {
@@ -154,11 +163,14 @@ impl Query {
             projects: OneOrMore::list(self.session.take()),
             ids: OneOrMore::list(self.id.take()),
             trace: self.trace,
+            traces: Vec::new(),
+            threads: Vec::new(),
+            has_thread: false,
             parent: self.parent_run,
             references: OneOrMore::list(self.reference_example.take()),
             run_type: self.run_type.take(),
             error: self.error,
-            is_root: self.is_root,
+            is_root: self.is_root.or(self.execution_order.map(|_| true)),
             start: self.start_time,
             end: self.end_time,
             query: self.query.take(),
@@ -208,8 +220,19 @@ async fn read(
     wanted: PageOptions,
 ) -> Result<(Vec<TraceRunView>, Option<String>), ApiError> {
     let snapshot = reader.snapshot(tenant.id).await?;
-    let resolved = criteria.resolve(&snapshot).await?;
-    let (rows, next) = match resolved.positions {
+    let (rows, next) = read_rows(&snapshot, &criteria, &wanted).await?;
+    let shown = show(&app, &snapshot, tenant, &rows, &wanted.fields, wanted.dialect).await?;
+    Ok((shown, next.map(|position| position.to_string())))
+}
+
+/// Reads a page, and where the next one continues.
+async fn read_rows(
+    snapshot: &Snapshot,
+    criteria: &Criteria,
+    wanted: &PageOptions,
+) -> Result<(Vec<(ProjectId, Row)>, Option<Position>), ApiError> {
+    let resolved = criteria.resolve(snapshot).await?;
+    Ok(match resolved.positions {
         None => {
             let page = snapshot
                 .page(&RunQuery {
@@ -241,9 +264,7 @@ async fn read(
             let rows = snapshot.retain(rows, &resolved.predicate).await?;
             (rows, places.last().copied().filter(|_| more))
         }
-    };
-    let shown = show(&app, &snapshot, tenant, &rows, &wanted.fields, wanted.dialect).await?;
-    Ok((shown, next.map(|position| position.to_string())))
+    })
 }
 
 async fn show(

@@ -10,7 +10,7 @@ use crate::world::World;
 const METHODS: [Method; 5] = [Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
 
 /// Routes that are no part of the interface, each with why.
-const UNDESCRIBED: [(&str, &str); 25] = [
+const UNDESCRIBED: [(&str, &str); 27] = [
     ("/ui", "pages for people, which link to one another"),
     (
         "/o/{tenant_id}/host/deployments/{deployment_id}",
@@ -22,6 +22,8 @@ const UNDESCRIBED: [(&str, &str); 25] = [
     ),
     ("/o/{tenant_id}/datasets/{dataset_id}/compare", "the same"),
     ("/o/{tenant_id}/projects/p/{project_id}", "the same"),
+    ("/prompts/{name}", "the same"),
+    ("/prompts/{name}/{commit}", "the same"),
     (
         "/v2/sandboxes/services/{box_id}/{port}",
         "a gateway: what a program in a sandbox serves",

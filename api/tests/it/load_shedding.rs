@@ -340,6 +340,8 @@ async fn what_would_be_kept_is_refused_where_there_is_no_room() {
         (Method::PATCH, "/runs/019c0000-0000-7000-8000-000000000000"),
         (Method::POST, "/otel/v1/traces"),
         (Method::POST, "/feedback"),
+        (Method::POST, "/repos/"),
+        (Method::POST, "/api/v1/commits/-/greeting"),
         (Method::PUT, "/v2/uploads/019c0000-0000-7000-8000-000000000000"),
         (Method::PUT, "/api-host/v2/uploads/019c0000-0000-7000-8000-000000000000"),
         (
@@ -410,6 +412,10 @@ async fn a_workspace_keeps_as_much_as_it_may() {
     assert!(full.headers.contains_key("retry-after"));
     let spans = Call::new(Method::POST, "/otel/v1/traces").in_workspace(world.tenant);
     world.call(spans.json(&json!({}))).await.expect(507);
+    world
+        .post("/repos", &json!({"repo_handle": "greeting"}))
+        .await
+        .expect(507);
     assert_eq!(world.get("/sessions").await.status, StatusCode::OK);
     let another = send(other).await;
     assert_ne!(another.status, StatusCode::INSUFFICIENT_STORAGE, "{}", another.text);

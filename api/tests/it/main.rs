@@ -25,6 +25,7 @@ mod model_prices;
 mod operating;
 mod operations;
 mod own_auth;
+mod prompts;
 mod quarantine;
 #[path = "../../../tests/src/random.rs"]
 mod random;
@@ -35,6 +36,7 @@ mod scopes;
 mod serving;
 mod sessions;
 mod spans;
+mod threads;
 mod tls;
 mod traces;
 mod world;

@@ -122,6 +122,8 @@ id! {
     /// The price of a model.
     ModelPriceId,
     AnnotationQueueId,
+    PromptId,
+    PromptCommitId,
     /// A sandbox: an isolated machine.
     BoxId,
     /// A volume of sandboxes.

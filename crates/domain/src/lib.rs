@@ -17,6 +17,7 @@ pub mod id;
 pub mod job;
 pub mod json;
 pub mod patch;
+pub mod prompt;
 pub mod registry;
 pub mod rejection;
 pub mod sandbox;
@@ -33,8 +34,8 @@ pub use id::{
     AnnotationQueueId, AssistantId, BoxId, BoxRegistryId, ComparativeExperimentId, CronId, DatasetId, DeploymentId,
     DestinationId, ExampleFileId, ExampleId, ExportId, ExportRunId, FeedbackConfigId, FeedbackTokenId,
     ImagePullSecretId, IntegrationId, JobId, KeyId, ListenerId, LogLineId, ModelPriceId, OrganizationId, PoolId,
-    ProjectId, QuarantineId, RequestId, RevisionId, RunId, RunIndexId, ScheduleId, SegmentId, SnapshotId, TemplateId,
-    TenantId, ThreadId, TraceRunId, UploadId, VolumeId, WalSegmentId, WorkerId,
+    ProjectId, PromptCommitId, PromptId, QuarantineId, RequestId, RevisionId, RunId, RunIndexId, ScheduleId, SegmentId,
+    SnapshotId, TemplateId, TenantId, ThreadId, TraceRunId, UploadId, VolumeId, WalSegmentId, WorkerId,
 };
 pub use patch::Patch;
 pub use rejection::{Rejection, RejectionKind};

@@ -15,11 +15,15 @@ pub mod predicate;
 mod row_fetcher;
 pub mod snapshot;
 pub mod statistics;
+pub mod threads;
+mod trace_usage;
 
 pub use extent::Extent;
 pub use page::{Direction, Page, Position, RunQuery};
 pub use predicate::Predicate;
 pub use snapshot::{Bounds, Reader, Snapshot};
+pub use threads::ThreadSummary;
+pub use trace_usage::TraceUsage;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {

@@ -9,6 +9,7 @@ mod evaluator;
 mod function;
 mod text;
 
+use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
@@ -165,6 +166,12 @@ pub fn selection(predicate: Option<&Predicate>, also: &[&str]) -> Selection {
         names.push("id");
     }
     Selection::of(&names).expect("columns of predicates are exported ones")
+}
+
+/// The thread of a trace run, from its `extra`.
+pub(crate) fn thread_of(extra: &str) -> Option<String> {
+    let metadata = evaluator::metadata(extra)?;
+    towpath_domain::trace::thread_id(&metadata).map(Cow::into_owned)
 }
 
 fn compile(filter: &Filter, columns: &mut BTreeSet<&'static str>) -> Expr {

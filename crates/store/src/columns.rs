@@ -113,6 +113,13 @@ macro_rules! columns {
     (project) => {
         "id, tenant_id, name, description, extra, reference_dataset_id, start_time, end_time"
     };
+    (prompt) => {
+        "id, tenant_id, name, description, readme, labels, is_archived, last_seq, last_commit_hash, commit_count, \
+         like_count, created_at, updated_at"
+    };
+    (prompt_commit) => {
+        "id, tenant_id, prompt_id, seq, hash, parent_hash, manifest_hash, description, created_at"
+    };
     (quarantine) => {
         "id, tenant_id, kind, reason, path, byte_offset, bytes, decoded_bytes, items, names, projects, \
          first_start, last_start, accepted_at, created_at"

@@ -58,6 +58,7 @@ pub mod pending_patches;
 pub mod placements;
 pub mod pools;
 pub mod projects;
+pub mod prompts;
 pub mod quarantine;
 pub mod query;
 pub mod revision_keys;

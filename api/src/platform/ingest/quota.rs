@@ -1,11 +1,11 @@
-//! Storage quota of a workspace for trace data and datasets.
+//! Storage quota of a workspace for trace data, datasets and prompts.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use towpath_domain::{Clock, TenantId, Timestamp};
-use towpath_store::{Store, datasets, segments};
+use towpath_store::{Store, datasets, prompts, segments};
 
 use crate::errors::ApiError;
 
@@ -15,7 +15,7 @@ const MAX_CACHED_WORKSPACES: usize = 10_000;
 /// `Retry-After` for a full workspace: its data must be deleted first.
 const RETRY_AFTER: Duration = Duration::from_secs(60);
 
-/// Limits the bytes of segments and datasets of each workspace. Unflushed data has limits of its own.
+/// Limits the bytes of segments, datasets and prompts of each workspace. Unflushed data has limits of its own.
 pub struct StorageQuota {
     /// 0 means no limit.
     max_bytes: u64,
@@ -43,8 +43,8 @@ impl StorageQuota {
             return Ok(());
         }
         let text = format!(
-            "the workspace has reached its quota of {} bytes of trace data and datasets: delete projects or datasets or \
-             shorten the retention of traces",
+            "the workspace has reached its quota of {} bytes of trace data, datasets and prompts: delete projects, datasets \
+             or prompts, or shorten the retention of traces",
             self.max_bytes
         );
         Err(ApiError::insufficient_storage(text, RETRY_AFTER))
@@ -61,7 +61,8 @@ impl StorageQuota {
         }
         let read = store.read(async |tx| {
             let segments = segments::live_bytes(tx, tenant).await?;
-            Ok(segments + datasets::stored_bytes(tx, tenant).await?)
+            let datasets = datasets::stored_bytes(tx, tenant).await?;
+            Ok(segments + datasets + prompts::stored_bytes(tx, tenant).await?)
         });
         let bytes = read.await?;
         let bytes = u64::try_from(bytes).unwrap_or_default();

@@ -17,7 +17,7 @@ use crate::errors::ApiError;
 
 /// How far outside of the time range the root and other runs of a trace are searched, and how long before a run its
 /// parent may start.
-const SLACK: Duration = Duration::from_secs(24 * 3600);
+pub const SLACK: Duration = Duration::from_secs(24 * 3600);
 /// Maximum number of projects if none is named.
 const PROJECTS: i64 = 1000;
 /// Maximum number of ids in one query.
@@ -29,6 +29,12 @@ pub struct Criteria {
     pub projects: Vec<ProjectId>,
     pub ids: Vec<TraceRunId>,
     pub trace: Option<Uuid>,
+    /// One of these traces.
+    pub traces: Vec<Uuid>,
+    /// One of these threads.
+    pub threads: Vec<String>,
+    /// Only runs that name a thread.
+    pub has_thread: bool,
     /// Parent run.
     pub parent: Option<Uuid>,
     /// Example ids.
@@ -95,6 +101,17 @@ impl Criteria {
             };
             test(Field::Error, check)
         }));
+        if !self.traces.is_empty() {
+            let values = self.traces.iter().copied().map(Value::Id).collect();
+            parts.push(test(Field::TraceId, Comparison::In(values)));
+        }
+        if self.has_thread {
+            parts.push(test(Field::ThreadId, Comparison::NotEqual(Value::Null)));
+        }
+        if !self.threads.is_empty() {
+            let values = self.threads.iter().cloned().map(Value::Text).collect();
+            parts.push(test(Field::ThreadId, Comparison::In(values)));
+        }
         if !self.references.is_empty() {
             let values = self.references.iter().copied().map(Value::Id).collect();
             parts.push(test(Field::ReferenceExample, Comparison::In(values)));
@@ -112,6 +129,9 @@ impl Criteria {
         parse("tree_filter", self.tree_filter.as_deref())?;
         if self.ids.len() > MOST_IDS {
             return Err(ApiError::bad_request(format!("id: expected at most {MOST_IDS}")));
+        }
+        if self.traces.len() > MOST_IDS {
+            return Err(ApiError::bad_request(format!("trace_ids: expected at most {MOST_IDS}")));
         }
         let nothing = self.projects.is_empty()
             && self.ids.is_empty()

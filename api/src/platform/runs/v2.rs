@@ -2,13 +2,15 @@
 //! details.
 
 use axum::extract::State;
+use axum::response::Response;
+use http::HeaderMap;
 use serde::{Deserialize, Serialize};
 use towpath_domain::{ProjectId, Timestamp, TraceRunId};
 use towpath_query::Direction;
 use uuid::Uuid;
 
-use super::view::{Dialect, FIELDS, TraceRunView};
-use super::{Criteria, PageOptions, cursor, limit, one, read, refuse};
+use super::view::{Dialect, FIELDS, TraceRunView, V2_FIELDS};
+use super::{Criteria, PageOptions, cursor, event_stream, limit, one, read, refuse};
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
@@ -19,7 +21,7 @@ const PAGE: usize = 1000;
 /// What is shown by default.
 const DEFAULT: [&str; 1] = ["ID"];
 /// Default time range of a query.
-const DEFAULT_RANGE: std::time::Duration = std::time::Duration::from_secs(24 * 3600);
+pub(super) const DEFAULT_RANGE: std::time::Duration = std::time::Duration::from_secs(24 * 3600);
 
 /// Filters and fields of a query.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
@@ -54,8 +56,12 @@ pub struct Query {
     page_size: Option<i64>,
     /// `next` cursor of the previous page.
     cursor: Option<String>,
+    /// Refused if true: not available in this build. Traces have the usage of all their runs.
+    include_subtree_usage: Option<bool>,
     /// Refused: not available in this build.
     ai_search: Option<String>,
+    /// Refused: not available in this build.
+    sem_filter: Option<String>,
     /// Refused: not available in this build.
     reference_dataset_id: Option<Uuid>,
     /// Refused: not available in this build.
@@ -77,7 +83,7 @@ pub struct Page {
     next_cursor: Option<String>,
 }
 
-fn fields(selects: Option<&[String]>) -> Vec<&'static str> {
+pub(super) fn fields(selects: Option<&[String]>) -> Vec<&'static str> {
     let asked = |field: &str| {
         let shown = if field == "session_id" { "project_id" } else { field };
         match selects {
@@ -87,17 +93,32 @@ fn fields(selects: Option<&[String]>) -> Vec<&'static str> {
     };
     FIELDS
         .into_iter()
+        .chain(V2_FIELDS)
         .filter(|field| *field == "id" || asked(field))
         .collect()
 }
 
+/// Fields that the parameters of an address select.
+pub(super) fn selects(sent: &Pairs) -> Vec<String> {
+    let sent = sent.all("selects").chain(sent.all("selects[]"));
+    sent.flat_map(|value| value.split(',')).map(str::to_owned).collect()
+}
+
 /// Query trace runs, newest first.
 #[utoipa::path(post, path = "/api/v2/runs/query", tag = "traces-v2", request_body = Query,
-    responses((status = 200, description = "A page", body = Page),
+    responses((status = 200, description = "A page; as a stream, one JSON Patch that adds it",
+               content((Page = "application/json"), (event_stream::Patch = "text/event-stream"))),
               (status = 404, description = "No such tracing project in this workspace"), ApiError))]
-pub async fn query(State(app): State<App>, tenant: Tenant, Json(asked): Json<Query>) -> Result<Json<Page>, ApiError> {
+pub async fn query(
+    State(app): State<App>,
+    tenant: Tenant,
+    headers: HeaderMap,
+    Json(asked): Json<Query>,
+) -> Result<Response, ApiError> {
     refuse(&[
         ("ai_search", asked.ai_search.is_some()),
+        ("sem_filter", asked.sem_filter.is_some()),
+        ("include_subtree_usage", asked.include_subtree_usage == Some(true)),
         ("reference_dataset_id", asked.reference_dataset_id.is_some()),
         ("min_feedback_modified_at", asked.min_feedback_modified_at.is_some()),
         ("max_feedback_modified_at", asked.max_feedback_modified_at.is_some()),
@@ -132,7 +153,7 @@ pub async fn query(State(app): State<App>, tenant: Tenant, Json(asked): Json<Que
         .queries
         .run(move |reader| read(own, reader, tenant, criteria, wanted));
     let (items, next_cursor) = read.await?;
-    Ok(Json(Page { items, next_cursor }))
+    event_stream::answer(&headers, &Page { items, next_cursor })
 }
 
 /// Get one trace run. `project_id` and `start_time` are accepted but not needed.
@@ -147,8 +168,41 @@ pub async fn get(
     Path(id): Path<TraceRunId>,
     sent: Pairs,
 ) -> Result<Json<TraceRunView>, ApiError> {
-    let sent = sent.all("selects").chain(sent.all("selects[]"));
-    let selects: Vec<String> = sent.flat_map(|value| value.split(',')).map(str::to_owned).collect();
+    let selects = selects(&sent);
     let fields = fields(Some(selects.as_slice()).filter(|selects| !selects.is_empty()));
     Ok(Json(one(&app, tenant, id, fields, Dialect::V2).await?))
+}
+
+/// Address of a trace run.
+#[derive(Serialize, utoipa::ToSchema)]
+#[schema(as = TraceRunUrl)]
+pub struct RunUrl {
+    url: String,
+}
+
+/// Get the address of a trace run in the dashboard.
+#[utoipa::path(get, path = "/api/v2/runs/{run_id}/url", operation_id = "get_url", tag = "traces-v2",
+    params(("run_id" = Uuid, Path, description = "The trace run"),
+           ("project_id" = Uuid, Query, description = "Its tracing project")),
+    responses((status = 200, description = "The address", body = RunUrl),
+              (status = 404, description = "No such trace run in this workspace"), ApiError))]
+pub async fn url(
+    State(app): State<App>,
+    tenant: Tenant,
+    Path(id): Path<TraceRunId>,
+    sent: Pairs,
+) -> Result<Json<RunUrl>, ApiError> {
+    let project = required_project(&sent, "project_id")?;
+    one(&app, tenant, id, vec!["id"], Dialect::V2).await?;
+    let url = format!(
+        "{}/ui/traces/{project}/{id}?workspace={}",
+        app.settings.public_url, tenant.id
+    );
+    Ok(Json(RunUrl { url }))
+}
+
+/// The tracing project that a parameter of an address names.
+pub(super) fn required_project(sent: &Pairs, name: &'static str) -> Result<ProjectId, ApiError> {
+    let missing = || ApiError::invalid_at(vec!["query".into(), name.into()], "missing", "field required");
+    sent.read::<ProjectId>(name, "a UUID")?.pop().ok_or_else(missing)
 }

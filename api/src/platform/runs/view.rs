@@ -32,6 +32,15 @@ pub enum Dialect {
 /// Fields in the order of the response.
 pub struct TraceRunView(Vec<(&'static str, Box<RawValue>)>);
 
+impl TraceRunView {
+    /// The view with one field more.
+    pub fn with(mut self, name: &'static str, value: &Value) -> Result<Self, ApiError> {
+        let value = to_raw_value(value).map_err(|error| ApiError::internal(&error))?;
+        self.0.push((name, value));
+        Ok(self)
+    }
+}
+
 impl Serialize for TraceRunView {
     fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         to.collect_map(self.0.iter().map(|(name, value)| (name, value)))
@@ -81,6 +90,29 @@ pub const FIELDS: [&str; 39] = [
     "s3_urls",
 ];
 
+/// Fields of v2 alone.
+pub const V2_FIELDS: [&str; 6] = [
+    "manifest",
+    "inputs_preview",
+    "outputs_preview",
+    "error_preview",
+    "attachments",
+    "is_in_dataset",
+];
+
+/// Characters of a preview.
+const PREVIEW_LENGTH: usize = 200;
+
+/// The beginning of a text.
+pub fn preview(text: Option<&str>) -> Value {
+    let Some(text) = text else { return Value::Null };
+    let end = text
+        .char_indices()
+        .nth(PREVIEW_LENGTH)
+        .map_or(text.len(), |(end, _)| end);
+    json!(text[..end])
+}
+
 /// Data added to the rows of a page.
 #[derive(Default)]
 pub struct PageEnrichment {
@@ -106,7 +138,7 @@ impl PageEnrichment {
                 }
             }
         }
-        if fields.contains(&"s3_urls") {
+        if fields.contains(&"s3_urls") || fields.contains(&"attachments") {
             let tenant = snapshot.tenant();
             let stored = snapshot
                 .store()
@@ -155,7 +187,7 @@ pub fn show(
             "metadata" => metadata(row).and_then(|text| raw(Some(&text))),
             "extra" => row.extra().and_then(|keys| raw(Some(&compose(&keys)))),
             "events" => raw(said.events.as_deref().filter(|text| text.trim_start().starts_with('['))),
-            "serialized" => raw(said
+            "serialized" | "manifest" => raw(said
                 .serialized
                 .as_deref()
                 .filter(|text| text.trim_start().starts_with('{'))),
@@ -207,6 +239,11 @@ pub fn show(
                     }
                     "thread_id" => json!(thread_id(row)),
                     "trace_tier" => json!(towpath_traces::schema::TRACE_TIER),
+                    "inputs_preview" => preview(said.inputs.as_deref()),
+                    "outputs_preview" => preview(said.outputs.as_deref()),
+                    "error_preview" => preview(said.error.as_deref()),
+                    "is_in_dataset" => json!(said.reference_example_id.is_some()),
+                    "attachments" => attachment_urls(app, beside.attachments.get(&row.id()).map(Vec::as_slice)),
                     "s3_urls" => attachment_links(app, beside.attachments.get(&row.id()).map(Vec::as_slice)),
                     _ => Value::Null,
                 };
@@ -285,6 +322,12 @@ pub fn cost(units: Option<i128>, dialect: Dialect) -> Value {
         Dialect::V1 => json!(text),
         Dialect::V2 => json!(text.parse::<f64>().ok()),
     }
+}
+
+fn attachment_urls(app: &App, attachments: Option<&[Attachment]>) -> Value {
+    let attachments = attachments.unwrap_or_default().iter();
+    let urls = attachments.map(|attachment| (attachment.name.clone(), json!(attachments::link(app, attachment))));
+    Value::Object(urls.collect())
 }
 
 fn attachment_links(app: &App, attachments: Option<&[Attachment]>) -> Value {

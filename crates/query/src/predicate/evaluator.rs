@@ -169,7 +169,7 @@ fn parse(text: &str) -> Option<Json<'_>> {
 }
 
 /// The metadata in `extra`, without building the rest.
-fn metadata(extra: &str) -> Option<Json<'_>> {
+pub fn metadata(extra: &str) -> Option<Json<'_>> {
     let [metadata] = members(extra, ["metadata"])?;
     parse(metadata?)
 }

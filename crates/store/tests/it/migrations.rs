@@ -14,7 +14,7 @@ static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 pub static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.
-const FROZEN: [(&str, &str, &str); 23] = [
+const FROZEN: [(&str, &str, &str); 24] = [
     (
         "0001_schema",
         "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
@@ -129,6 +129,11 @@ const FROZEN: [(&str, &str, &str); 23] = [
         "0030_model_prices",
         "f8b36054773c881165313e2f34be75d5e1511ed60459a9c2b736e69c8b64d01161c2d09581818cceb771ba52b052a2d5",
         "f3258de1a4848ef75c9f4ed8a2f1b772de13e3d313a38488fdcc92fa5729e11b1e3b8367513ff9948119c9843260b776",
+    ),
+    (
+        "0040_prompts",
+        "3720bda7379cbe861f62dae9cc83cb576916d62c0c8f74189fce2594d56f9b6d07c89eeda044c56c60d0f15a2a797c0a",
+        "9c1351d72b1dc5c8ffda22cbe4f70ef5a7a167ba5cd8231d322ca9f78f4ae4fb7a7ec139889e04e9eb83022bb6c02838",
     ),
 ];
 

@@ -72,7 +72,7 @@ pub const KEYS: &[Key] = &[
             least: 0,
             most: 1 << 40,
         },
-        about: "trace data and datasets that one workspace may keep; traces count with their size after the flush. At the limit, traces and examples are refused with 507. 0 is no limit",
+        about: "trace data, datasets and prompts that one workspace may keep; traces count with their size after the flush. At the limit, traces, examples and commits are refused with 507. 0 is no limit",
     },
     Key {
         name: "traces.index_cache_mb",
