@@ -14,7 +14,7 @@ static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 pub static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.
-const FROZEN: [(&str, &str, &str); 21] = [
+const FROZEN: [(&str, &str, &str); 22] = [
     (
         "0001_schema",
         "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
@@ -119,6 +119,11 @@ const FROZEN: [(&str, &str, &str); 21] = [
         "0021_sandboxes",
         "088e38d3ef58623087739249119c088b98aa52c28a2f804f3063ab5a3c986904f8a683cc0a9cb55dc70e36dc4f6c15dd",
         "4abd0459f5e0d396ef993554917c288b12a171c52361b09d276ab85a04d16ac99211fc406286ad38f23f34b5b691bfef",
+    ),
+    (
+        "0050_item_vectors",
+        "294d8657c0b88c82deb3ee49e58a4a24d8078d4d5c097739df29aa86254d138e87096caeb4734db49fa142e26ce81f1e",
+        "2ce200cec80b98b287692add1457205982d6cd6d316c897f4aa7902d43b10856b60599cb7459790ba94009b2d4ba5bd4",
     ),
 ];
 
