@@ -3,6 +3,7 @@
 //! trial folder there.
 
 mod deployment_keeper;
+mod item_index;
 mod limits;
 mod sandboxes;
 mod secrets;
@@ -332,6 +333,7 @@ async fn database(settings: &Settings, held: bool, findings: &mut Findings) {
             ),
             Err(error) => findings.add("quarantine", Verdict::Failed, error.to_string()),
         }
+        item_index::check(&store, findings).await;
         trust(settings, &store, findings).await;
         secrets::check(settings, &store, findings).await;
     }
