@@ -469,3 +469,21 @@ impl Best {
         self.scores.into_iter().map(|(score, name)| (name, score)).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_vector_of_each_of_the_best_items_is_kept() {
+        let mut best = Best::new(2);
+        for round in 0..2000 {
+            let score = f64::from(round % 1000);
+            best.add(score, ("n".to_owned(), (round % 100).to_string()));
+        }
+        let found = best.finish();
+        assert_eq!(found.len(), 2);
+        assert_eq!(found[&("n".to_owned(), "99".to_owned())], 999.0);
+        assert_eq!(found[&("n".to_owned(), "98".to_owned())], 998.0);
+    }
+}

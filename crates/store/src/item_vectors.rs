@@ -271,12 +271,13 @@ pub async fn walk(tx: &mut Tx<'_>, tenant: TenantId, limit: i64) -> Result<()> {
     // On PostgreSQL an item may be deleted meanwhile.
     let text = sql!(tx,
         sqlite: "INSERT INTO item_embedding (tenant_id, namespace, key, due_at)
-                 SELECT $1, value ->> 0, value ->> 1, $3 FROM json_each($2) WHERE TRUE ON CONFLICT DO NOTHING",
+                 SELECT $1, value ->> 0, value ->> 1, $3 FROM json_each($2) WHERE TRUE
+                 ON CONFLICT (tenant_id, namespace, key) DO UPDATE SET attempts = 0, due_at = excluded.due_at",
         postgres: "INSERT INTO item_embedding (tenant_id, namespace, key, due_at)
                    SELECT $1, found.namespace, found.key, $3 FROM json_array_elements($2::json) AS read, LATERAL (
                        SELECT i.namespace, i.key FROM store_item AS i WHERE i.tenant_id = $1
                        AND i.namespace = read ->> 0 AND i.key = read ->> 1 LIMIT 1 FOR KEY SHARE) AS found
-                   ON CONFLICT DO NOTHING");
+                   ON CONFLICT (tenant_id, namespace, key) DO UPDATE SET attempts = 0, due_at = excluded.due_at");
     for list in bulk::lists(embedded.collect()) {
         on!(tx, |conn| sqlx::query(text)
             .bind(tenant)
