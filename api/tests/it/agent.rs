@@ -4,6 +4,7 @@ mod a2a;
 mod ends;
 mod event_streaming;
 mod identity;
+mod items;
 mod mcp;
 mod stream_model;
 mod streams;

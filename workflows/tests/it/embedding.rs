@@ -53,7 +53,7 @@ on_both!(
 );
 
 const GRAPHS: &str = r#"{"graphs": {
-    "searches": {"native": {"kind": "script", "channels": {"found": "last-value"}, "steps": [
+    "searches": {"native": {"kind": "script", "channels": {"log": "append", "found": "last-value"}, "steps": [
         {"item": {"put": {"namespace": ["pets"], "key": "new", "value": {"text": "a fish"}}}},
         {"item": {"put": {"namespace": ["pets"], "key": "hidden", "value": {"text": "a dog"}, "index": []}}},
         {"item": {"search": {"namespace": ["pets"], "query": "dog", "limit": 2}}, "into": "found"}]}}
