@@ -303,20 +303,18 @@ impl ItemIndex {
                 Some(matrix) => current = self.load(tenant, row, &matrix).await?.then_some(matrix),
             }
         }
-        let matrix = match current {
-            Some(matrix) => Some(matrix),
-            None => {
-                let matrix = SharedMatrix(Arc::new(RwLock::new(Matrix::new(dims))));
-                self.load(tenant, row, &matrix).await?.then_some(matrix)
-            }
-        };
+        if current.is_none() {
+            *slot = None;
+            let matrix = SharedMatrix(Arc::new(RwLock::new(Matrix::new(dims))));
+            current = self.load(tenant, row, &matrix).await?.then_some(matrix);
+        }
         *slot = Some(Loaded {
             tenant,
             space: row.space,
-            matrix: matrix.clone(),
+            matrix: current.clone(),
             at: Instant::now(),
         });
-        Ok(matrix)
+        Ok(current)
     }
 
     /// Reads the vectors that are not in memory yet. Returns whether there is room for all.
@@ -391,6 +389,7 @@ impl Ranking<'_> {
     /// The named items that match, with their scores. Vectors that are gone leave the memory.
     async fn look_up(&self, names: &[(String, String)], matrix: &SharedMatrix) -> store::Result<Scored> {
         let ItemSearch { prefix, filter, .. } = self.search;
+        let seq = matrix.read().seq();
         let read = self.store.read(async |tx| {
             let items = items::search_among(tx, self.tenant, prefix, filter, names).await?;
             let vectors = item_vectors::of_items(tx, self.tenant, self.space, names).await?;
@@ -403,8 +402,12 @@ impl Ranking<'_> {
             let best = scores.entry((vector.namespace, vector.key)).or_insert(score);
             *best = best.max(score);
         }
-        for name in names.iter().filter(|name| !scores.contains_key(*name)) {
-            matrix.write().remove(&name.0, &name.1);
+        for (namespace, key) in names.iter().filter(|name| !scores.contains_key(*name)) {
+            let mut matrix = matrix.write();
+            // What was added since may be newer than what was read here.
+            if matrix.seq() == seq {
+                matrix.remove(namespace, key);
+            }
         }
         let scored = |item: Item| scores.get(&item.indexed_name()).map(|&score| (score, item));
         Ok(items.into_iter().filter_map(scored).collect())

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::extract::State;
@@ -14,6 +14,7 @@ use towpath_domain::ThreadId;
 use towpath_domain::agent::RunStatus;
 use towpath_domain::agent::namespace::Namespace;
 use towpath_runtime::{Embedder, EmbeddingEndpoint};
+use towpath_store::item_vectors::{EmbeddedItem, PendingItem};
 use towpath_store::{item_vectors, items};
 use towpath_testing::Database;
 use towpath_workflows::embed_items::POOL;
@@ -52,6 +53,23 @@ on_both!(
     graphs_search_by_meaning,
 );
 
+/// Items, dimensions and queries of the figures.
+const FIGURES: (u64, usize, u64) = (100_000, 384, 200);
+
+#[tokio::test]
+#[ignore = "takes minutes; for figures, with --release and --nocapture"]
+async fn figures_on_sqlite() {
+    figures(Server::with(Database::sqlite(migrate).await, clock(), GRAPHS).await).await;
+}
+
+#[tokio::test]
+#[ignore = "takes minutes; for figures, with --release and --nocapture"]
+async fn figures_on_postgres() {
+    if let Some(database) = Database::postgres(migrate).await {
+        figures(Server::with(database, clock(), GRAPHS).await).await;
+    }
+}
+
 const GRAPHS: &str = r#"{"graphs": {
     "searches": {"native": {"kind": "script", "channels": {"log": "append", "found": "last-value"}, "steps": [
         {"item": {"put": {"namespace": ["pets"], "key": "new", "value": {"text": "a fish"}}}},
@@ -63,7 +81,27 @@ fn clock() -> towpath_domain::Clock {
     towpath_domain::Clock::stopped(towpath_domain::Clock::system().now())
 }
 
-/// Embeds a text by the animals in it: cats, dogs, fishes.
+/// Numbers that look random and are the same each time: items in 1000 groups, as texts about the same things are.
+fn noise(seed: u64, dims: usize) -> Vec<f32> {
+    let numbers = |seed: u64| -> Vec<f32> {
+        let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+        let mut next = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 40) as f32 / (1_u64 << 24) as f32 - 0.5
+        };
+        // Sums of several are nearly normal.
+        (0..dims).map(|_| (0..6).map(|_| next()).sum::<f32>()).collect()
+    };
+    let group = numbers(seed % 1000 + 7_000_000);
+    let own = numbers(seed + 1);
+    group.iter().zip(own).map(|(group, own)| group + own).collect()
+}
+
+static ANIMALS: [&str; 4] = ["cat", "dog", "fish", "bird"];
+
+/// Embeds a text by the animals in it: cats, dogs, fishes. A number is embedded as [`noise`].
 struct Endpoint {
     base_url: String,
     state: Arc<EndpointState>,
@@ -84,11 +122,13 @@ async fn embeddings(State(state): State<Arc<EndpointState>>, body: Bytes) -> (St
     if texts.iter().any(|text| text.contains("poison")) {
         return (StatusCode::BAD_REQUEST, "no poison".to_owned());
     }
-    let animals = ["cat", "dog", "fish", "bird"];
     let dims: usize = body["model"].as_str().unwrap().parse().unwrap();
     let embed = |text: &String| -> Vec<f64> {
+        if let Ok(seed) = text.parse::<u64>() {
+            return noise(seed, dims).into_iter().map(f64::from).collect();
+        }
         let count = |animal: &&str| text.matches(*animal).count() as f64 + 0.01;
-        animals[..dims].iter().map(count).collect()
+        ANIMALS.iter().cycle().take(dims).map(count).collect()
     };
     let data: Vec<Value> = texts
         .iter()
@@ -410,4 +450,71 @@ async fn graphs_search_by_meaning(server: Server) {
     let keys: Vec<&Value> = found.iter().map(|item| &item["key"]).collect();
     assert_eq!(json!(keys), json!(["old", "new"]));
     assert!(found[0]["score"].as_f64().unwrap() > 0.9);
+}
+
+/// Prints recall and time of searches.
+async fn figures(server: Server) {
+    let (items, dims, queries) = FIGURES;
+    let endpoint = Endpoint::start().await;
+    server.index(Some(endpoint.settings(dims, &["text"]))).await;
+    let namespace = space("figures");
+    let vectors: Vec<Vec<f32>> = (0..items).map(|seed| noise(seed, dims)).collect();
+    let keys: Vec<String> = (0..items).map(|seed| format!("{seed:06}")).collect();
+    for (keys, vectors) in keys.chunks(500).zip(vectors.chunks(500)) {
+        let embedded: Vec<EmbeddedItem> = keys
+            .iter()
+            .zip(vectors)
+            .map(|(key, vector)| EmbeddedItem {
+                item: PendingItem {
+                    namespace: "figures".to_owned(),
+                    key: key.clone(),
+                    value: "{}".to_owned(),
+                    index_paths: None,
+                    attempts: 0,
+                },
+                vectors: vec![vector.iter().flat_map(|number| number.to_le_bytes()).collect()],
+            })
+            .collect();
+        server
+            .store()
+            .write(async |tx| {
+                for key in keys {
+                    items::put(tx, server.tenant, &namespace, key, "{}", None, None).await?;
+                    item_vectors::enqueue(tx, server.tenant, &namespace, key).await?;
+                }
+                item_vectors::save(tx, server.tenant, 1, &embedded).await
+            })
+            .await
+            .unwrap();
+    }
+    let began = Instant::now();
+    server.ranked("figures", "0", &json!({}), 10, 0).await;
+    eprintln!("first search, which reads all vectors: {:?}", began.elapsed());
+    let (mut times, mut hits) = (Vec::new(), 0);
+    for query in 0..queries {
+        let seed = 10_000_000 + query * 37;
+        let began = Instant::now();
+        let found = server.ranked("figures", &seed.to_string(), &json!({}), 10, 0).await;
+        times.push(began.elapsed());
+        let query = noise(seed, dims);
+        let likeness = |vector: &Vec<f32>| {
+            let sum: f64 = vector.iter().zip(&query).map(|(a, b)| f64::from(a * b)).sum();
+            sum / vector.iter().map(|a| f64::from(a * a)).sum::<f64>().sqrt()
+        };
+        let mut exact: Vec<(f64, &String)> = vectors.iter().map(likeness).zip(&keys).collect();
+        exact.sort_by(|a, b| b.0.total_cmp(&a.0));
+        hits += found
+            .items
+            .iter()
+            .filter(|item| exact[..10].iter().any(|(_, key)| **key == item.key))
+            .count();
+    }
+    times.sort();
+    let recall = hits as f64 / (10 * times.len()) as f64;
+    eprintln!(
+        "recall@10 {recall:.3}; p50 {:?}; p99 {:?}",
+        times[times.len() / 2],
+        times[times.len() * 99 / 100]
+    );
+    assert!(recall >= 0.95, "{recall}");
 }
