@@ -10,8 +10,9 @@ use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_domain::{JobId, TenantId};
 use towpath_durable::{Ctx, Failure, IntoFailure, Outcome, Start, Workflow};
 use towpath_runtime::EmbedError;
+use towpath_store::item_vectors::pgvector::{self, Missing};
 use towpath_store::item_vectors::{self, EmbeddedItem, PendingItem};
-use towpath_store::{self as store, Tx};
+use towpath_store::{self as store, Dialect, Tx};
 
 use crate::agent::AgentServices;
 use crate::item_index::{IndexSettings, matrix};
@@ -24,6 +25,8 @@ pub const POOL: &str = "embeddings";
 const BATCH: (i64, usize) = (64, 512 << 10);
 /// Items that are queued at a time after a change of the setting.
 const WALK: i64 = 1000;
+/// Vectors that are copied at a time to the index of pgvector.
+const COPY: i64 = 200;
 /// Rows that are removed at a time once the setting is gone.
 const CLEAR: i64 = 1000;
 /// A worker with another setting leaves the job alone this long: a server with the new graph file is starting.
@@ -59,6 +62,7 @@ impl Workflow for EmbedItems {
     async fn run(&self, ctx: &mut Ctx, world: &AgentServices) -> Outcome {
         let &Self { tenant, mark } = self;
         let mut batch = ctx.cursor::<u64>()?.unwrap_or_default();
+        let mut may_copy = world.store.dialect() == Dialect::Postgres;
         loop {
             let row = world
                 .store
@@ -89,9 +93,18 @@ impl Workflow for EmbedItems {
                 .read(async |tx| item_vectors::pending(tx, tenant, BATCH.0, BATCH.1).await)
                 .await
                 .retry()?;
+            let is_idle = items.is_empty() && !row.walking;
             if !items.is_empty() {
                 embed(ctx, world, settings, (tenant, row.space, batch), items).await?;
-            } else if !row.walking
+            }
+            let copied = if may_copy {
+                copy(ctx, world, (tenant, row.space), settings.dims).await?
+            } else {
+                Copied::Nothing
+            };
+            may_copy &= copied != Copied::Unavailable;
+            if is_idle
+                && copied != Copied::Vectors
                 && ctx
                     .commit(async |tx| item_vectors::release_job(tx, tenant, mark).await)
                     .await?
@@ -103,6 +116,52 @@ impl Workflow for EmbedItems {
 
     async fn end(tx: &mut Tx<'_>, input: &Self, _: EndReason) -> store::Result<()> {
         item_vectors::clear_job(tx, input.tenant, input.mark).await
+    }
+}
+
+/// What was copied to the index of pgvector.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Copied {
+    Vectors,
+    /// It has all.
+    Nothing,
+    /// There is none, or it failed: searches do without it.
+    Unavailable,
+}
+
+/// Copies vectors that are missing in the index of pgvector.
+async fn copy(
+    ctx: &mut Ctx,
+    world: &AgentServices,
+    (tenant, space): (TenantId, i64),
+    dims: usize,
+) -> Result<Copied, Failure> {
+    let missing = world
+        .store
+        .read(async |tx| pgvector::missing(tx, tenant, space, dims, COPY).await)
+        .await;
+    let vectors = match missing {
+        Ok(Missing::Vectors(vectors)) => vectors,
+        Ok(Missing::Nothing) => return Ok(Copied::Nothing),
+        Ok(Missing::Unavailable) => return Ok(Copied::Unavailable),
+        Err(error) => {
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "the index of pgvector cannot be read"
+            );
+            return Ok(Copied::Unavailable);
+        }
+    };
+    let added = ctx
+        .commit(async |tx| pgvector::add(tx, tenant, space, dims, &vectors).await)
+        .await;
+    match added {
+        Ok(()) => Ok(Copied::Vectors),
+        Err(error @ (Failure::Retry(_) | Failure::Fatal(_))) => {
+            tracing::warn!(%error, "vectors cannot be copied to the index of pgvector");
+            Ok(Copied::Unavailable)
+        }
+        Err(error) => Err(error),
     }
 }
 

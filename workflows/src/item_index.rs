@@ -1,8 +1,9 @@
 //! Search of the store by meaning: the setting, the vectors of a query, and the ranking.
 //!
-//! Vectors are in the database. [`matrix`] holds those of a workspace in memory, with less precision, and finds
-//! candidates; the database gives their vectors, checks the filter, and so decides the order. Where the vectors are too
-//! many for memory, or the filter leaves too few candidates, all vectors are read.
+//! Vectors are in the database. The index of the extension pgvector finds candidates where it is installed. Elsewhere
+//! [`matrix`] does, which holds the vectors of a workspace in memory, with less precision. The database gives the vectors
+//! of candidates, checks the filter, and so decides the order. Where the vectors are too many for memory, or the filter
+//! leaves too few candidates, all vectors are read.
 
 pub(crate) mod matrix;
 
@@ -16,9 +17,10 @@ use towpath_domain::TenantId;
 use towpath_domain::agent::namespace::Namespace;
 use towpath_outbound::Guard;
 use towpath_runtime::{EmbedError, Embedder, GraphSet};
+use towpath_store::item_vectors::pgvector::{self, Missing};
 use towpath_store::item_vectors::{self, ItemIndex as IndexRow};
 use towpath_store::items::{self, Item};
-use towpath_store::{self as store, Store, Tx};
+use towpath_store::{self as store, Dialect, Store, Tx};
 
 use self::matrix::{Candidate, Matrix, cosine, floats};
 use crate::agent::Reloadable;
@@ -193,7 +195,13 @@ impl ItemIndex {
                 let Some(row) = row.filter(|row| row.job_id.is_none()) else {
                     return Ok(false);
                 };
-                Ok(row.walking || row.embedder.is_empty() || item_vectors::has_due(tx, tenant).await?)
+                if row.walking || row.embedder.is_empty() || item_vectors::has_due(tx, tenant).await? {
+                    return Ok(true);
+                }
+                // The extension may have been installed since.
+                let dims = (*self.settings()).as_ref().map_or(0, |settings| settings.dims);
+                let missing = pgvector::missing(tx, tenant, row.space, dims, 1).await?;
+                Ok(matches!(missing, Missing::Vectors(_)))
             })
             .await?;
         if idle {
@@ -266,9 +274,12 @@ impl ItemIndex {
             search,
             query: Arc::new(query),
         };
-        let found = match self.matrix(tenant, &row, settings.dims).await? {
-            Some(matrix) => ranking.by_candidates(&matrix).await?,
-            None => None,
+        let found = if let Some(names) = ranking.nearest_by_pgvector().await {
+            ranking.by_names(&names).await?
+        } else if let Some(matrix) = self.matrix(tenant, &row, settings.dims).await? {
+            ranking.by_candidates(&matrix).await?
+        } else {
+            None
         };
         let mut found = match found {
             Some(found) => found,
@@ -356,6 +367,36 @@ impl Ranking<'_> {
         self.search.offset.saturating_add(self.search.limit)
     }
 
+    /// Names of near items, the nearest first; `None` without an index of pgvector that has all vectors.
+    async fn nearest_by_pgvector(&self) -> Option<Vec<(String, String)>> {
+        if self.store.dialect() != Dialect::Postgres {
+            return None;
+        }
+        let read = self
+            .store
+            .read(async |tx| pgvector::nearest(tx, self.tenant, self.space, &self.query).await)
+            .await;
+        read.unwrap_or_else(|error| {
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "a search in pgvector failed; the index in memory is used"
+            );
+            None
+        })
+    }
+
+    /// Looks up what is near; `None` if too few of it match, so that others must be looked at.
+    async fn by_names(&self, names: &[(String, String)]) -> store::Result<Option<Scored>> {
+        let is_all = names.len() < pgvector::MAX_NEAREST;
+        if !is_all && self.needed().saturating_mul(2) > names.len() {
+            return Ok(None);
+        }
+        let mut seen = HashSet::new();
+        let names: Vec<(String, String)> = names.iter().filter(|name| seen.insert(*name)).cloned().collect();
+        let found = self.look_up(&names, None).await?;
+        Ok((is_all || found.len() >= self.needed()).then_some(found))
+    }
+
     /// Looks candidates up, the likeliest first, until there are enough; `None` if that takes too many.
     async fn by_candidates(&self, matrix: &SharedMatrix) -> store::Result<Option<Scored>> {
         let mut candidates = self.scan(matrix).await;
@@ -372,7 +413,7 @@ impl Ranking<'_> {
                 let named = candidates[done..end].iter().filter_map(|&one| matrix.name(one));
                 named.filter(|name| seen.insert(name.clone())).collect()
             };
-            found.extend(self.look_up(&names, matrix).await?);
+            found.extend(self.look_up(&names, Some(matrix)).await?);
             done = end;
             count = count.saturating_mul(4);
         }
@@ -387,9 +428,9 @@ impl Ranking<'_> {
     }
 
     /// The named items that match, with their scores. Vectors that are gone leave the memory.
-    async fn look_up(&self, names: &[(String, String)], matrix: &SharedMatrix) -> store::Result<Scored> {
+    async fn look_up(&self, names: &[(String, String)], matrix: Option<&SharedMatrix>) -> store::Result<Scored> {
         let ItemSearch { prefix, filter, .. } = self.search;
-        let seq = matrix.read().seq();
+        let seq = matrix.map(|matrix| matrix.read().seq());
         let read = self.store.read(async |tx| {
             let items = items::search_among(tx, self.tenant, prefix, filter, names).await?;
             let vectors = item_vectors::of_items(tx, self.tenant, self.space, names).await?;
@@ -402,11 +443,12 @@ impl Ranking<'_> {
             let best = scores.entry((vector.namespace, vector.key)).or_insert(score);
             *best = best.max(score);
         }
-        for (namespace, key) in names.iter().filter(|name| !scores.contains_key(*name)) {
+        if let Some(matrix) = matrix {
             let mut matrix = matrix.write();
             // What was added since may be newer than what was read here.
-            if matrix.seq() == seq {
-                matrix.remove(namespace, key);
+            if seq == Some(matrix.seq()) {
+                let gone = names.iter().filter(|name| !scores.contains_key(*name));
+                gone.for_each(|(namespace, key)| matrix.remove(namespace, key));
             }
         }
         let scored = |item: Item| scores.get(&item.indexed_name()).map(|&score| (score, item));

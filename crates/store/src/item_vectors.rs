@@ -8,6 +8,8 @@
 //! One job of a workspace writes vectors, and each batch locks the row of `item_index`: whoever has read up to a number
 //! has everything that was written before it.
 
+pub mod pgvector;
+
 use std::ops::ControlFlow;
 
 use sqlx::FromRow;
@@ -358,7 +360,7 @@ pub async fn save(tx: &mut Tx<'_>, tenant: TenantId, space: i64, embedded: &[Emb
             })
         })
         .collect();
-    delete_named(tx, tenant, Named::Vectors, &unchanged).await?;
+    delete_named(tx, tenant, ItemTable::Vectors, &unchanged).await?;
     let mut seq = last - count;
     let mut rows = Vec::new();
     for one in &unchanged {
@@ -384,7 +386,7 @@ pub async fn save(tx: &mut Tx<'_>, tenant: TenantId, space: i64, embedded: &[Emb
         query.rows(rows.by_ref().take(ROWS));
         query.execute(tx).await?;
     }
-    delete_named(tx, tenant, Named::Queue, &unchanged).await?;
+    delete_named(tx, tenant, ItemTable::Queue, &unchanged).await?;
     Ok(unchanged.len())
 }
 
@@ -419,21 +421,21 @@ async fn lock(tx: &mut Tx<'_>, tenant: TenantId, embedded: &[EmbeddedItem]) -> R
 }
 
 #[derive(Clone, Copy)]
-enum Named {
+enum ItemTable {
     Vectors,
     Queue,
 }
 
-async fn delete_named(tx: &mut Tx<'_>, tenant: TenantId, what: Named, items: &[&EmbeddedItem]) -> Result<()> {
+async fn delete_named(tx: &mut Tx<'_>, tenant: TenantId, what: ItemTable, items: &[&EmbeddedItem]) -> Result<()> {
     let text = match what {
-        Named::Vectors => sql!(tx,
+        ItemTable::Vectors => sql!(tx,
             sqlite: "DELETE FROM item_vector WHERE tenant_id = $1
                      AND (namespace, key) IN (SELECT value ->> 0, value ->> 1 FROM json_each($2))",
             postgres: "DELETE FROM item_vector WHERE ctid = ANY (ARRAY (
                            SELECT found.ctid FROM json_array_elements($2::json) AS read, LATERAL (
                                SELECT v.ctid FROM item_vector AS v WHERE v.tenant_id = $1
                                AND v.namespace = read ->> 0 AND v.key = read ->> 1 LIMIT 1000) AS found))"),
-        Named::Queue => sql!(tx,
+        ItemTable::Queue => sql!(tx,
             sqlite: "DELETE FROM item_embedding WHERE tenant_id = $1
                      AND (namespace, key) IN (SELECT value ->> 0, value ->> 1 FROM json_each($2))",
             postgres: "DELETE FROM item_embedding WHERE ctid = ANY (ARRAY (
