@@ -199,8 +199,11 @@ impl ItemIndex {
                     return Ok(true);
                 }
                 // The extension may have been installed since.
-                let dims = (*self.settings()).as_ref().map_or(0, |settings| settings.dims);
-                let missing = pgvector::missing(tx, tenant, row.space, dims, 1).await?;
+                let settings = self.settings();
+                let Some(settings) = (*settings).as_ref().filter(|settings| settings.is(&row)) else {
+                    return Ok(false);
+                };
+                let missing = pgvector::missing(tx, tenant, row.space, settings.dims, 1).await?;
                 Ok(matches!(missing, Missing::Vectors(_)))
             })
             .await?;

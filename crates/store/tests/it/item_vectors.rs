@@ -6,10 +6,11 @@ use std::time::Duration;
 use serde_json::Map;
 use towpath_domain::agent::namespace::Namespace;
 use towpath_domain::{JobId, TenantId};
+use towpath_store::item_vectors::pgvector::{self, Missing};
 use towpath_store::item_vectors::{self, EmbeddedItem, ItemIndex, PendingItem};
 use towpath_store::{Store, items};
 
-use crate::database::Database;
+use crate::database::{Database, run};
 
 macro_rules! on_both {
     ($($name:ident),* $(,)?) => {$(
@@ -376,4 +377,73 @@ async fn vectors_are_read_by_name_number_and_filter(database: Database) {
         keys.sort();
         assert_eq!(keys, expected);
     }
+}
+
+#[tokio::test]
+async fn pgvector_finds_what_is_near_where_it_is_installed() {
+    let Some(database) = Database::postgres().await else {
+        return;
+    };
+    let database = migrated(database).await;
+    let (store, tenant) = (&database.store, TenantId::new());
+    configure(store, tenant, "e", "[]").await;
+    for key in ["a", "b", "c"] {
+        put(store, tenant, "users", key, "{}").await;
+    }
+    let space_of_vectors = index(store, tenant).await.space;
+    let embedded: Vec<EmbeddedItem> = pending(store, tenant)
+        .await
+        .into_iter()
+        .map(|item| {
+            let numbers: [f32; 2] = match item.key.as_str() {
+                "a" => [1.0, 0.0],
+                "b" => [1.0, 1.0],
+                _ => [0.0, 1.0],
+            };
+            EmbeddedItem {
+                item,
+                vectors: vec![numbers.iter().flat_map(|number| number.to_le_bytes()).collect()],
+            }
+        })
+        .collect();
+    store
+        .write(async |tx| item_vectors::save(tx, tenant, space_of_vectors, &embedded).await)
+        .await
+        .unwrap();
+    let missing = async || {
+        let missing = store.read(async |tx| pgvector::missing(tx, tenant, space_of_vectors, 2, 10).await);
+        missing.await.unwrap()
+    };
+    let nearest = async || {
+        let nearest = store.read(async |tx| pgvector::nearest(tx, tenant, space_of_vectors, &[0.1, 1.0]).await);
+        let names = nearest.await.unwrap();
+        names.map(|names| names.into_iter().map(|(_, key)| key).collect::<Vec<_>>())
+    };
+    assert_eq!((missing().await, nearest().await), (Missing::Unavailable, None));
+    let installed = store.write(async |tx| run(tx, "CREATE EXTENSION vector").await).await;
+    if let Err(error) = installed {
+        eprintln!("skipped: this PostgreSQL server has no pgvector: {error:?}");
+        return;
+    }
+    let Missing::Vectors(vectors) = missing().await else {
+        panic!("nothing was copied yet")
+    };
+    assert_eq!((vectors.len(), nearest().await), (3, None));
+    // Deleted while it was being copied.
+    let users = space("users");
+    store
+        .write(async |tx| items::delete(tx, tenant, &users, "b").await)
+        .await
+        .unwrap();
+    store
+        .write(async |tx| pgvector::add(tx, tenant, space_of_vectors, 2, &vectors).await)
+        .await
+        .unwrap();
+    assert_eq!(missing().await, Missing::Nothing);
+    assert_eq!(nearest().await.unwrap(), ["c", "a"]);
+    store
+        .write(async |tx| items::delete(tx, tenant, &users, "c").await)
+        .await
+        .unwrap();
+    assert_eq!(nearest().await.unwrap(), ["a"]);
 }
