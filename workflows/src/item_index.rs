@@ -30,6 +30,8 @@ use crate::embed_items;
 pub const MAX_DIMS: usize = 8192;
 /// Memory of the vectors of a workspace. More are read from the database by each search.
 const MAX_BYTES: usize = 512 << 20;
+/// Vectors that are read by one statement: statements have a time limit.
+const LOADED_AT_ONCE: i64 = 20_000;
 /// How long a workspace is not read again that was too large.
 const TOO_LARGE_FOR: Duration = Duration::from_secs(600);
 /// The minimum number of candidates.
@@ -333,21 +335,25 @@ impl ItemIndex {
 
     /// Reads the vectors that are not in memory yet. Returns whether there is room for all.
     async fn load(&self, tenant: TenantId, row: &IndexRow, matrix: &SharedMatrix) -> store::Result<bool> {
-        if matrix.read().seq() < row.last_seq {
+        let is_behind = || {
+            let matrix = matrix.read();
+            matrix.seq() < row.last_seq && matrix.bytes() <= MAX_BYTES
+        };
+        while is_behind() {
             let reading = self.0.store.read(async |tx| {
-                let after = matrix.read().seq();
-                item_vectors::each_after(tx, tenant, row.space, after, |vector| {
-                    let mut matrix = matrix.write();
-                    matrix.add(vector);
-                    if matrix.bytes() > MAX_BYTES {
-                        ControlFlow::Break(())
-                    } else {
-                        ControlFlow::Continue(())
-                    }
+                let (after, mut count) = (matrix.read().seq(), 0);
+                item_vectors::each_after(tx, tenant, row.space, after, LOADED_AT_ONCE, |vector| {
+                    matrix.write().add(vector);
+                    count += 1;
+                    ControlFlow::Continue(())
                 })
-                .await
+                .await?;
+                Ok(count)
             });
-            reading.await?;
+            if reading.await? < LOADED_AT_ONCE {
+                // The vectors with the last numbers may be gone.
+                matrix.write().caught_up(row.last_seq);
+            }
         }
         Ok(matrix.read().bytes() <= MAX_BYTES)
     }
@@ -469,7 +475,6 @@ impl Ranking<'_> {
                     cosine(&floats(&vector.vector), &self.query),
                     (vector.namespace, vector.key),
                 );
-                ControlFlow::Continue(())
             })
             .await?;
             let scores = best.finish();

@@ -476,12 +476,13 @@ pub async fn postpone(tx: &mut Tx<'_>, tenant: TenantId, items: &[PendingItem], 
     Ok(())
 }
 
-/// Reads the vectors of a space with numbers above `after`, in their order.
+/// Reads the vectors of a space with numbers above `after`, in their order, at most `limit`.
 pub async fn each_after(
     tx: &mut Tx<'_>,
     tenant: TenantId,
     space: i64,
     after: i64,
+    limit: i64,
     take: impl FnMut(NumberedVector) -> ControlFlow<()>,
 ) -> Result<()> {
     let mut query = Query::new(
@@ -494,7 +495,8 @@ pub async fn each_after(
         .bind(Arg::Int(space))
         .push(" AND seq > ")
         .bind(Arg::Int(after))
-        .push(" ORDER BY seq");
+        .push(" ORDER BY seq")
+        .limit(limit);
     query.each(tx, take).await
 }
 

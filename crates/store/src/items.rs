@@ -246,7 +246,10 @@ pub async fn search_among(
     Ok(found)
 }
 
-/// The vectors of a space that belong to items at `prefix` and below it whose value matches `filter`, in any order.
+/// Items of one statement of [`each_vector`]: statements have a time limit.
+const VECTOR_PAGE: i64 = 5000;
+
+/// Reads the vectors of a space that belong to items at `prefix` and below it whose value matches `filter`.
 ///
 /// # Errors
 /// `Rejected` for an unknown operator or a filter that is too large.
@@ -256,16 +259,41 @@ pub async fn each_vector(
     prefix: &Namespace,
     filter: &Map<String, Value>,
     space: i64,
-    take: impl FnMut(ItemVector) -> ControlFlow<()>,
+    mut take: impl FnMut(ItemVector),
 ) -> Result<()> {
-    let text = "SELECT v.namespace, v.key, v.vector FROM (SELECT namespace AS n, key AS k FROM store_item";
-    let mut query = alive(tx, text, tenant, prefix.labels());
-    filter::push(&mut query, filter)?;
-    query
-        .push(") AS found JOIN item_vector AS v ON v.tenant_id = $1 AND v.namespace = found.n AND v.key = found.k")
-        .push(" WHERE v.space = ")
-        .bind(Arg::Int(space));
-    query.each(tx, take).await
+    let text = "SELECT found.n, found.k, v.vector FROM (SELECT namespace AS n, key AS k FROM store_item";
+    let mut last = (String::new(), String::new());
+    loop {
+        let mut query = alive(tx, text, tenant, prefix.labels());
+        filter::push(&mut query, filter)?;
+        query
+            .push(" AND (namespace, key) > (")
+            .bind(Arg::Text(last.0.clone()))
+            .push(", ")
+            .bind(Arg::Text(last.1.clone()))
+            .push(") ORDER BY namespace, key")
+            .limit(VECTOR_PAGE)
+            .push(") AS found LEFT JOIN item_vector AS v ON v.tenant_id = $1 AND v.namespace = found.n AND v.key = found.k")
+            .push(" AND v.space = ")
+            .bind(Arg::Int(space))
+            .push(" ORDER BY found.n, found.k");
+        let mut items = 0;
+        query
+            .each(tx, |(namespace, key, vector): (String, String, Option<Vec<u8>>)| {
+                if (&namespace, &key) != (&last.0, &last.1) {
+                    last = (namespace.clone(), key.clone());
+                    items += 1;
+                }
+                if let Some(vector) = vector {
+                    take(ItemVector { namespace, key, vector });
+                }
+                ControlFlow::Continue(())
+            })
+            .await?;
+        if items < VECTOR_PAGE {
+            return Ok(());
+        }
+    }
 }
 
 /// A statement about items at `prefix` and below it that have not expired.

@@ -63,6 +63,11 @@ impl Matrix {
         self.seq
     }
 
+    /// There is nothing more up to this number.
+    pub fn caught_up(&mut self, seq: i64) {
+        self.seq = self.seq.max(seq);
+    }
+
     /// Approximate memory.
     pub const fn bytes(&self) -> usize {
         self.bytes

@@ -101,7 +101,7 @@ async fn vectors(store: &Store, tenant: TenantId, space: i64, after: i64) -> Vec
     store
         .read(async |tx| {
             let mut found = Vec::new();
-            item_vectors::each_after(tx, tenant, space, after, |vector| {
+            item_vectors::each_after(tx, tenant, space, after, 1000, |vector| {
                 found.push((vector.key, vector.part, vector.seq));
                 ControlFlow::Continue(())
             })
@@ -366,8 +366,7 @@ async fn vectors_are_read_by_name_number_and_filter(database: Database) {
             .read(async |tx| {
                 let mut keys = Vec::new();
                 items::each_vector(tx, tenant, &users, filter, space_of_vectors, |vector| {
-                    keys.push(vector.key);
-                    ControlFlow::Continue(())
+                    keys.push(vector.key)
                 })
                 .await?;
                 Ok(keys)
