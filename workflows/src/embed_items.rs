@@ -100,11 +100,11 @@ impl Workflow for EmbedItems {
             let copied = if may_copy {
                 copy(ctx, world, (tenant, row.space), settings.dims).await?
             } else {
-                Copied::Nothing
+                CopyProgress::Nothing
             };
-            may_copy &= copied != Copied::Unavailable;
+            may_copy &= copied != CopyProgress::Unavailable;
             if is_idle
-                && copied != Copied::Vectors
+                && copied != CopyProgress::Copied
                 && ctx
                     .commit(async |tx| item_vectors::release_job(tx, tenant, mark).await)
                     .await?
@@ -121,8 +121,8 @@ impl Workflow for EmbedItems {
 
 /// What was copied to the index of pgvector.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Copied {
-    Vectors,
+enum CopyProgress {
+    Copied,
     /// It has all.
     Nothing,
     /// There is none, or it failed: searches do without it.
@@ -135,31 +135,31 @@ async fn copy(
     world: &AgentServices,
     (tenant, space): (TenantId, i64),
     dims: usize,
-) -> Result<Copied, Failure> {
+) -> Result<CopyProgress, Failure> {
     let missing = world
         .store
         .read(async |tx| pgvector::missing(tx, tenant, space, dims, COPY).await)
         .await;
     let vectors = match missing {
         Ok(Missing::Vectors(vectors)) => vectors,
-        Ok(Missing::Nothing) => return Ok(Copied::Nothing),
-        Ok(Missing::Unavailable) => return Ok(Copied::Unavailable),
+        Ok(Missing::Nothing) => return Ok(CopyProgress::Nothing),
+        Ok(Missing::Unavailable) => return Ok(CopyProgress::Unavailable),
         Err(error) => {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
                 "the index of pgvector cannot be read"
             );
-            return Ok(Copied::Unavailable);
+            return Ok(CopyProgress::Unavailable);
         }
     };
     let added = ctx
         .commit(async |tx| pgvector::add(tx, tenant, space, dims, &vectors).await)
         .await;
     match added {
-        Ok(()) => Ok(Copied::Vectors),
+        Ok(()) => Ok(CopyProgress::Copied),
         Err(error @ (Failure::Retry(_) | Failure::Fatal(_))) => {
             tracing::warn!(%error, "vectors cannot be copied to the index of pgvector");
-            Ok(Copied::Unavailable)
+            Ok(CopyProgress::Unavailable)
         }
         Err(error) => Err(error),
     }

@@ -243,7 +243,7 @@ impl ItemIndex {
         for some in texts.chunks(TEXTS_PER_CALL) {
             // A set that is replaced meanwhile lives until its answer.
             let graphs = self.0.graphs.current();
-            let pool = graphs.host_pool().map(Arc::as_ref);
+            let pool = graphs.host_pool().map(|pool| &**pool);
             let embedded = settings.embedder.embed(some, settings.dims, &self.0.guard, pool);
             vectors.extend(embedded.await?);
         }
