@@ -274,6 +274,30 @@ mod tests {
     }
 
     #[test]
+    fn an_index_that_cannot_be_used_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("langgraph.json");
+        let text = r#"{"graphs": {"e": {"native": "echo"}}, "env": {"OPENAI_API_KEY": "k"},
+            "store": {"index": {"dims": 8, "embed": "openai:small"}}}"#;
+        std::fs::write(&path, text).unwrap();
+        let index = GraphFile::read(&path)
+            .unwrap()
+            .index(&BTreeMap::new())
+            .unwrap()
+            .unwrap();
+        assert_eq!(
+            (index.dims, index.embed.as_str(), &index.fields[..]),
+            (8, "openai:small", &["$".to_owned()][..])
+        );
+        std::fs::write(&path, text.replace("8", "\"8\"")).unwrap();
+        let Err(refused) = GraphFile::read(&path) else {
+            panic!("dimensions are a number")
+        };
+        assert!(refused.to_string().contains("store.index.dims"), "{refused}");
+        assert!(refused.is::<Usage>());
+    }
+
+    #[test]
     fn a_file_of_python_graphs_says_what_they_need() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("langgraph.json");
