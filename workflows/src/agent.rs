@@ -14,6 +14,7 @@ use towpath_runtime::GraphSet;
 use towpath_store::Store;
 use towpath_store::threads::Ttl;
 
+use crate::item_index::ItemIndex;
 use crate::run_agent::RunLoader;
 use crate::tracer::Tracer;
 
@@ -32,6 +33,8 @@ pub struct AgentServices {
     pub graphs: GraphSet,
     /// Checks addresses from users.
     pub guard: Guard,
+    /// The index of the store's items.
+    pub items: ItemIndex,
     /// Traces runs of graphs that are declared as data, if a platform is configured.
     pub tracer: Option<Tracer>,
     pub settings: Settings,
@@ -149,5 +152,6 @@ pub fn registry() -> Registry<AgentServices> {
         .with::<crate::send_webhook::SendWebhook>()
         .with::<crate::send_push::SendPush>()
         .with::<crate::fire_cron::FireCron>()
+        .with::<crate::embed_items::EmbedItems>()
         .with::<crate::sweep_agent::SweepAgent>()
 }

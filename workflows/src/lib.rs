@@ -33,6 +33,7 @@
 //! | [`send_webhook`] | none | notifies an address about the end of a run |
 //! | [`send_push`] | none | notifies an address about the state of an Agent2Agent task |
 //! | [`fire_cron`] | none | starts a cron's run, records the next firing |
+//! | [`embed_items`] | none | embeds items of the store |
 //! | [`sweep_agent`] | none | deletes expired data |
 
 pub mod a2a;
@@ -54,12 +55,14 @@ pub mod delete_volume;
 pub mod deployment_host;
 pub mod deployment_log;
 pub mod deployments;
+pub mod embed_items;
 pub mod export_part;
 pub mod fill_pool;
 pub mod fire_cron;
 pub mod flush_wal;
 pub mod images;
 pub mod index_runs;
+pub mod item_index;
 pub mod keeper;
 pub mod metric;
 pub mod quarantine;

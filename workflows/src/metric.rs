@@ -14,6 +14,9 @@ pub(crate) const SEGMENTS_REMOVED: &str = "towpath_segments_removed_total";
 pub(crate) const REMOVALS_FAILED: &str = "towpath_segment_removals_failed_total";
 pub(crate) const QUARANTINE_DROPPED: &str = "towpath_quarantine_dropped_total";
 
+pub(crate) const ITEMS_EMBEDDED: &str = "towpath_items_embedded_total";
+pub(crate) const ITEMS_REFUSED: &str = "towpath_items_refused_total";
+
 pub(crate) const DEPLOYMENT_STEP_SECONDS: &str = "towpath_deployment_step_seconds";
 
 pub(crate) const BOXES: &str = "towpath_sandboxes";
@@ -61,6 +64,16 @@ pub fn describe() {
         Unit::Count,
         "Entries dropped from quarantine because their workspace exceeded its quota"
     );
+    metrics::describe_counter!(
+        ITEMS_EMBEDDED,
+        Unit::Count,
+        "Items of the store whose vectors were written"
+    );
+    metrics::describe_counter!(
+        ITEMS_REFUSED,
+        Unit::Count,
+        "Attempts to embed an item that failed because the embedder refused it"
+    );
     metrics::describe_histogram!(
         DEPLOYMENT_STEP_SECONDS,
         Unit::Seconds,
@@ -102,6 +115,8 @@ pub fn describe() {
         SEGMENTS_REMOVED,
         REMOVALS_FAILED,
         QUARANTINE_DROPPED,
+        ITEMS_EMBEDDED,
+        ITEMS_REFUSED,
         BOX_STARTS_FAILED,
         BOXES_LOST,
     ] {

@@ -115,6 +115,8 @@ impl Workflow for SweepAgent {
         let (over, left_threads) = end_threads(ctx, world, tenant).await?;
         let (cut, behind) = cut_histories(ctx, world, tenant, schedule.next_at, behind).await?;
         let orphans = orphans::end_orphans(ctx, world, tenant).await?;
+        // Items whose embedder refused them earlier, and those whose job failed or ended just before they were written.
+        world.items.resume(tenant).await.retry()?;
         let is_behind = left_items || left_events || left_threads || behind.is_pending();
         if expired + forgotten + over + cut + orphans > 0 {
             tracing::info!(

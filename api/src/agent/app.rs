@@ -11,6 +11,7 @@ use towpath_runtime::GraphSet;
 use towpath_store::Store;
 use towpath_store::threads::Ttl;
 use towpath_workflows::agent::{EVENT_RETENTION, WebhookRules};
+use towpath_workflows::item_index::ItemIndex;
 use towpath_workflows::run_agent::Recorder;
 
 use super::cors::Cors;
@@ -32,6 +33,8 @@ pub struct Parts {
     pub queue: Queue,
     /// Graphs of this server.
     pub graphs: GraphSet,
+    /// The index of the store's items.
+    pub items: ItemIndex,
     /// Workspace of this server: all rows it reads or writes belong to it.
     pub tenant: TenantId,
     /// Store with API keys; without it callers need no key.

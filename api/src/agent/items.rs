@@ -1,12 +1,18 @@
 //! The long-term store: JSON objects under a namespace and a key.
 
+use std::time::Duration;
+
 use axum::extract::State;
-use http::StatusCode;
+use axum::response::{IntoResponse as _, Response};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use towpath_domain::agent::namespace::Namespace;
+use towpath_domain::agent::text_path;
+use towpath_runtime::EmbedError;
 use towpath_store::items;
+use towpath_workflows::item_index::{self, SearchError};
 
 use super::answer::{Json, Time, raw};
 use super::app::AgentApp;
@@ -19,6 +25,9 @@ use crate::routes::{Routes, routes};
 const LONGEST_KEY: usize = 1000;
 /// Maximum number of items in one search.
 const MAX_RESULTS: i64 = 10_000;
+/// Says that some items are not embedded yet.
+const INDEX_HEADER: HeaderName = HeaderName::from_static("x-towpath-index");
+const EMBEDDER_RETRY: Duration = Duration::from_secs(5);
 
 pub(super) fn routes() -> Routes<AgentApp> {
     Routes::default()
@@ -58,7 +67,7 @@ impl TryFrom<items::Item> for Item {
 pub(crate) struct FoundItem {
     #[serde(flatten)]
     item: Item,
-    /// Similarity to the query; always null without an index.
+    /// Similarity to the query, from -1 to 1; null without a query.
     score: Option<f64>,
 }
 
@@ -86,6 +95,32 @@ pub(crate) struct NewItem {
     #[serde(default, deserialize_with = "deserialize_nullable")]
     #[schema(value_type = Option<f64>, exclusive_minimum = 0)]
     ttl: Option<Option<f64>>,
+    /// Paths to the texts that are embedded, or false for none; by default those of `store.index.fields`.
+    index: Option<IndexChoice>,
+}
+
+/// What of an item is embedded.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(untagged)]
+pub(crate) enum IndexChoice {
+    /// False: nothing. True: the default.
+    Switch(bool),
+    /// Paths such as `$`, `text` or `notes[*].text`.
+    Paths(Vec<String>),
+}
+
+impl IndexChoice {
+    /// Paths, none for nothing, or the default.
+    fn paths(self) -> Result<Option<Vec<String>>, AgentError> {
+        match self {
+            Self::Switch(true) => Ok(None),
+            Self::Switch(false) => Ok(Some(Vec::new())),
+            Self::Paths(paths) => match text_path::check(&paths) {
+                Ok(()) => Ok(Some(paths)),
+                Err(why) => Err(AgentError::invalid(format!("index: {why}"))),
+            },
+        }
+    }
 }
 
 /// Distinguishes null from absent.
@@ -151,7 +186,7 @@ pub(crate) struct ItemSearch {
     #[serde(default, deserialize_with = "whole")]
     #[schema(minimum = 0)]
     offset: Option<i64>,
-    /// Natural language query. Ranks only with an index, which this server does not have.
+    /// Ranks the items by their similarity to this text. Needs `store.index` in the graph file.
     query: Option<String>,
     refresh_ttl: Option<bool>,
 }
@@ -192,9 +227,17 @@ pub(crate) async fn put(State(app): State<AgentApp>, Body(new): Body<NewItem>) -
     if minutes.is_some_and(|minutes| !minutes.is_finite() || minutes <= 0.0) {
         return Err(AgentError::invalid("ttl: expected a positive number of minutes"));
     }
+    let index = match new.index {
+        Some(choice) => choice.paths()?,
+        None => None,
+    };
+    let (key, paths) = (new.key.as_str(), index.as_deref());
     let value = Value::Object(new.value).to_string();
     app.store
-        .write(async |tx| items::put(tx, app.tenant, &namespace, &new.key, &value, minutes).await)
+        .write(async |tx| {
+            items::put(tx, app.tenant, &namespace, key, &value, minutes, paths).await?;
+            app.items.written(tx, app.tenant, &namespace, key, paths).await
+        })
         .await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -232,32 +275,74 @@ pub(crate) async fn delete(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Search items below a namespace, last written first.
+/// Search items below a namespace: with a query the most similar first, otherwise the last written first.
+///
+/// While items still have to be embedded, the response to a query has the header `x-towpath-index: incomplete`.
 #[utoipa::path(post, path = "/store/items/search", tag = "store", request_body = ItemSearch,
     responses((status = 200, description = "Items", body = FoundItems), AgentError))]
 pub(crate) async fn search(
     State(app): State<AgentApp>,
     Body(search): Body<ItemSearch>,
-) -> Result<Json<FoundItems>, AgentError> {
+) -> Result<Response, AgentError> {
     let prefix = Namespace::part("namespace_prefix", search.namespace_prefix)?;
     let (limit, offset) = window(search.limit, search.offset, 10)?;
-    // Without an index the query has no effect, like in the reference server.
-    let _ = search.query;
     let filter = search.filter.unwrap_or_default();
-    let found = app
-        .store
-        .read(async |tx| items::search(tx, app.tenant, &prefix, &filter, limit, offset).await)
-        .await?;
+    let mut headers = HeaderMap::new();
+    let query = search.query.as_deref().filter(|query| !query.is_empty());
+    let (found, scores): (Vec<items::Item>, Vec<Option<f64>>) = if let Some(query) = query {
+        let size = |count: i64| usize::try_from(count).unwrap_or(usize::MAX);
+        let search = item_index::ItemSearch {
+            prefix: &prefix,
+            filter: &filter,
+            query,
+            limit: size(limit),
+            offset: size(offset),
+        };
+        let ranked = app.items.search(app.tenant, search).await?;
+        if ranked.is_incomplete {
+            headers.insert(INDEX_HEADER, HeaderValue::from_static("incomplete"));
+        }
+        (ranked.items, ranked.scores.into_iter().map(Some).collect())
+    } else {
+        let read = app
+            .store
+            .read(async |tx| items::search(tx, app.tenant, &prefix, &filter, limit, offset).await);
+        let found = read.await?;
+        let scores = vec![None; found.len()];
+        (found, scores)
+    };
     refresh(&app, search.refresh_ttl, &found).await?;
-    let items = found.into_iter().map(|row| {
+    let items = found.into_iter().zip(scores).map(|(row, score)| {
         Ok(FoundItem {
             item: row.try_into()?,
-            score: None,
+            score,
         })
     });
-    Ok(Json(FoundItems {
-        items: items.collect::<Result<_, AgentError>>()?,
-    }))
+    let items = items.collect::<Result<_, AgentError>>()?;
+    Ok((headers, Json(FoundItems { items })).into_response())
+}
+
+impl From<SearchError> for AgentError {
+    fn from(error: SearchError) -> Self {
+        match error {
+            SearchError::NoIndex => Self::invalid(error.to_string()),
+            SearchError::Embed(EmbedError::Unavailable(_)) => {
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "a search could not embed its query"
+                );
+                Self::unavailable("query: the embedder of the store is unavailable", EMBEDDER_RETRY)
+            }
+            SearchError::Embed(EmbedError::Refused(_)) => {
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "a search could not embed its query"
+                );
+                Self::bad_request("query: the embedder of the store refused this text; the server's log has the reason")
+            }
+            SearchError::Store(error) => error.into(),
+        }
+    }
 }
 
 /// List namespaces with items.

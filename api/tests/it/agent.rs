@@ -4,6 +4,7 @@ mod a2a;
 mod ends;
 mod event_streaming;
 mod identity;
+mod items;
 mod mcp;
 mod stream_model;
 mod streams;
@@ -26,12 +27,13 @@ use towpath_domain::{AssistantId, RunId, TenantId, ThreadId, WorkerId};
 use towpath_durable::{Engine, Registry, Signal};
 use towpath_outbound::{Guard, Policy};
 use towpath_queue::{Event, Events, Queue};
-use towpath_runtime::{GraphServices, Graphs};
+use towpath_runtime::{GraphServices, GraphSet, Graphs};
 use towpath_store::assistants::{self, AssistantContent};
 use towpath_store::run_events::{self, NewBatch};
 use towpath_store::{Options, Store, jobs};
 use towpath_testing::Database;
 use towpath_workflows::agent::{self, AgentServices};
+use towpath_workflows::item_index::ItemIndex;
 use towpath_workflows::run_agent;
 
 use crate::world::{Answer, Call, call, migrate, recorder};
@@ -119,12 +121,15 @@ impl Agent {
                 .await
                 .unwrap();
         }
+        let graphs = GraphSet::new(graphs);
+        let guard = Guard::new(Policy::development());
         let world = AgentServices {
             runs: run_agent::RunLoader::new(store.clone()),
             store: store.clone(),
             queue: queue.clone(),
-            graphs: graphs.into(),
-            guard: Guard::new(Policy::development()),
+            items: ItemIndex::new(store.clone(), graphs.clone(), guard.clone()),
+            graphs,
+            guard,
             tracer: None,
             settings: agent::Settings::default(),
         };
@@ -296,6 +301,7 @@ fn parts(
         engine: None,
         queue: queue.clone(),
         graphs: world.graphs.clone(),
+        items: world.items.clone(),
         tenant,
         keys: None,
         clock: world.store.clock().clone(),

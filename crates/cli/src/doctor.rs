@@ -4,6 +4,7 @@
 
 mod deployment_keeper;
 mod drained_workers;
+mod item_index;
 mod limits;
 mod sandboxes;
 mod secrets;
@@ -334,6 +335,7 @@ async fn database(settings: &Settings, held: bool, findings: &mut Findings) {
             ),
             Err(error) => findings.add("quarantine", Verdict::Failed, error.to_string()),
         }
+        item_index::check(&store, findings).await;
         trust(settings, &store, findings).await;
         secrets::check(settings, &store, findings).await;
     }

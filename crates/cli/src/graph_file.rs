@@ -6,7 +6,8 @@
 //!   "dependencies": [".", "./package", "name-of-a-package"], "python_version": "3.12",
 //!   "env": {"NAME": "value"} or ".env",
 //!   "auth": {"path": "./auth.py:auth", "cache": {"cache_keys": ["authorization"], "ttl_seconds": 60}},
-//!   "store": {"ttl": {"default_ttl": minutes, "refresh_on_read": true}},
+//!   "store": {"ttl": {"default_ttl": minutes, "refresh_on_read": true},
+//!             "index": {"dims": 1536, "embed": "openai:text-embedding-3-small" | "./file.py:function", "fields": ["$"]}},
 //!   "checkpointer": {"ttl": {"strategy": "delete" | "keep_latest", "default_ttl": minutes}},
 //!   "http": {"app": "./app.py:app", "cors": {"allow_origins": […], …}, "mount_prefix": "/…", "disable_…": true,
 //!            "configurable_headers": {"includes": ["x-*"], "excludes": []}}
@@ -15,6 +16,7 @@
 //!
 //! Keys about building images are ignored. Unknown keys are reported.
 
+mod index;
 mod report;
 mod server;
 
@@ -27,6 +29,7 @@ use towpath_outbound::Guard;
 use towpath_runtime::hosted::environment::EnvironmentSpec;
 use towpath_runtime::{GraphServices, Graphs};
 use towpath_workflows::agent::WebhookRules;
+use towpath_workflows::item_index::IndexSettings;
 
 use self::server::Env;
 use crate::exit::Usage;
@@ -92,6 +95,7 @@ impl GraphFile {
         let graphs = Graphs::from_config(&text, folder).map_err(|error| usage(error.to_string()))?;
         let server: Server = serde_json::from_str(&text).map_err(|error| usage(error.to_string()))?;
         server.cors().map_err(usage)?;
+        server.index().map_err(usage)?;
         let env = match &server.env {
             None => BTreeMap::new(),
             Some(Env::Inline(values)) => values
@@ -152,6 +156,18 @@ impl GraphFile {
             headers,
             fields: webhooks.allowed_fields.clone(),
         })
+    }
+
+    /// The index of items. Variables of its endpoint come from the file's environment, else from that of the process.
+    pub fn index(&self, environment: &BTreeMap<String, Secret>) -> anyhow::Result<Option<IndexSettings>> {
+        let index = self.server.index().map_err(|why| anyhow!(Usage(why)))?;
+        let find = |name: &str| {
+            let value = self.env.get(name).or_else(|| environment.get(name))?;
+            Some(value.clone()).filter(|value| !value.reveal().is_empty())
+        };
+        index
+            .map(|index| index.settings(find).map_err(|why| anyhow!(Usage(why))))
+            .transpose()
     }
 
     pub fn environment_spec(&self) -> EnvironmentSpec {
@@ -254,6 +270,30 @@ mod tests {
             panic!("JavaScript graphs are not for this build")
         };
         assert!(refused.to_string().contains("mine"), "{refused}");
+        assert!(refused.is::<Usage>());
+    }
+
+    #[test]
+    fn an_index_that_cannot_be_used_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("langgraph.json");
+        let text = r#"{"graphs": {"e": {"native": "echo"}}, "env": {"OPENAI_API_KEY": "k"},
+            "store": {"index": {"dims": 8, "embed": "openai:small"}}}"#;
+        std::fs::write(&path, text).unwrap();
+        let index = GraphFile::read(&path)
+            .unwrap()
+            .index(&BTreeMap::new())
+            .unwrap()
+            .unwrap();
+        assert_eq!(
+            (index.dims, index.embed.as_str(), &index.fields[..]),
+            (8, "openai:small", &["$".to_owned()][..])
+        );
+        std::fs::write(&path, text.replace("8", "\"8\"")).unwrap();
+        let Err(refused) = GraphFile::read(&path) else {
+            panic!("dimensions are a number")
+        };
+        assert!(refused.to_string().contains("store.index.dims"), "{refused}");
         assert!(refused.is::<Usage>());
     }
 

@@ -297,9 +297,13 @@ pub fn max_processes(settings: &config::HostSettings, slots: usize) -> usize {
     }
 }
 
-/// Whether some graph needs a process.
+/// Whether a graph, the auth, a route or the embedder needs a process.
 fn has_code(file: &GraphFile, graphs: &Graphs) -> bool {
-    !graphs.hosted_paths().is_empty() || file.server.auth().path.is_some() || file.server.has_custom_routes()
+    let embeds = || matches!(file.server.index(), Ok(Some(index)) if index.needs_host());
+    !graphs.hosted_paths().is_empty()
+        || file.server.auth().path.is_some()
+        || file.server.has_custom_routes()
+        || embeds()
 }
 
 /// Project of graphs that name none.

@@ -107,10 +107,13 @@ impl Reloader {
         // Everything is loaded before anything is replaced, so that an error changes nothing.
         let app = self.surface.app(&file)?;
         let authored = self.surface.authored(&file)?;
+        let index = file.index(&self.surface.environment)?;
         let graphs = self.hosting.load(&file).await?;
         wiring::ensure_assistants(&self.surface.store, self.surface.tenant, &graphs).await?;
         // Running runs hold the old set, and its processes end with the last of them.
         drop(self.graphs.replace(graphs));
+        self.surface.items.configure(index);
+        self.surface.items.ensure(self.surface.tenant).await?;
         if of_server(&self.file) != of_server(&file) {
             // The cached callers belong to the old router.
             self.router.replace(agent_router(app));

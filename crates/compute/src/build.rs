@@ -183,13 +183,18 @@ fn install_command(plan: &Plan, config: &Value, top: &Path) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// Whether a configuration names code that needs an environment. Graphs declared as data do not.
+/// Whether a configuration names code that needs an environment. Graphs declared as data do not, and neither does an
+/// embedder that is an endpoint.
 pub(crate) fn has_code(config: &Value) -> bool {
     let graphs = config.get("graphs").and_then(Value::as_object);
     let is_data = |graph: &Value| graph.get("native").is_some();
     graphs.is_none_or(|graphs| !graphs.values().all(is_data))
         || config.get("auth").is_some()
         || config.get("http").is_some()
+        || config
+            .pointer("/store/index/embed")
+            .and_then(Value::as_str)
+            .is_some_and(|embed| !embed.starts_with("openai:"))
 }
 
 /// The configuration, as far as building needs it.

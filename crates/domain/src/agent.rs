@@ -10,6 +10,7 @@ pub mod namespace;
 pub mod request;
 pub mod state;
 pub mod stream;
+pub mod text_path;
 pub mod visibility;
 
 pub use frame::Frame;

@@ -93,6 +93,8 @@ pub enum ItemCall {
         value: Map<String, Value>,
         /// Minutes it lives.
         ttl_minutes: Option<f64>,
+        /// Paths to what is embedded, none for nothing; defaults to the server's setting.
+        index: Option<Vec<String>>,
     },
     /// Answers null.
     Delete { namespace: Vec<String>, key: String },
@@ -102,6 +104,8 @@ pub enum ItemCall {
         prefix: Vec<String>,
         /// Entries the value must have.
         filter: Map<String, Value>,
+        /// Ranks the items by their likeness to it; each then has a `score`.
+        query: Option<String>,
         limit: u32,
         offset: u32,
         /// Whether to restart their time to live; defaults to the server's setting.

@@ -8,6 +8,7 @@
 
 mod checkpoint;
 mod config;
+mod embedding;
 mod execution;
 mod graph;
 mod host;
@@ -22,6 +23,7 @@ mod typed;
 
 pub use checkpoint::{Checkpoint, CheckpointRef, Put, PutWrites, Save, SavedCheckpoint, Versions, Write};
 pub use config::{ConfigError, GraphSet, Graphs};
+pub use embedding::{EmbedError, Embedder, EmbeddingEndpoint};
 pub use execution::{Chunk, Command, Durability, Execution, Finish, Goto, GraphError, Nodes, Packet, StreamMode};
 pub use graph::{Drawing, DrawnEdge, DrawnNode, Graph, NodeData, Schemas, Xray};
 pub use host::{HistoryQuery, Host, HostError, ItemCall};

@@ -16,6 +16,7 @@ mod names;
 mod namespaces;
 
 use std::borrow::Cow;
+use std::ops::ControlFlow;
 
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -24,6 +25,7 @@ use towpath_domain::agent::namespace::{Namespace, split};
 use towpath_domain::{TenantId, Timestamp};
 
 use self::names::{IndexedName, UNCUT};
+use crate::item_vectors::ItemVector;
 use crate::query::{Arg, Query};
 use crate::{Result, Tx, bulk};
 
@@ -56,6 +58,20 @@ impl Item {
     pub fn labels(&self) -> Vec<String> {
         split(&self.namespace)
     }
+
+    /// Its namespace and key as indexes have them: cut if they are too long.
+    #[must_use]
+    pub fn indexed_name(&self) -> (String, String) {
+        let names = IndexedName::of(&self.namespace, &self.key);
+        (names.namespace.into_owned(), names.key.into_owned())
+    }
+}
+
+/// Namespace and key of an item as indexes have them: cut if they are too long.
+pub(crate) fn indexed(namespace: &Namespace, key: &str) -> (String, String) {
+    let dotted = namespace.dotted();
+    let names = IndexedName::of(&dotted, key);
+    (names.namespace.into_owned(), names.key.into_owned())
 }
 
 /// When something that lives `minutes` from `now` ends.
@@ -66,7 +82,8 @@ fn end(now: Timestamp, minutes: Option<f64>) -> Option<Timestamp> {
     Some(now.plus(span))
 }
 
-/// Writes an item, replacing the one that is there.
+/// Writes an item, replacing the one that is there. `index` are the paths to what is embedded, none for nothing; by
+/// default those of the setting.
 pub async fn put(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -74,16 +91,19 @@ pub async fn put(
     key: &str,
     value: &str,
     ttl_minutes: Option<f64>,
+    index: Option<&[String]>,
 ) -> Result<()> {
+    let index = index.map(|paths| Value::from(paths.to_vec()).to_string());
     let now = tx.now();
     let dotted = namespace.dotted();
     let names = IndexedName::of(&dotted, key);
     on!(tx, |conn| sqlx::query(
         "INSERT INTO store_item (tenant_id, namespace, key, value, ttl_minutes, expires_at, created_at, updated_at,
-                                 whole_namespace, whole_key)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $7, $8, $9)
+                                 whole_namespace, whole_key, index_paths)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $7, $8, $9, $10)
          ON CONFLICT (tenant_id, namespace, key) DO UPDATE
          SET value = excluded.value, ttl_minutes = excluded.ttl_minutes, expires_at = excluded.expires_at,
+             index_paths = excluded.index_paths,
              -- What had expired is a new item, though nobody has swept the old one yet.
              created_at = CASE WHEN store_item.expires_at <= excluded.updated_at THEN excluded.created_at
                                ELSE store_item.created_at END,
@@ -98,6 +118,7 @@ pub async fn put(
     .bind(now)
     .bind(names.cut.then_some(&dotted))
     .bind(names.cut.then_some(key))
+    .bind(index)
     .execute(conn)
     .await
     .map(drop))?;
@@ -195,6 +216,84 @@ pub async fn search(
         .push(" ORDER BY updated_at DESC, namespace, key")
         .page(limit, offset);
     query.fetch_all(tx).await
+}
+
+/// Those of the named items that are at `prefix` or below it and whose value matches `filter`, in any order. The names
+/// are as [`Item::indexed_name`] has them.
+///
+/// # Errors
+/// `Rejected` for an unknown operator or a filter that is too large.
+pub async fn search_among(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    prefix: &Namespace,
+    filter: &Map<String, Value>,
+    names: &[(String, String)],
+) -> Result<Vec<Item>> {
+    let mut found = Vec::new();
+    for list in bulk::lists(names.iter().collect()) {
+        let mut query = alive(tx, READ, tenant, prefix.labels());
+        filter::push(&mut query, filter)?;
+        // `$1` is the tenant.
+        let (before, after) = sql!(tx,
+            sqlite: (" AND (namespace, key) IN (SELECT value ->> 0, value ->> 1 FROM json_each(", "))"),
+            postgres: (" AND ctid = ANY (ARRAY (SELECT found.ctid FROM json_array_elements(",
+                "::text::json) AS read, LATERAL (SELECT i.ctid FROM store_item AS i WHERE i.tenant_id = $1 \
+                 AND i.namespace = read ->> 0 AND i.key = read ->> 1 LIMIT 1) AS found))"));
+        query.push(before).bind(Arg::Text(list)).push(after);
+        found.extend(query.fetch_all::<Item>(tx).await?);
+    }
+    Ok(found)
+}
+
+/// Items of one statement of [`each_vector`]: statements have a time limit.
+const VECTOR_PAGE: i64 = 5000;
+
+/// Reads the vectors of a space that belong to items at `prefix` and below it whose value matches `filter`.
+///
+/// # Errors
+/// `Rejected` for an unknown operator or a filter that is too large.
+pub async fn each_vector(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    prefix: &Namespace,
+    filter: &Map<String, Value>,
+    space: i64,
+    mut take: impl FnMut(ItemVector),
+) -> Result<()> {
+    let text = "SELECT found.n, found.k, v.vector FROM (SELECT namespace AS n, key AS k FROM store_item";
+    let mut last = (String::new(), String::new());
+    loop {
+        let mut query = alive(tx, text, tenant, prefix.labels());
+        filter::push(&mut query, filter)?;
+        query
+            .push(" AND (namespace, key) > (")
+            .bind(Arg::Text(last.0.clone()))
+            .push(", ")
+            .bind(Arg::Text(last.1.clone()))
+            .push(") ORDER BY namespace, key")
+            .limit(VECTOR_PAGE)
+            .push(") AS found LEFT JOIN item_vector AS v ON v.tenant_id = $1 AND v.namespace = found.n AND v.key = found.k")
+            .push(" AND v.space = ")
+            .bind(Arg::Int(space))
+            .push(" ORDER BY found.n, found.k");
+        let mut items = 0;
+        query
+            .each(tx, |(namespace, key, vector): (String, String, Option<Vec<u8>>)| {
+                if (&namespace, &key) != (&last.0, &last.1) {
+                    last = (namespace.clone(), key.clone());
+                    items += 1;
+                }
+                if let Some(vector) = vector {
+                    take(ItemVector { namespace, key, vector });
+                }
+                ControlFlow::Continue(())
+            })
+            .await?;
+        if items < VECTOR_PAGE {
+            return Ok(());
+        }
+    }
 }
 
 /// A statement about items at `prefix` and below it that have not expired.

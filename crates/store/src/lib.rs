@@ -46,6 +46,7 @@ pub mod idempotency;
 pub mod image_pull_secrets;
 pub mod image_tokens;
 pub mod integrations;
+pub mod item_vectors;
 pub mod items;
 pub mod jobs;
 pub mod lanes;

@@ -38,7 +38,7 @@ async def peer():
     """One child with all graphs, for tests that do not harm it."""
     made = pathlib.Path(tempfile.mkdtemp(prefix="tph."))
     peer = Peer(str(made / "s"))
-    await peer.start(PROJECT, CONFIG, vectors=True)
+    await peer.start(PROJECT, CONFIG)
     yield peer
     assert await peer.stop() == 0
     shutil.rmtree(made)

@@ -130,7 +130,7 @@ class Threads:
 
 
 class Items:
-    """The long-term store, with vectors."""
+    """The long-term store; an item is like a query that says what it likes."""
 
     def __init__(self):
         self.rows = {}
@@ -150,7 +150,7 @@ class Items:
         made = self.rows[at]["created_at"] if at in self.rows else now
         self.rows[at] = {
             "value": json.loads(op["value"]), "created_at": made, "updated_at": now,
-            "ttl": op.get("ttl_minutes"), "vectors": op.get("vectors") or [],
+            "ttl": op.get("ttl_minutes"), "index": op.get("index"),
         }  # fmt: skip
         return None
 
@@ -162,12 +162,12 @@ class Items:
             if at[0][: len(prefix)] != prefix or any(row["value"].get(k) != v for k, v in wanted.items()):
                 continue
             score = None
-            if op.get("vector") is not None:
-                if not row["vectors"]:
+            if op.get("query"):
+                if row["index"] == []:
                     continue
-                score = max(sum(a * b for a, b in zip(op["vector"], vector)) for _, vector in row["vectors"])
+                score = float(row["value"].get("likes", "?") in op["query"])
             found.append((score, at))
-        if op.get("vector") is not None:
+        if op.get("query"):
             found.sort(key=lambda one: -one[0])
         shown = [self._shown(at, score) for score, at in found]
         return shown[op["offset"] : op["offset"] + op["limit"]]

@@ -1,4 +1,4 @@
-"""What a project brings beside graphs: a store with vectors, auth, encryption, an application."""
+"""What a project brings beside graphs: a store and its embedder, auth, encryption, an application."""
 
 import asyncio
 import json
@@ -17,15 +17,31 @@ async def test_items(peer):
     assert seen["near"] == [["bread", 1.0]]
     assert sorted(map(tuple, seen["namespaces"])) == [("users", "ann"), ("users", "bob")]
     assert peer.items.rows[("users", "bob"), "food"]["ttl"] == 5
-    assert peer.items.rows[("users", "ann"), "food"]["vectors"] == [["likes", [1.0, 0.0]]]
+    assert peer.items.rows[("users", "ann"), "food"]["index"] is None, "as the config file says"
+    assert peer.items.rows[("users", "bob"), "food"]["index"] == [], "nothing"
     assert await peer.ask(EMBED, texts=["rice"]) == [[0.0, 1.0]]
 
 
-async def test_without_vectors_a_query_is_none(fresh):
-    peer = await fresh()
-    run = await peer.wait("storing", {})
-    assert json.loads(run.result["state"]["values"])["seen"]["near"][0][1] is None
-    assert peer.items.rows[("users", "ann"), "food"]["vectors"] == []
+EMBEDDERS = """
+def sync(texts):
+    return [[float(len(text)), 0] for text in texts]
+
+async def later(texts):
+    return sync(texts)
+"""
+
+
+@pytest.mark.parametrize("name", ["sync", "later"])
+async def test_functions_embed(fresh, project, name):
+    folder = project(g_py=GRAPH, e_py=EMBEDDERS)
+    peer = await fresh(config(store={"index": {"dims": 2, "embed": f"./e.py:{name}"}}), folder)
+    assert await peer.ask(EMBED, texts=["a", "abc"]) == [[1.0, 0.0], [3.0, 0.0]]
+
+
+async def test_an_endpoint_needs_no_package_here(fresh, project):
+    peer = await fresh(config(store={"index": {"dims": 2, "embed": "openai:any"}}), project(g_py=GRAPH))
+    with pytest.raises(Refused):
+        await peer.ask(EMBED, texts=["a"])
 
 
 AUTH = """

@@ -21,11 +21,12 @@ use towpath_store::{Store, checkpoints, run_events};
 
 use super::RunAgent;
 use super::conclude::{Ending, FinalState};
-use super::items;
+use super::items::{self, ItemServices};
 use super::saver::{Saver, write_all};
 use super::stream::Stream;
 use super::trace::{self, Trace};
 use crate::agent::AgentServices;
+use crate::item_index::ItemIndex;
 use crate::tracer::Tracer;
 
 /// How long checkpoints that need not be durable at once are batched. A short run has ended by then, even if many share
@@ -51,6 +52,7 @@ pub struct RunHost<'a> {
     fence: i64,
     saver: Saver,
     stream: Stream,
+    index: ItemIndex,
     /// Whether reading an item restarts its time to live, unless the graph specifies it.
     refresh: bool,
     /// Whether each save is durable before the graph continues.
@@ -120,6 +122,7 @@ impl<'a> RunHost<'a> {
             fence,
             saver: Saver::new(world.store.clone(), thread, fresh),
             stream,
+            index: world.items.clone(),
             refresh: world.settings.author_settings.current().refresh_on_read,
             sync: kwargs.durability == Durability::Sync,
             exit: kwargs.durability == Durability::Exit,
@@ -515,6 +518,12 @@ impl Host for RunHost<'_> {
     }
 
     async fn items(&self, calls: Vec<ItemCall>) -> Result<Vec<Value>, HostError> {
-        items::call(&self.store, self.tenant, &self.ctx, calls, self.refresh).await
+        let services = ItemServices {
+            store: &self.store,
+            tenant: self.tenant,
+            index: &self.index,
+            refresh: self.refresh,
+        };
+        items::call(&services, &self.ctx, calls).await
     }
 }

@@ -1,9 +1,10 @@
 //! The store of items, for graphs.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tokio::sync::Mutex;
 use towpath_domain::TenantId;
 use towpath_domain::agent::namespace::Namespace;
+use towpath_domain::agent::text_path;
 use towpath_durable::Ctx;
 use towpath_runtime::{HostError, ItemCall};
 use towpath_store::items::{self, Item};
@@ -11,21 +12,48 @@ use towpath_store::{self as store, Store, Tx};
 
 use super::host::host_error;
 use super::saver::store_error;
+use crate::item_index::{ItemIndex, ItemSearch, RankedItems, SearchError};
+
+/// What calls need, besides the job.
+pub struct ItemServices<'a> {
+    pub store: &'a Store,
+    pub tenant: TenantId,
+    pub index: &'a ItemIndex,
+    /// Whether read items restart their time to live, unless the call specifies it.
+    pub refresh: bool,
+}
 
 /// A call with validated namespaces.
 enum Call {
     Get(Namespace, String, Option<bool>),
-    Put(Namespace, String, String, Option<f64>),
+    Put(NewItem),
     Delete(Namespace, String),
-    Search(Namespace, serde_json::Map<String, Value>, u32, u32, Option<bool>),
+    Search(Search),
     Namespaces(Namespace, Namespace, Option<u32>, u32, u32),
+}
+
+struct NewItem {
+    namespace: Namespace,
+    key: String,
+    value: String,
+    ttl_minutes: Option<f64>,
+    index: Option<Vec<String>>,
+}
+
+struct Search {
+    prefix: Namespace,
+    filter: Map<String, Value>,
+    query: Option<String>,
+    limit: u32,
+    offset: u32,
+    refresh: Option<bool>,
 }
 
 impl Call {
     /// Whether the items it reads restart their time to live.
     fn refreshes(&self, usual: bool) -> bool {
         match self {
-            Self::Get(_, _, refresh) | Self::Search(_, _, _, _, refresh) => refresh.unwrap_or(usual),
+            Self::Get(_, _, refresh) | Self::Search(Search { refresh, .. }) => refresh.unwrap_or(usual),
             Self::Put(..) | Self::Delete(..) | Self::Namespaces(..) => false,
         }
     }
@@ -35,6 +63,8 @@ enum CallResult {
     Nothing,
     Item(Option<Item>),
     Items(Vec<Item>),
+    /// The most alike first.
+    Ranked(RankedItems),
     Namespaces(Vec<Vec<String>>),
 }
 
@@ -42,34 +72,43 @@ impl CallResult {
     fn items(&self) -> &[Item] {
         match self {
             Self::Item(Some(item)) => std::slice::from_ref(item),
-            Self::Items(items) => items,
+            Self::Items(items) | Self::Ranked(RankedItems { items, .. }) => items,
             Self::Nothing | Self::Item(None) | Self::Namespaces(_) => &[],
         }
     }
 }
 
-/// Performs calls in one transaction. Read items restart their time to live if the call requests it, or if it does not
-/// specify it and `refresh` is true.
+/// Performs calls in one transaction; what is ranked by a query is read before it.
 pub async fn call(
-    store: &Store,
-    tenant: TenantId,
+    services: &ItemServices<'_>,
     ctx: &Mutex<&mut Ctx>,
     calls: Vec<ItemCall>,
-    refresh: bool,
 ) -> Result<Vec<Value>, HostError> {
+    let &ItemServices {
+        store,
+        tenant,
+        index,
+        refresh,
+    } = services;
     let calls: Vec<Call> = calls.into_iter().map(admit).collect::<Result<_, _>>()?;
+    let mut ranked = Vec::with_capacity(calls.len());
+    for call in &calls {
+        ranked.push(rank(services, call).await?);
+    }
     let writes = |call: &Call| matches!(call, Call::Put(..) | Call::Delete(..));
     let found = if calls.iter().any(writes) {
         let mut ctx = ctx.lock().await;
         ctx.commit(async |tx| {
-            let found = all(tx, tenant, &calls).await?;
+            let found = all(tx, tenant, index, &calls, ranked).await?;
             items::refresh(tx, tenant, &refreshed_items(&calls, &found, refresh)).await?;
             Ok(found)
         })
         .await
         .map_err(host_error)?
     } else {
-        let read = store.read(async |tx| all(tx, tenant, &calls).await).await;
+        let read = store
+            .read(async |tx| all(tx, tenant, index, &calls, ranked).await)
+            .await;
         let found = read.map_err(store_error)?;
         let items = refreshed_items(&calls, &found, refresh);
         if !items.is_empty() {
@@ -83,6 +122,28 @@ pub async fn call(
     found.iter().map(result_json).collect()
 }
 
+/// The result of a search with a query.
+async fn rank(services: &ItemServices<'_>, call: &Call) -> Result<Option<RankedItems>, HostError> {
+    let Call::Search(search) = call else { return Ok(None) };
+    let Some(query) = &search.query else { return Ok(None) };
+    let search = ItemSearch {
+        prefix: &search.prefix,
+        filter: &search.filter,
+        query,
+        limit: search.limit as usize,
+        offset: search.offset as usize,
+    };
+    let ranked = services.index.search(services.tenant, search).await;
+    ranked.map(Some).map_err(|error| match error {
+        SearchError::Store(error) => store_error(error),
+        SearchError::NoIndex => invalid(&error),
+        SearchError::Embed(_) => HostError::Invalid {
+            class: "RuntimeError".to_owned(),
+            message: error.to_string(),
+        },
+    })
+}
+
 /// Read items that restart their time to live.
 fn refreshed_items<'f>(calls: &[Call], found: &'f [CallResult], refresh: bool) -> Vec<&'f Item> {
     let wanted = calls.iter().zip(found).filter(|(call, _)| call.refreshes(refresh));
@@ -92,27 +153,41 @@ fn refreshed_items<'f>(calls: &[Call], found: &'f [CallResult], refresh: bool) -
         .collect()
 }
 
-async fn all(tx: &mut Tx<'_>, tenant: TenantId, calls: &[Call]) -> store::Result<Vec<CallResult>> {
+/// `ranked` has the results that are there already.
+async fn all(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    index: &ItemIndex,
+    calls: &[Call],
+    ranked: Vec<Option<RankedItems>>,
+) -> store::Result<Vec<CallResult>> {
     let mut found = Vec::with_capacity(calls.len());
-    for call in calls {
-        found.push(one(tx, tenant, call).await?);
+    for (call, ranked) in calls.iter().zip(ranked) {
+        found.push(match ranked {
+            Some(ranked) => CallResult::Ranked(ranked),
+            None => one(tx, tenant, index, call).await?,
+        });
     }
     Ok(found)
 }
 
-async fn one(tx: &mut Tx<'_>, tenant: TenantId, call: &Call) -> store::Result<CallResult> {
+async fn one(tx: &mut Tx<'_>, tenant: TenantId, index: &ItemIndex, call: &Call) -> store::Result<CallResult> {
     Ok(match call {
         Call::Get(namespace, key, _) => CallResult::Item(items::get(tx, tenant, namespace, key).await?),
-        Call::Put(namespace, key, value, ttl_minutes) => {
-            items::put(tx, tenant, namespace, key, value, *ttl_minutes).await?;
+        Call::Put(new) => {
+            let NewItem { namespace, key, .. } = new;
+            let paths = new.index.as_deref();
+            items::put(tx, tenant, namespace, key, &new.value, new.ttl_minutes, paths).await?;
+            index.written(tx, tenant, namespace, key, paths).await?;
             CallResult::Nothing
         }
         Call::Delete(namespace, key) => {
             items::delete(tx, tenant, namespace, key).await?;
             CallResult::Nothing
         }
-        Call::Search(prefix, filter, limit, offset, _) => {
-            CallResult::Items(items::search(tx, tenant, prefix, filter, i64::from(*limit), i64::from(*offset)).await?)
+        Call::Search(search) => {
+            let (limit, offset) = (i64::from(search.limit), i64::from(search.offset));
+            CallResult::Items(items::search(tx, tenant, &search.prefix, &search.filter, limit, offset).await?)
         }
         Call::Namespaces(prefix, suffix, depth, limit, offset) => {
             let depth = depth.map(|depth| depth as usize);
@@ -134,15 +209,36 @@ fn admit(call: ItemCall) -> Result<Call, HostError> {
             key,
             value,
             ttl_minutes,
-        } => Call::Put(full(namespace)?, key, Value::Object(value).to_string(), ttl_minutes),
+            index,
+        } => {
+            text_path::check(index.as_deref().unwrap_or_default()).map_err(|why| HostError::Invalid {
+                class: "ValueError".to_owned(),
+                message: format!("index: {why}"),
+            })?;
+            Call::Put(NewItem {
+                namespace: full(namespace)?,
+                key,
+                value: Value::Object(value).to_string(),
+                ttl_minutes,
+                index,
+            })
+        }
         ItemCall::Delete { namespace, key } => Call::Delete(full(namespace)?, key),
         ItemCall::Search {
             prefix,
             filter,
+            query,
             limit,
             offset,
             refresh,
-        } => Call::Search(part("namespace_prefix", prefix)?, filter, limit, offset, refresh),
+        } => Call::Search(Search {
+            prefix: part("namespace_prefix", prefix)?,
+            filter,
+            query,
+            limit,
+            offset,
+            refresh,
+        }),
         ItemCall::Namespaces {
             prefix,
             suffix,
@@ -179,6 +275,17 @@ fn result_json(found: &CallResult) -> Result<Value, HostError> {
         CallResult::Nothing | CallResult::Item(None) => Ok(Value::Null),
         CallResult::Item(Some(item)) => item_json(item),
         CallResult::Items(items) => items.iter().map(item_json).collect(),
+        CallResult::Ranked(RankedItems { items, scores, .. }) => {
+            let scored = items
+                .iter()
+                .zip(scores)
+                .map(|(item, score)| -> Result<Value, HostError> {
+                    let mut item = item_json(item)?;
+                    item["score"] = json!(score);
+                    Ok(item)
+                });
+            scored.collect()
+        }
         CallResult::Namespaces(found) => Ok(json!(found)),
     }
 }

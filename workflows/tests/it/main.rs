@@ -13,6 +13,7 @@ mod deployment_fixture;
 mod deployments;
 mod disk_space;
 mod drills;
+mod embedding;
 #[path = "../../../tests/src/environment.rs"]
 mod environment;
 mod exports;

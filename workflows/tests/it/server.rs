@@ -10,7 +10,7 @@ use towpath_domain::{AssistantId, Clock, RunId, TenantId, ThreadId, WorkerId};
 use towpath_durable::{ClaimedJob, Engine, Registry, Signal};
 use towpath_outbound::{Guard, Policy};
 use towpath_queue::{Event, Events, Queue};
-use towpath_runtime::{GraphServices, Graphs};
+use towpath_runtime::{GraphServices, GraphSet, Graphs};
 use towpath_store::assistants::{self, AssistantContent};
 use towpath_store::checkpoints::{self, Checkpoint, ThreadNamespace};
 use towpath_store::query::Query;
@@ -19,6 +19,7 @@ use towpath_store::threads::{self, Thread};
 use towpath_store::{Options, Result, Store, Tx, jobs};
 use towpath_testing::Database;
 use towpath_workflows::agent::{self, AgentServices, EVENT_RETENTION};
+use towpath_workflows::item_index::ItemIndex;
 use towpath_workflows::run_agent::{self, NewRun, Target};
 
 use crate::fixture::migrate;
@@ -113,14 +114,17 @@ impl Server {
                 .await
                 .unwrap();
         }
+        let graphs = GraphSet::new(graphs);
+        let guard = Guard::new(Policy::development());
         Self {
             engine: Engine::new(store.clone(), towpath_durable::Settings::default()),
             world: AgentServices {
                 runs: run_agent::RunLoader::new(store.clone()),
+                items: ItemIndex::new(store.clone(), graphs.clone(), guard.clone()),
                 store,
                 queue,
-                graphs: graphs.into(),
-                guard: Guard::new(Policy::development()),
+                graphs,
+                guard,
                 tracer: None,
                 settings: agent::Settings::default(),
             },

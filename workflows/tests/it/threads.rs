@@ -402,7 +402,7 @@ async fn items_that_a_graph_reads_live_on(server: Server) {
     let space = Namespace::new("namespace", vec!["users".to_owned()]).unwrap();
     server
         .store()
-        .write(async |tx| items::put(tx, server.tenant, &space, "k", r#"{"n":1}"#, Some(10.0)).await)
+        .write(async |tx| items::put(tx, server.tenant, &space, "k", r#"{"n":1}"#, Some(10.0), None).await)
         .await
         .unwrap();
     let is_there = async || {

@@ -19,6 +19,8 @@ pub(super) async fn dump(uri: &str, to: &Path) -> anyhow::Result<Contents> {
     let mut command = tool("pg_dump", uri)?;
     command
         .args(["--format=custom", "--no-owner", "--no-privileges"])
+        // Copies of what other tables have, which are made again.
+        .arg("--exclude-table=item_vector_hnsw_*")
         .arg(format!("--snapshot={}", moment.snapshot))
         .arg("--file")
         .arg(to);

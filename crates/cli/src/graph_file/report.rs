@@ -25,10 +25,10 @@ const KEYS: &[(&str, Effect)] = &[
     ("store.ttl.default_ttl", Effect::Some),
     ("store.ttl.refresh_on_read", Effect::Some),
     ("store.ttl.sweep_interval_minutes", Effect::None(EXPIRY_PACE)),
-    (
-        "store.index",
-        Effect::None("this build stores no vectors; a search with a query uses only the filter and the time"),
-    ),
+    ("store.index", Effect::Some),
+    ("store.index.dims", Effect::Some),
+    ("store.index.embed", Effect::Some),
+    ("store.index.fields", Effect::Some),
     ("store.path", Effect::None("the server stores items itself")),
     ("checkpointer", Effect::Some),
     ("checkpointer.ttl", Effect::Some),
@@ -173,7 +173,7 @@ mod tests {
         let config = json!({
             "graphs": {"any": {"native": "echo"}}, "env": {"ANY": "x"}, "graph": {}, "ui": null,
             "api_version": "0.2", "base_image": "x",
-            "store": {"ttl": {"default_ttl": 5, "sweep_interval_minutes": 10}, "index": {"dims": 3}},
+            "store": {"ttl": {"default_ttl": 5, "sweep_interval_minutes": 10}, "index": {"dims": 3, "distance": "l2"}},
             "checkpointer": {"backend": "default", "path": "./mine.py:saver", "time": 5},
             "auth": {"cache": {"ttl_seconds": 5}},
             "http": {"cors": {"allow_origin": []}, "disable_mcp": true, "logging_headers": false},
@@ -187,11 +187,11 @@ mod tests {
             "api_version",
             "auth.cache",
             "checkpointer.path",
-            "store.index",
             "store.ttl.sweep_interval_minutes",
             "unknown key \"checkpointer.time\"",
             "unknown key \"graph\"",
             "unknown key \"http.cors.allow_origin\"",
+            "unknown key \"store.index.distance\"",
             "webhooks.url.disable_loopback",
         ];
         assert_eq!(found, BTreeSet::from(expected.map(str::to_owned)));

@@ -8,11 +8,13 @@ use towpath_api::agent::{Cors, CorsFile};
 use towpath_domain::agent::TtlStrategy;
 use towpath_store::threads::Ttl;
 
+use super::index::Index;
+
 /// The server settings of a graph file. Every part is optional.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Server {
     #[serde(default)]
-    store: TtlSection,
+    store: StoreSection,
     #[serde(default)]
     checkpointer: TtlSection,
     #[serde(default)]
@@ -72,6 +74,13 @@ struct TtlSection {
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
+struct StoreSection {
+    ttl: Option<TimeToLive>,
+    /// Read by [`Index::read`], whose errors name the field.
+    index: Option<serde_json::Value>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
 struct TimeToLive {
     strategy: Option<TtlStrategy>,
     /// Minutes.
@@ -124,6 +133,11 @@ impl Server {
     pub fn refresh_on_read(&self) -> bool {
         let ttl = self.store.ttl.as_ref();
         ttl.and_then(|ttl| ttl.refresh_on_read).unwrap_or(true)
+    }
+
+    /// The index of items. The error names the invalid key.
+    pub fn index(&self) -> Result<Option<Index>, String> {
+        self.store.index.as_ref().map_or(Ok(None), Index::read)
     }
 
     /// Default lifetime of threads.

@@ -22,6 +22,7 @@ use towpath_store::Store;
 use towpath_store::assistants::{self, AssistantContent};
 use towpath_workers::Workers;
 use towpath_workflows::agent::{self, AgentServices, Reloadable};
+use towpath_workflows::item_index::ItemIndex;
 use towpath_workflows::tracer::Tracer;
 
 use super::surface::{Surface, mount_prefix};
@@ -153,6 +154,12 @@ impl AgentServer {
         let mut registry = agent::registry();
         registry.attach(&store);
         ensure_assistants(&store, given.tenant, &graphs.current()).await?;
+        let items = ItemIndex::new(store.clone(), graphs.clone(), guard.clone());
+        items.configure(given.file.index(&config.environment)?);
+        if roles.worker {
+            // Other roles may be started without the graph file.
+            items.ensure(given.tenant).await.context("the index of items")?;
+        }
 
         let draining = CancellationToken::new();
         let ops = Ops::new(health(&store, &queue, draining.clone()), given.metrics.clone())
@@ -167,6 +174,7 @@ impl AgentServer {
             store: store.clone(),
             queue: queue.clone(),
             graphs: graphs.clone(),
+            items: items.clone(),
             tenant: given.tenant,
             keys: given.keys,
             this_machine_only: given.this_machine_only,
@@ -205,6 +213,7 @@ impl AgentServer {
                 store: store.clone(),
                 queue: queue.clone(),
                 graphs: graphs.clone(),
+                items,
                 tracer: tracer.clone(),
                 guard,
                 settings: agent::Settings {

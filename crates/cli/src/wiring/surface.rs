@@ -14,6 +14,7 @@ use towpath_queue::Queue;
 use towpath_runtime::GraphSet;
 use towpath_store::Store;
 use towpath_workflows::agent::AuthorSettings;
+use towpath_workflows::item_index::ItemIndex;
 use towpath_workflows::run_agent;
 
 use crate::config::Settings;
@@ -30,6 +31,7 @@ pub struct Surface {
     pub engine: Option<Engine>,
     pub queue: Queue,
     pub graphs: GraphSet,
+    pub items: ItemIndex,
     pub tenant: TenantId,
     /// Storage of API keys, if callers need one.
     pub keys: Option<Store>,
@@ -48,6 +50,7 @@ impl Surface {
             engine: self.engine.clone(),
             queue: self.queue.clone(),
             graphs: self.graphs.clone(),
+            items: self.items.clone(),
             tenant: self.tenant,
             keys: self.keys.clone(),
             clock: Clock::system(),

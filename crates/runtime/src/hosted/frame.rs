@@ -70,6 +70,8 @@ types! {
     AUTHENTICATE = 0x26;
     /// Whether they may.
     AUTHORIZE = 0x27;
+    /// Vectors of texts.
+    EMBED = 0x28;
     /// Answer to a question.
     ANSWER = 0x2F;
     /// A checkpoint is asked for.

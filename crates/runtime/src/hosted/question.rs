@@ -9,9 +9,11 @@ use serde_json::{Map, Value, json};
 use super::calls::{self, CreditWindow, SaveBatch};
 use super::connection::{OpenError, Stream};
 use super::frame::FrameType;
-use super::message::{self, Answer, Authenticate, Authorize, Authorized, Cancel, Depth, Json, Question, Raised};
+use super::message::{self, Answer, Authenticate, Authorize, Authorized, Cancel, Depth, Embed, Json, Question, Raised};
 use super::pool::Pool;
-use crate::{CheckpointRef, GraphError, HistoryQuery, Host, Schemas, StateRef, StateSnapshot, Update, Xray};
+use crate::{
+    CheckpointRef, EmbedError, GraphError, HistoryQuery, Host, Schemas, StateRef, StateSnapshot, Update, Xray,
+};
 
 /// A question in flight. Dropped before its answer, it is withdrawn.
 struct PendingQuestion {
@@ -365,5 +367,15 @@ impl Pool {
             filter: filter.unwrap_or_default(),
             value,
         })
+    }
+
+    /// Asks the embedder that `store.index` names for the vectors of texts.
+    pub async fn embed(&self, texts: &[String]) -> Result<Vec<Vec<f32>>, EmbedError> {
+        let question = Embed { texts: texts.to_vec() };
+        let answer = ask_child::<Vec<Vec<f32>>>(self, FrameType::EMBED, &question, None).await;
+        match answer.map_err(|error| EmbedError::Unavailable(error.to_string()))? {
+            Ok(vectors) => Ok(vectors.unwrap_or_default()),
+            Err(raised) => Err(EmbedError::Refused(format!("{}: {}", raised.error, raised.message))),
+        }
     }
 }

@@ -101,6 +101,8 @@ enum Item {
         value: Template,
         #[serde(default)]
         ttl: Option<f64>,
+        #[serde(default)]
+        index: Option<Vec<String>>,
     },
     Delete {
         namespace: Template,
@@ -110,6 +112,8 @@ enum Item {
         namespace: Template,
         #[serde(default)]
         filter: Map<String, Value>,
+        #[serde(default)]
+        query: Option<Template>,
         #[serde(default = "ten")]
         limit: u32,
         #[serde(default)]
@@ -428,6 +432,7 @@ impl Item {
                 key,
                 value,
                 ttl,
+                index,
             } => {
                 let Value::Object(value) = value.fill(state) else {
                     return Err(GraphError::new("ValueError", "an item's value must be an object"));
@@ -437,16 +442,22 @@ impl Item {
                     key: key.fill_text(state),
                     value,
                     ttl_minutes: *ttl,
+                    index: index.clone(),
                 }
             }
             Self::Search {
                 namespace: place,
                 filter,
+                query,
                 limit,
                 offset,
             } => ItemCall::Search {
                 prefix: namespace(place)?,
                 filter: filter.clone(),
+                query: query
+                    .as_ref()
+                    .map(|query| query.fill_text(state))
+                    .filter(|query| !query.is_empty()),
                 limit: *limit,
                 offset: *offset,
                 refresh: None,

@@ -48,7 +48,7 @@ fn space(dotted: &str) -> Namespace {
 async fn put(store: &Store, tenant: TenantId, namespace: &str, key: &str, minutes: Option<f64>) {
     let space = space(namespace);
     store
-        .write(async |tx| items::put(tx, tenant, &space, key, "{}", minutes).await)
+        .write(async |tx| items::put(tx, tenant, &space, key, "{}", minutes, None).await)
         .await
         .unwrap();
 }

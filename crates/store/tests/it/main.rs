@@ -11,6 +11,7 @@ mod bulk;
 mod database;
 mod dropped;
 mod full;
+mod item_vectors;
 mod items;
 mod jobs;
 mod keepers;

@@ -14,7 +14,7 @@ static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 pub static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.
-const FROZEN: [(&str, &str, &str); 24] = [
+const FROZEN: [(&str, &str, &str); 25] = [
     (
         "0001_schema",
         "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
@@ -134,6 +134,11 @@ const FROZEN: [(&str, &str, &str); 24] = [
         "0040_prompts",
         "3720bda7379cbe861f62dae9cc83cb576916d62c0c8f74189fce2594d56f9b6d07c89eeda044c56c60d0f15a2a797c0a",
         "9c1351d72b1dc5c8ffda22cbe4f70ef5a7a167ba5cd8231d322ca9f78f4ae4fb7a7ec139889e04e9eb83022bb6c02838",
+    ),
+    (
+        "0050_item_vectors",
+        "294d8657c0b88c82deb3ee49e58a4a24d8078d4d5c097739df29aa86254d138e87096caeb4734db49fa142e26ce81f1e",
+        "2ce200cec80b98b287692add1457205982d6cd6d316c897f4aa7902d43b10856b60599cb7459790ba94009b2d4ba5bd4",
     ),
 ];
 

@@ -242,7 +242,7 @@ knowing.add_edge(START, "tell")
 
 async def remember(state, *, store):
     await store.aput(("users", "ann"), "food", {"likes": "bread", "n": 1})
-    await store.aput(("users", "bob"), "food", {"likes": "rice", "n": 2}, ttl=5)
+    await store.aput(("users", "bob"), "food", {"likes": "rice", "n": 2}, index=False, ttl=5)
     await store.aput(("users", "cid"), "food", {"likes": "soup"})
     await store.adelete(("users", "cid"), "food")
     found = await store.asearch(("users",), filter={"n": 2})

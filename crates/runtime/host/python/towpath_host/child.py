@@ -54,8 +54,6 @@ class Child:
         self._stopping = False
         self._web: Web | None = None
         project.attach(self.loop)
-        if init.get("vectors"):
-            project.use_vectors()
         self.connection = Connection(sock, self.loop, self._on_frame, self._on_close)
         self.connection.max_frame_bytes = init.get("max_frame_bytes") or wire.MAX_FRAME_BYTES
         self._health = Health(self.connection, self.loop, lambda: len(self._streams), threads.stray)
@@ -288,7 +286,7 @@ class Child:
         }
 
     async def _embed(self, stream: Stream, fields: Fields) -> Any:
-        return await self._needed(self.project.index, "store.index").embed(list(fields["texts"]))
+        return await self._needed(self.project.embedder, "store.index").embed(list(fields["texts"]))
 
     async def _encrypt(self, stream: Stream, fields: Fields) -> Any:
         return await self._convert("encrypt", fields)

@@ -17,7 +17,7 @@ from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.pregel import Pregel
 
-from .embedding import Index
+from .embedding import Embedder
 from .encryption import BlobCipher
 from .loading import LoadFailure, add_paths, failure, load
 from .saver import HostSaver
@@ -56,7 +56,7 @@ class Project:
         self.auth = self._named("auth", "authenticate")
         self.encryption = self._named("encryption", "encrypt")
         self.http_app = self._http_app()
-        self.index = self._index()
+        self.embedder = self._embedder()
         self.saver: HostSaver | None = None
         self.store: HostStore | None = None
 
@@ -68,11 +68,6 @@ class Project:
         for graph in self.graphs.values():
             if graph.compiled is not None:
                 graph.compiled = self._equipped(graph.compiled)
-
-    def use_vectors(self) -> None:
-        """The server keeps vectors: items are embedded here."""
-        if self.store is not None:
-            self.store._index = self.index
 
     @contextlib.asynccontextmanager
     async def open(
@@ -155,7 +150,7 @@ class Project:
             raise LoadFailure(None, "TypeError", f"http.app: {path!r} is not an ASGI application")
         return found
 
-    def _index(self) -> Index | None:
+    def _embedder(self) -> Embedder | None:
         index = (self.config.get("store") or {}).get("index")
         if not index:
             return None
@@ -165,9 +160,10 @@ class Project:
                 None, "ValueError", 'store.index.embed: expected "provider:model" or "./file.py:function"'
             )
         path = embed.rpartition(":")[0]
+        if embed.startswith("openai:"):
+            return None  # The server calls the endpoint itself.
         try:
-            embedder = load(embed, self.folder, "store.index.embed") if path.endswith(".py") else embed
-            return Index(embedder, index.get("fields"))
+            return Embedder(load(embed, self.folder, "store.index.embed") if path.endswith(".py") else embed)
         except LoadFailure:
             raise
         except Exception as error:

@@ -20,7 +20,6 @@ from langgraph.store.base import (
 )
 
 from . import text
-from .embedding import Index
 from .saver import wait
 from .streams import current
 from .wire import Type
@@ -31,51 +30,23 @@ class HostStore(BaseStore):
 
     supports_ttl = True
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, *, ttl: TTLConfig | None = None, index: Index | None = None
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, ttl: TTLConfig | None = None) -> None:
         self._loop = loop
-        self._index = index
         self.ttl_config = ttl
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
         wanted = list(ops)
         if not wanted:
             return []
-        vectors = await self._vectors(wanted)
-        asked = [_asked(op, vectors.get(at)) for at, op in enumerate(wanted)]
+        asked = [_asked(op) for op in wanted]
         results = await current().ask(Type.STORE, {"ops": asked})
         return [_result(op, result) for op, result in zip(wanted, results, strict=True)]
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         return wait(self._loop, self.abatch(ops), "the store", "aget, aput, asearch, …")
 
-    async def _vectors(self, ops: list[Op]) -> dict[int, Any]:
-        """What operations need embedded, all in one call of the embedder."""
-        if self._index is None:
-            return {}
-        texts: list[str] = []
-        places: list[tuple[int, str | None]] = []
-        for at, op in enumerate(ops):
-            if isinstance(op, SearchOp) and op.query:
-                texts.append(op.query)
-                places.append((at, None))
-            elif isinstance(op, PutOp) and op.value is not None and op.index is not False:
-                for path, found in self._index.texts(op.value, op.index):
-                    texts.append(found)
-                    places.append((at, path))
-        if not texts:
-            return {}
-        vectors: dict[int, Any] = {}
-        for (at, field), vector in zip(places, await self._index.embed(texts), strict=True):
-            if field is None:
-                vectors[at] = vector
-            else:
-                vectors.setdefault(at, []).append((field, vector))
-        return vectors
 
-
-def _asked(op: Op, vectors: Any) -> dict[str, Any]:
+def _asked(op: Op) -> dict[str, Any]:
     if isinstance(op, GetOp):
         return {"op": "get", "namespace": op.namespace, "key": op.key, "refresh_ttl": op.refresh_ttl}
     if isinstance(op, PutOp):
@@ -85,7 +56,7 @@ def _asked(op: Op, vectors: Any) -> dict[str, Any]:
             "key": op.key,
             "value": None if op.value is None else text.dumps(op.value),
             "ttl_minutes": None if op.ttl is None else float(op.ttl),
-            "vectors": vectors,
+            "index": [] if op.index is False else op.index,
         }
     if isinstance(op, SearchOp):
         return {
@@ -94,7 +65,7 @@ def _asked(op: Op, vectors: Any) -> dict[str, Any]:
             "filter": text.dumps(op.filter) if op.filter else None,
             "limit": op.limit,
             "offset": op.offset,
-            "vector": vectors,
+            "query": op.query,
             "refresh_ttl": op.refresh_ttl,
         }
     if isinstance(op, ListNamespacesOp):

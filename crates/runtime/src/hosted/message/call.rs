@@ -145,6 +145,9 @@ pub enum StoreOp {
         value: Option<Json>,
         /// How long it lives.
         ttl_minutes: Option<f64>,
+        /// Paths to what is embedded, none for nothing; as the config file has them when absent.
+        #[serde(default)]
+        index: Option<Vec<String>>,
     },
     /// A list of items.
     Search {
@@ -154,6 +157,9 @@ pub enum StoreOp {
         filter: Option<Json>,
         limit: Option<u32>,
         offset: Option<u32>,
+        /// Ranks them by their likeness to it.
+        #[serde(default)]
+        query: Option<String>,
         /// Whether their time to live begins again.
         refresh_ttl: Option<bool>,
     },

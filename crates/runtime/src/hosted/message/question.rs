@@ -103,6 +103,13 @@ pub struct Authorize {
     pub user: Json,
 }
 
+/// What are the vectors of these texts?
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Embed {
+    /// One vector each.
+    pub texts: Vec<String>,
+}
+
 /// They may, or not.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Authorized {

@@ -100,7 +100,7 @@ async fn large_filters_are_refused_and_others_mean_what_they_say(database: Datab
     let space = Namespace::new("namespace", vec!["users".to_owned()]).unwrap();
     let value = many.to_string();
     store
-        .write(async |tx| items::put(tx, tenant, &space, "many", &value, None).await)
+        .write(async |tx| items::put(tx, tenant, &space, "many", &value, None, None).await)
         .await
         .unwrap();
     let search = async |filter: &Value| {
@@ -118,7 +118,7 @@ async fn large_filters_are_refused_and_others_mean_what_they_say(database: Datab
     let value = json!({"in": {"qu\"o\\te": {"a,b": {"{c}": 1, "": 2}}}});
     let text = value.to_string();
     store
-        .write(async |tx| items::put(tx, tenant, &space, "odd", &text, None).await)
+        .write(async |tx| items::put(tx, tenant, &space, "odd", &text, None, None).await)
         .await
         .unwrap();
     assert_eq!(search(&value).await.unwrap().len(), 1, "keys need no quoting");
