@@ -53,6 +53,7 @@ pub mod leases;
 pub mod listeners;
 pub mod metric;
 pub mod migrations;
+pub mod move_store;
 pub mod pending_patches;
 pub mod placements;
 pub mod pools;
