@@ -197,7 +197,12 @@ fn summarize(source: &Source, reports: &[(&str, MoveReport)]) {
         .set_header(["FILE", "TABLE", "ROWS", "VERIFIED"]);
     for (file, report) in reports {
         for moved in report.tables.iter().filter(|moved| moved.rows > 0) {
-            table.add_row([(*file).to_owned(), moved.name.clone(), moved.rows.to_string(), "yes".to_owned()]);
+            table.add_row([
+                (*file).to_owned(),
+                moved.name.clone(),
+                moved.rows.to_string(),
+                "yes".to_owned(),
+            ]);
         }
     }
     for line in table.to_string().lines() {
