@@ -30,13 +30,16 @@ const RUN_AFTER_SECONDS: u64 = 60;
 
 #[test]
 fn every_point_of_a_move_is_drilled() {
-    let source = tree::read("crates/store/src/move_store.rs");
-    let found: BTreeSet<&str> = source
-        .split("failpoint::hit(\"")
-        .skip(1)
-        .filter_map(|rest| rest.split('"').next())
-        .collect();
-    assert_eq!(found, BTreeSet::from(POINTS));
+    let mut found = BTreeSet::new();
+    for file in tree::files()
+        .iter()
+        .filter(|file| file.starts_with("crates/store/src/move_store") && file.ends_with(".rs"))
+    {
+        let source = tree::read(file);
+        let points = source.split("failpoint::hit(\"").skip(1);
+        found.extend(points.filter_map(|rest| rest.split('"').next()).map(str::to_owned));
+    }
+    assert_eq!(found, BTreeSet::from(POINTS.map(str::to_owned)));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
