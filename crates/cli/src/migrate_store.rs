@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use comfy_table::{Table, presets};
+use towpath_store::migrations;
 use towpath_store::move_store::{self, MoveError, MoveOptions, MoveReport, Progress, Stage};
 
 use crate::arguments::MigrateStore;
@@ -100,6 +101,13 @@ pub async fn run(command: MigrateStore) -> anyhow::Result<()> {
         }
         None => None,
     };
+    // Before the first of them is moved.
+    for file in [Some(&source.database), agent.map(|(file, _)| file)]
+        .into_iter()
+        .flatten()
+    {
+        migrations::of_sqlite(file).await?.check()?;
+    }
     let options = MoveOptions {
         replace_nul: command.replace_nul,
         ..MoveOptions::default()

@@ -420,9 +420,10 @@ impl StoreMove<'_> {
     }
 
     async fn report(&mut self, was_finished: bool) -> MoveResult<MoveReport> {
-        let tables: Vec<(String, i64)> = sqlx::query_as("SELECT name, verified FROM store_move_table ORDER BY name")
-            .fetch_all(&mut self.target)
-            .await?;
+        let tables: Vec<(String, i64)> =
+            sqlx::query_as("SELECT name, verified FROM store_move_table ORDER BY name COLLATE \"C\"")
+                .fetch_all(&mut self.target)
+                .await?;
         let assistant_workspaces =
             sqlx::query_scalar("SELECT DISTINCT tenant_id FROM assistant ORDER BY tenant_id LIMIT 10")
                 .fetch_all(&mut self.target)

@@ -66,3 +66,31 @@ pub(crate) fn check_not_moved(database: &Path) -> Result<()> {
         ))),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_database_is_not_used_while_its_marker_exists() {
+        let folder = tempfile::tempdir().unwrap();
+        let database = folder.path().join("towpath.db");
+        assert_eq!(Marker::read(&database).unwrap(), None);
+        check_not_moved(&database).unwrap();
+        let marker = Marker {
+            id: Uuid::now_v7(),
+            target: "the database towpath on here".to_owned(),
+        };
+        marker.write(&database).unwrap();
+        let why = check_not_moved(&database).unwrap_err().to_string();
+        let found = Marker::read(&database);
+        std::fs::write(marker_file(&database), "{").unwrap();
+        let torn = check_not_moved(&database);
+        assert_eq!(found.unwrap(), Some(marker));
+        assert!(
+            why.contains("the database towpath on here") && why.contains(".moved"),
+            "{why}"
+        );
+        assert!(torn.unwrap_err().to_string().contains("cannot read"));
+    }
+}
