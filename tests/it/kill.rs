@@ -4,7 +4,7 @@
 //! Named points are `failpoint::hit("…")` in the source; the list is read from there, so a new point is drilled from
 //! the day it is written. (Those of deployments, `deploy.…`, are drilled by `deployments`, those of compaction, the
 //! index, sweeps and schedules by `upkeep`, those of an agent server's runs, `run.…`, by
-//! `tests/python/agent/test_kills.py`.) The printed table has a row per point; a point that was never hit fails the
+//! `tests/python/agent/test_kills.py`, those of `migrate-store`, `move.…`, by `store_move`.) The printed table has a row per point; a point that was never hit fails the
 //! drill.
 //!
 //! `TOWPATH_TEST_KILLS` is the number of kills that each layout has to survive at least (default 25; the suite
@@ -39,7 +39,7 @@ const TREES: usize = 40;
 /// Rounds after which a process that is stopped has to have lost a job.
 const STOPS: usize = 20;
 /// Points of other drills begin so.
-const ELSEWHERE: [&str; 6] = ["deploy.", "compact.", "index.", "sweep.", "spawn.", "run."];
+const ELSEWHERE: [&str; 7] = ["deploy.", "compact.", "index.", "sweep.", "spawn.", "run.", "move."];
 /// What a SIGABRT of a failpoint looks like from outside.
 const ABORTED: Exit = Exit::Signal(Signal::SIGABRT as i32);
 

@@ -20,6 +20,7 @@ mod redis_wipe;
 mod serving;
 mod soak;
 mod sources;
+mod store_move;
 mod tables;
 mod telemetry;
 mod tls;

@@ -114,8 +114,10 @@ class Shell:
 class Walk:
     """A reader of one page, in a folder that is empty but for what `prepare` puts there."""
 
-    def __init__(self, page: pathlib.Path, folder: pathlib.Path, env=None):
+    def __init__(self, page: pathlib.Path, folder: pathlib.Path, env=None, names=None):
         self.page, self.folder = page, folder
+        # Names in the page, and what they are in a test that shares a server with others.
+        self.names = names or {}
         self.platform, self.agent = harness.free_address(), harness.free_address()
         programs = folder / "programs"
         programs.mkdir()
@@ -154,6 +156,8 @@ class Walk:
 
     def step(self, shell, block):
         text = block.text.replace(PLATFORM, self.platform).replace(AGENT, self.agent)
+        for name, other in self.names.items():
+            text = text.replace(name, other)
         if block.kind == "stop":
             self.stop(shell, block.name)
         elif block.kind == "start":

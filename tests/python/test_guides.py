@@ -1,16 +1,21 @@
 """The commands of the guides and of the README's first screen, run as their readers would."""
 
+import os
 import pathlib
+import urllib.parse
+import uuid
 
 import pytest
 
 import guides
-from harness import ROOT
+from harness import ROOT, psql
 
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs/guides").glob("*.md"))]
 # They run graphs in Python: tests/python/agent/test_guides.py.
 WITH_GRAPHS = ["from-aegra", "from-langgraph-platform"]
+# It needs a server: `test_moving_from_sqlite_to_postgresql`.
+WITH_POSTGRES = "sqlite-to-postgresql"
 MARKED = [page for page in PAGES if guides.blocks_of(page)]
 
 
@@ -18,9 +23,31 @@ def name_of(page):
     return page.stem
 
 
-@pytest.mark.parametrize("page", [page for page in MARKED if page.stem not in WITH_GRAPHS], ids=name_of)
+ALONE = [page for page in MARKED if page.stem not in [*WITH_GRAPHS, WITH_POSTGRES]]
+
+
+@pytest.mark.parametrize("page", ALONE, ids=name_of)
 def test_the_commands_of_a_page_work(page, tmp_path):
     guides.Walk(page, tmp_path).go()
+
+
+@pytest.mark.skipif("TOWPATH_TEST_POSTGRES" not in os.environ, reason="TOWPATH_TEST_POSTGRES is not set")
+def test_moving_from_sqlite_to_postgresql(tmp_path):
+    server = urllib.parse.urlsplit(os.environ["TOWPATH_TEST_POSTGRES"])
+    env = {
+        "PGHOST": server.hostname,
+        "PGPORT": str(server.port or 5432),
+        "PGUSER": server.username,
+        "PGPASSWORD": server.password,
+    }
+    env = {name: urllib.parse.unquote(value) for name, value in env.items() if value}
+    databases = {name: f"e2e_{uuid.uuid4().hex}" for name in ("towpath_platform", "towpath_agents")}
+    names = databases | {"postgres://localhost": os.environ["TOWPATH_TEST_POSTGRES"].rsplit("/", 1)[0]}
+    try:
+        guides.Walk(ROOT / f"docs/guides/{WITH_POSTGRES}.md", tmp_path, env, names).go()
+    finally:
+        for database in databases.values():
+            psql(f'DROP DATABASE IF EXISTS "{database}" WITH (FORCE)')
 
 
 def test_every_guide_is_listed_and_tells_what_one_has_at_its_end():

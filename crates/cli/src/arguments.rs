@@ -32,6 +32,18 @@ pub struct Arguments {
 const EXIT_CODES: &str =
     "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 a server was not reachable. sandbox exec ends as its command does.";
 
+const MIGRATE_STORE: &str = "\
+Moved: every row of towpath.db to --to, and of agent.db to --agent-to. The command creates the tables itself, continues \
+where an earlier attempt ended, and compares every row at the end.
+
+Not moved: everything else in the data folder, such as trace segments and the write-ahead log (objects/), files of \
+exports, artifacts and databases of deployments, sandboxes, and the keys. The new processes need the same objects \
+(TOWPATH_OBJECTS), the same encryption key (TOWPATH_ENCRYPTION_KEY, or encryption.key), and DATABASE_URI. The process \
+that runs deployments and sandboxes needs the data folder.
+
+Stop the server first. Once copying has begun, no server starts on the SQLite database any more; a file that ends with \
+.moved next to it says so.";
+
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Show the product once: start a server, send trace runs, export them as Parquet, read the files back.
@@ -52,6 +64,9 @@ pub enum Command {
     Cron(Cron),
     /// Migrate the database to the current schema.
     Migrate(Migrate),
+    /// Move an installation from SQLite to PostgreSQL: every row, resumable, verified.
+    #[command(after_help = MIGRATE_STORE)]
+    MigrateStore(MigrateStore),
     /// Create, list, rotate and revoke API keys.
     Keys(Keys),
     /// Show pools and their waiting jobs; pause, resume and drain them.
@@ -320,6 +335,29 @@ pub struct Migrate {
     /// Shared options.
     #[command(flatten)]
     pub common: Common,
+}
+
+/// `towpath migrate-store`
+#[derive(Debug, Args)]
+pub struct MigrateStore {
+    /// Shared options.
+    #[command(flatten)]
+    pub common: Common,
+    /// The data folder of the installation, or one database file as sqlite:///path
+    #[arg(long, value_name = "DIR|URL")]
+    pub from: String,
+    /// Address of an empty PostgreSQL database [default: $DATABASE_URI]
+    #[arg(long, value_name = "URL")]
+    pub to: Option<String>,
+    /// Address of another empty database, for the agent server of towpath dev
+    #[arg(long, value_name = "URL")]
+    pub agent_to: Option<String>,
+    /// Leave the database of the agent server where it is
+    #[arg(long, conflicts_with = "agent_to")]
+    pub without_agent: bool,
+    /// Store U+FFFD instead of the character NUL, which PostgreSQL refuses in text
+    #[arg(long)]
+    pub replace_nul: bool,
 }
 
 /// `towpath doctor`

@@ -4,6 +4,7 @@
 //! .towpath/
 //!   lock             held by the process that uses the folder
 //!   towpath.db       SQLite
+//!   towpath.moved    says that its rows were moved to PostgreSQL
 //!   encryption.key   32 bytes as hex, 0600: seals stored credentials
 //!   api.key          the first API key of `towpath dev`, 0600
 //!   objects/         write-ahead log, segments and index of traces

@@ -23,6 +23,7 @@ mod graph_file;
 mod graph_hosting;
 mod keys;
 mod migrate;
+mod migrate_store;
 mod reload;
 mod remote;
 mod serve;
@@ -90,6 +91,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         Command::CopyData(command) => block_on(backup::copy_data(command)),
         Command::Cron(command) => cron::run(&command),
         Command::Migrate(command) => block_on(migrate::run(command)),
+        Command::MigrateStore(command) => block_on(migrate_store::run(command)),
         Command::Keys(command) => block_on(keys::run(command)),
         Command::Queues(command) => block_on(remote::queues(command)),
         Command::Jobs(command) => block_on(remote::jobs(command)),

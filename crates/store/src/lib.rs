@@ -55,6 +55,7 @@ pub mod listeners;
 pub mod metric;
 pub mod migrations;
 pub mod model_prices;
+pub mod move_store;
 pub mod pending_patches;
 pub mod placements;
 pub mod pools;

@@ -12,8 +12,10 @@ use sqlx::{ConnectOptions, Connection as _, Executor as _};
 
 use crate::error::{Error, Result};
 use crate::migrations;
+use crate::move_store;
 use crate::open::Options;
 use crate::tx::{Conn, Hints, StoreContext, Tx};
+pub(crate) use indexes::make as make_indexes;
 pub(crate) use pool::StatementClock;
 use pool::{Pool, PooledConnection};
 
@@ -136,6 +138,7 @@ impl Postgres {
         loop {
             let mut line = self.pool.acquire().await?;
             line.conn().execute(MIGRATING).await?;
+            move_store::check_complete(line.conn(), &self.name).await?;
             let error = match migrations::POSTGRES.run(line.conn()).await {
                 Ok(()) => {
                     // Nothing depends on them but speed.

@@ -31,6 +31,7 @@ use crate::error::{Error, Result};
 use crate::jobs::SQLITE_PICKED;
 use crate::metric;
 use crate::migrations;
+use crate::move_store;
 use crate::open::Options;
 use crate::tx::{Conn, Hints, StoreContext, Tx};
 use readers::ReaderPool;
@@ -152,6 +153,7 @@ impl From<CommitFailure> for Error {
 impl Sqlite {
     pub(crate) async fn open(path: &std::path::Path, options: &Options, shared: Arc<StoreContext>) -> Result<Self> {
         let lock = lock_file(path)?;
+        move_store::check_not_moved(path)?;
         refuse_network_file_system(path)?;
         let base = SqliteConnectOptions::new()
             .filename(path)
@@ -501,7 +503,7 @@ async fn commit_loop(writer: std::sync::Weak<Mutex<Writer>>, work: Arc<Notify>, 
 }
 
 /// Takes the process lock beside the database file.
-fn lock_file(path: &std::path::Path) -> Result<std::fs::File> {
+pub(crate) fn lock_file(path: &std::path::Path) -> Result<std::fs::File> {
     let lock_path = path.with_extension("lock");
     let open = || -> std::io::Result<std::fs::File> {
         let file = std::fs::OpenOptions::new()

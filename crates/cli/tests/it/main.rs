@@ -6,6 +6,7 @@ mod demo;
 mod dev;
 mod hostile;
 mod limits;
+mod move_store;
 mod older;
 mod operating;
 mod quarantine;

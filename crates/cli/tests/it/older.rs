@@ -59,6 +59,13 @@ fn commands_refuse_the_database_of_an_older_build() {
         &["serve", "--role", "all", "--listen", nowhere],
         &["keys", "list"],
         &["backup", "copy"],
+        &[
+            "migrate-store",
+            "--from",
+            "data",
+            "--to",
+            "postgres://127.0.0.1:1/towpath",
+        ],
     ] {
         refused(folder, &[arguments, &["--data-dir", "data"]].concat(), &parts);
     }

@@ -82,7 +82,7 @@ impl Postgres {
 }
 
 /// Makes those that are not there.
-pub(super) async fn make(conn: &mut PgConnection) -> Result<(), sqlx::Error> {
+pub(crate) async fn make(conn: &mut PgConnection) -> Result<(), sqlx::Error> {
     if missing(conn).await?.is_empty() {
         return Ok(());
     }

@@ -19,6 +19,7 @@ mod leases;
 mod library;
 mod lists;
 mod migrations;
+mod move_store;
 mod overviews;
 mod pools;
 mod prices;

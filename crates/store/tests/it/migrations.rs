@@ -1,16 +1,15 @@
 //! The schema: one for both databases, frozen, and refused where another build made it.
 
-mod filled;
+pub mod filled;
 mod raw;
 
 use sqlx::SqlSafeStr as _;
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 use towpath_store::{Error, migrations};
 
-pub use self::raw::EmptyDatabase;
-use self::raw::RawConnection;
+pub use self::raw::{EmptyDatabase, RawConnection};
 
-static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
+pub static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 pub static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.

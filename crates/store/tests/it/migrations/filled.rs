@@ -9,7 +9,7 @@ use towpath_store::Dialect;
 use super::raw::{EmptyDatabase, RawConnection};
 use super::{POSTGRES, SQLITE};
 
-const ROWS: &str = include_str!("filled.sql");
+pub const ROWS: &str = include_str!("filled.sql");
 
 /// Tables (`table`) and columns (`table.column`) of the first schema that a later pair drops on purpose, when no build
 /// that uses them can still be running.
@@ -22,9 +22,9 @@ fn migrator(dialect: Dialect) -> &'static Migrator {
     }
 }
 
-/// [`ROWS`] as one of the databases writes them.
-fn rows(dialect: Dialect) -> String {
-    let mut parts = ROWS.split('@');
+/// Rows such as [`ROWS`] as one of the databases writes them.
+pub fn rows(text: &str, dialect: Dialect) -> String {
+    let mut parts = text.split('@');
     let mut text = parts.next().unwrap_or_default().to_owned();
     for part in parts {
         let digits = part.find(|c: char| c.is_ascii_digit()).unwrap();
@@ -92,7 +92,7 @@ async fn contents(raw: &mut RawConnection) -> BTreeMap<String, Contents> {
 }
 
 /// Tables without a row and columns without a value.
-async fn empty(raw: &mut RawConnection) -> Vec<String> {
+pub async fn empty(raw: &mut RawConnection) -> Vec<String> {
     let mut empty = Vec::new();
     for table in raw.tables().await {
         let columns = raw.columns(&table).await.into_iter();
@@ -124,7 +124,7 @@ async fn broken(raw: &mut RawConnection) -> Vec<String> {
 async fn losses(fresh: &EmptyDatabase, upgrade: impl AsyncFnOnce()) -> Vec<String> {
     let mut raw = fresh.raw().await;
     raw.migrate(migrator(fresh.dialect), 1).await.unwrap();
-    raw.execute(rows(fresh.dialect)).await;
+    raw.execute(rows(ROWS, fresh.dialect)).await;
     assert_eq!(
         empty(&mut raw).await,
         Vec::<String>::new(),
