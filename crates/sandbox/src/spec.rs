@@ -31,6 +31,9 @@ pub struct BoxSpec {
     pub limits: Limits,
     /// Volumes.
     pub mounts: Vec<VolumeMount>,
+    /// Whether its processes reach the [proxy](crate::proxy). Without it the box has no network.
+    #[serde(default)]
+    pub has_proxy: bool,
 }
 
 /// A root file system: a base with sealed layers over it.

@@ -95,6 +95,8 @@ pub(crate) enum Request {
     Dial {
         port: u16,
     },
+    /// Hand out the listening socket of the proxy, behind [`Reply::Done`].
+    Proxy,
     File {
         user: Option<String>,
         call: FileOperation,
