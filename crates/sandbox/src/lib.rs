@@ -1,10 +1,9 @@
 //! Isolated machines ("boxes") for the commands of agents.
 //!
-//! Promises: a box sees no file, process or network of the host,
-//! and reaches hosts through its proxy alone; its commands outlive the process that started them;
-//! what a box leaves on the machine carries its id and generation, and a driver refuses an older generation than it has
-//! seen; a limit that the machine cannot enforce is refused, never ignored. Leaves to others: rows, when to start and
-//! stop, and permissions.
+//! Promises: a box sees no file, process or network of the host, and reaches hosts through its proxy alone; its commands
+//! outlive the process that started them; what a box leaves on the machine carries its id and generation, and a driver
+//! refuses an older generation than it has seen; a limit that the machine cannot enforce is refused, never ignored.
+//! Leaves to others: rows, when to start and stop, which addresses may be called, and permissions.
 //!
 //! ```text
 //! <root>/

@@ -24,7 +24,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use rustls::{ClientConfig, RootCertStore};
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
 use crate::error::{Error, Result};
@@ -39,6 +39,8 @@ pub use policy::{Access, HeaderRule, HostPattern, PathPattern, Policy, Scheme, T
 pub const PROXY_PORT: u16 = 61_080;
 /// Connections of a box at a time; further ones wait.
 const MAX_CONNECTIONS: usize = 64;
+/// Names that a box resolves at a time: its share of what all boxes may.
+const MAX_LOOKUPS: usize = 8;
 /// After an accept that failed for want of something.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 const HTTP_1: &[u8] = b"http/1.1";
@@ -109,6 +111,7 @@ impl BoxProxy {
             authority: Arc::new(authority),
             policy: policy.subscribe(),
             counters: Arc::clone(&counters),
+            lookups: Arc::new(Semaphore::new(MAX_LOOKUPS)),
         };
         Ok(Self {
             policy,
@@ -140,6 +143,7 @@ struct Acceptor {
     authority: Arc<CertificateAuthority>,
     policy: watch::Receiver<Arc<Policy>>,
     counters: Arc<Counters>,
+    lookups: Arc<Semaphore>,
 }
 
 impl Acceptor {
@@ -165,6 +169,7 @@ impl Acceptor {
             authority: Arc::clone(&self.authority),
             policy: Arc::clone(&self.policy.borrow()),
             counters: Arc::clone(&self.counters),
+            lookups: Arc::clone(&self.lookups),
         }
     }
 }

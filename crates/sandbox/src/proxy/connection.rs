@@ -19,6 +19,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use rustls::server::Acceptor;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional};
 use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tokio_rustls::LazyConfigAcceptor;
 use tokio_rustls::client::TlsStream;
@@ -49,6 +50,7 @@ pub(super) struct Context {
     pub(super) authority: Arc<CertificateAuthority>,
     pub(super) policy: Arc<Policy>,
     pub(super) counters: Arc<Counters>,
+    pub(super) lookups: Arc<Semaphore>,
 }
 
 /// Why a request is not forwarded, in words for the box.

@@ -26,8 +26,13 @@ const MAX_ADDRESSES: usize = 4;
 
 /// Resolves a name once, checks its addresses, and connects to one of those.
 pub(super) async fn dial(context: &Context, target: &Target) -> Result<TcpStream, Refusal> {
-    let resolver = &context.settings.resolver;
-    let resolved = timeout(RESOLVE_TIMEOUT, resolver.resolve(&target.host, target.port)).await;
+    let lookup = async {
+        // The semaphore is never closed.
+        let _permit = context.lookups.acquire().await;
+        let resolver = &context.settings.resolver;
+        resolver.resolve(&target.host, target.port).await
+    };
+    let resolved = timeout(RESOLVE_TIMEOUT, lookup).await;
     let addresses = resolved
         .map_err(|_| {
             Refusal::new(

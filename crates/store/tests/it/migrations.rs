@@ -14,7 +14,7 @@ static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 pub static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.
-const FROZEN: [(&str, &str, &str); 21] = [
+const FROZEN: [(&str, &str, &str); 22] = [
     (
         "0001_schema",
         "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
@@ -119,6 +119,11 @@ const FROZEN: [(&str, &str, &str); 21] = [
         "0021_sandboxes",
         "088e38d3ef58623087739249119c088b98aa52c28a2f804f3063ab5a3c986904f8a683cc0a9cb55dc70e36dc4f6c15dd",
         "4abd0459f5e0d396ef993554917c288b12a171c52361b09d276ab85a04d16ac99211fc406286ad38f23f34b5b691bfef",
+    ),
+    (
+        "0090_sandbox_network",
+        "e1a56f28eb5e4679bafaaddc53493de131394c286f2cfdba1cd55ff746327c41e669e838fdfe13feedbfab09966c3fe4",
+        "5672a00a39955f06fe8570aa1194871d217166dddf229f69d42779eefd0a1b766f50cdf8b594be10725b3c065f220bea",
     ),
 ];
 
