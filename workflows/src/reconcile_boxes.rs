@@ -9,8 +9,8 @@ use futures::StreamExt as _;
 use futures::stream;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
-use towpath_domain::BoxId;
 use towpath_domain::sandbox::{BoxStatus, DueAction};
+use towpath_domain::{BoxId, TenantId};
 use towpath_sandbox::{BoxState, Error};
 use towpath_store::sandboxes::boxes::{self, BoxLocation, SandboxBox};
 use towpath_store::sandboxes::hosts::{self, HostLease};
@@ -238,7 +238,13 @@ impl BoxReconciler {
                 self.host.end_proxy_of(id, generation);
             }
         }
-        self.serve_proxies(rows.values()).await;
+        let unserved = rows.values().filter(|row| {
+            row.status == BoxStatus::Ready
+                && row.host_id == Some(self.host.host_id())
+                && !self.host.has_proxy(row.id, row.generation)
+        });
+        let unserved = unserved.map(|row| (row.tenant_id, row.id)).collect();
+        self.serve_proxies(unserved).await;
         let mut ended = HashSet::new();
         for mark in marks.iter().filter(|mark| !rows.contains_key(&mark.id)) {
             if self.end_unknown(mark).await? {
@@ -297,35 +303,29 @@ impl BoxReconciler {
     }
 
     /// Serves the proxies of sandboxes that another process of the platform started.
-    async fn serve_proxies(&self, rows: impl Iterator<Item = &BoxLocation>) {
-        let is_unserved = |row: &&BoxLocation| {
-            row.status == BoxStatus::Ready
-                && row.host_id == Some(self.host.host_id())
-                && !self.host.has_proxy(row.id, row.generation)
-        };
+    async fn serve_proxies(&self, unserved: Vec<(TenantId, BoxId)>) {
         // Concurrently, because a sandbox may be slow and each has another owner.
-        stream::iter(rows.filter(is_unserved))
-            .for_each_concurrent(MAX_CONCURRENT_CHECKS, |row| async move {
-                if timeout(PROXY_TIMEOUT, self.serve_proxy(row)).await.is_err() {
-                    tracing::warn!(sandbox.id = %row.id, "the proxy of a sandbox is not served yet: it does not answer");
-                }
-            })
-            .await;
+        let served = stream::iter(unserved).for_each_concurrent(MAX_CONCURRENT_CHECKS, |(tenant, id)| async move {
+            if timeout(PROXY_TIMEOUT, self.serve_proxy(tenant, id)).await.is_err() {
+                tracing::warn!(sandbox.id = %id, "the proxy of a sandbox is not served yet: it does not answer");
+            }
+        });
+        served.await;
     }
 
-    async fn serve_proxy(&self, row: &BoxLocation) {
-        let found = self
-            .store
-            .read(async |tx| boxes::get(tx, row.tenant_id, row.id).await)
-            .await;
+    async fn serve_proxy(&self, tenant: TenantId, id: BoxId) {
+        let found = self.store.read(async |tx| boxes::get(tx, tenant, id).await).await;
         let row = match found {
-            Err(store::Error::NotFound) => return,
-            Err(error) => return log_failure("reading a sandbox", Err(error)),
             Ok(row) => row,
+            Err(store::Error::NotFound) => return,
+            Err(error) => {
+                log_failure("reading a sandbox", Err(error));
+                return;
+            }
         };
         if let Err(error) = self.host.ensure_proxy(&row, &self.store, &self.sealer).await {
             let reason = error_text(&error);
-            tracing::warn!(sandbox.id = %row.id, reason, "the proxy of a sandbox is not served yet");
+            tracing::warn!(sandbox.id = %id, reason, "the proxy of a sandbox is not served yet");
         }
     }
 

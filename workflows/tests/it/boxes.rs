@@ -82,7 +82,8 @@ impl SandboxFixture {
             host: "here".to_owned(),
             process_id: Uuid::now_v7(),
         };
-        BoxReconciler::new(self.workflows.store().clone(), Arc::clone(&self.host), claim)
+        let sealer = self.workflows.world.sealer.clone();
+        BoxReconciler::new(self.workflows.store().clone(), sealer, Arc::clone(&self.host), claim)
     }
 
     async fn create_box(&self, name: &str) -> BoxId {

@@ -102,8 +102,8 @@ impl CertificateAuthority {
         Ok(pem)
     }
 
-    /// How the proxy speaks TLS as a host.
-    pub(super) fn server_config(&self, host: &str, ip: Option<IpAddr>) -> io::Result<Arc<ServerConfig>> {
+    /// How to speak TLS as a host.
+    pub fn server_config(&self, host: &str, ip: Option<IpAddr>) -> io::Result<Arc<ServerConfig>> {
         if let Some(known) = self.lock_hosts().get(host) {
             return Ok(known.clone());
         }

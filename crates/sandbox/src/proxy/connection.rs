@@ -38,6 +38,8 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(15);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 /// Headers of a request.
 const MAX_HEADER_BYTES: usize = 64 << 10;
+/// What is read ahead of a connection.
+const MAX_BUFFER_BYTES: usize = 128 << 10;
 /// The first message of TLS.
 const MAX_HELLO_BYTES: usize = 32 << 10;
 
@@ -102,7 +104,8 @@ fn server() -> http1::Builder {
     server
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIMEOUT)
-        .max_buf_size(MAX_HEADER_BYTES);
+        .max_header_size(MAX_HEADER_BYTES)
+        .max_buf_size(MAX_BUFFER_BYTES);
     server
 }
 
