@@ -121,10 +121,8 @@ async fn serve_requests(stream: Metered<TcpStream>, context: &Arc<Context>) {
         .with_upgrades()
         .await;
     let tunnel = lock(&tunnel).take();
-    if let (Ok(()), Some(tunnel)) = (served, tunnel)
-        && tunnel.run(context).await.is_err()
-    {
-        context.counters.count_refusal();
+    if let (Ok(()), Some(tunnel)) = (served, tunnel) {
+        tunnel.run(context).await;
     }
 }
 
@@ -145,23 +143,28 @@ enum TunnelEnd {
 }
 
 impl Tunnel {
-    /// An error means that the box did not speak TLS with this host.
-    async fn run(self, context: &Arc<Context>) -> io::Result<()> {
-        let upgraded = timeout(HANDSHAKE_TIMEOUT, self.upgrade).await?;
-        let client = TokioIo::new(upgraded.map_err(io::Error::other)?);
-        match self.end {
-            TunnelEnd::Opaque(host) => pass_on(client, host, &self.target).await,
-            TunnelEnd::Intercepted(host) => intercept(client, *host, self.target, context).await,
+    async fn run(self, context: &Arc<Context>) {
+        let Ok(Ok(upgraded)) = timeout(HANDSHAKE_TIMEOUT, self.upgrade).await else {
+            return;
+        };
+        let mut client = TokioIo::new(upgraded);
+        let begun = match self.end {
+            TunnelEnd::Opaque(host) => pass_on(&mut client, host, &self.target).await,
+            TunnelEnd::Intercepted(host) => intercept(&mut client, *host, self.target, context).await,
+        };
+        if begun.is_err() {
+            // Before the box sees the end of the connection.
+            context.counters.count_refusal();
         }
     }
 }
 
-/// Passes TLS on, once its first message has named the host that the box may call.
-async fn pass_on(mut client: TokioIo<Upgraded>, mut host: TcpStream, target: &Target) -> io::Result<()> {
-    let hello = timeout(HANDSHAKE_TIMEOUT, read_hello(&mut client, target)).await??;
+/// Passes TLS on, once its first message has named the host that the box may call. An error means that it did not.
+async fn pass_on(client: &mut TokioIo<Upgraded>, mut host: TcpStream, target: &Target) -> io::Result<()> {
+    let hello = timeout(HANDSHAKE_TIMEOUT, read_hello(client, target)).await??;
     // From here on, errors are those of the two ends.
     if host.write_all(&hello).await.is_ok() {
-        let _ = copy_bidirectional(&mut client, &mut host).await;
+        let _ = copy_bidirectional(client, &mut host).await;
     }
     Ok(())
 }
@@ -204,9 +207,10 @@ fn check_name(target: &Target, named: Option<&str>) -> io::Result<()> {
     is_same.then_some(()).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// Ends TLS of the box, and forwards its requests one by one.
+/// Ends TLS of the box, and forwards its requests one by one. An error means that the box did not begin TLS with this
+/// host.
 async fn intercept(
-    client: TokioIo<Upgraded>,
+    client: &mut TokioIo<Upgraded>,
     host: TlsStream<TcpStream>,
     target: Target,
     context: &Arc<Context>,
