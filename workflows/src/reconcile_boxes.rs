@@ -389,6 +389,12 @@ async fn renew_lease(store: &Store, machine: &SandboxHost, claim: &HostLease) ->
         tracing::error!("another process now runs sandboxes; this one starts none until that process has ended");
     }
     machine.set_lost(!holds);
+    if !holds {
+        // What sandboxes may call is not told to this process any more.
+        for (id, generation) in machine.served_lives() {
+            machine.end_proxy_of(id, generation);
+        }
+    }
     Ok(())
 }
 

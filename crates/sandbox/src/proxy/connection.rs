@@ -26,7 +26,7 @@ use tokio_rustls::client::TlsStream;
 
 use super::ProxySettings;
 use super::authority::CertificateAuthority;
-use super::meter::{Counters, Metered, until_idle};
+use super::meter::{Activity, Counters, Metered, until_idle};
 use super::policy::{Policy, Scheme, Target, is_reserved};
 use super::upstream::{Upstream, begin_tls, dial};
 
@@ -91,7 +91,7 @@ fn answer(text: String) -> Response<ProxyBody> {
 pub(super) async fn serve(stream: TcpStream, context: Context) {
     context.counters.count_connection();
     let context = Arc::new(context);
-    let activity = Arc::default();
+    let activity = Activity::default();
     let stream = Metered::new(stream, Arc::clone(&context.counters), Arc::clone(&activity));
     tokio::select! {
         () = serve_requests(stream, &context) => {}
@@ -150,7 +150,7 @@ impl Tunnel {
         let mut client = TokioIo::new(upgraded);
         let begun = match self.end {
             TunnelEnd::Opaque(host) => pass_on(&mut client, host, &self.target).await,
-            TunnelEnd::Intercepted(host) => intercept(&mut client, *host, self.target, context).await,
+            TunnelEnd::Intercepted(host) => intercept(&mut client, *host, &self.target, context).await,
         };
         if begun.is_err() {
             // Before the box sees the end of the connection.
@@ -212,16 +212,16 @@ fn check_name(target: &Target, named: Option<&str>) -> io::Result<()> {
 async fn intercept(
     client: &mut TokioIo<Upgraded>,
     host: TlsStream<TcpStream>,
-    target: Target,
+    target: &Target,
     context: &Arc<Context>,
 ) -> io::Result<()> {
     let acceptor = LazyConfigAcceptor::new(Acceptor::default(), client);
     let begun = timeout(HANDSHAKE_TIMEOUT, acceptor).await??;
-    check_name(&target, begun.client_hello().server_name())?;
+    check_name(target, begun.client_hello().server_name())?;
     let config = context.authority.server_config(&target.host, target.ip)?;
     let client = timeout(HANDSHAKE_TIMEOUT, begun.into_stream(config)).await??;
     let forwarder = Forwarder::new(context, Some(target.clone()));
-    let Ok(upstream) = Upstream::open(&target, Scheme::Https, host).await else {
+    let Ok(upstream) = Upstream::open(target, Scheme::Https, host).await else {
         return Ok(());
     };
     forwarder.keep(upstream);
