@@ -2,7 +2,6 @@
 
 use axum::extract::State;
 use serde::Deserialize;
-use serde_json::Value;
 use towpath_domain::Rejection;
 use towpath_domain::sandbox::{BoxConfig, BoxStatus, Lifetime, ProxySecrets, check_box_name, check_ttl};
 use towpath_store::sandboxes::boxes::{self, BoxUpdate, SandboxBox};
@@ -10,7 +9,7 @@ use towpath_store::sandboxes::network::{self, BoxNetwork};
 use towpath_store::{self as store, Tx};
 
 use super::create::parse_network;
-use super::model::{RunConfigBody, Sandbox, missing};
+use super::model::{HiddenJson, RunConfigBody, Sandbox, missing};
 use super::readiness::local_host;
 use crate::app::App;
 use crate::auth::Tenant;
@@ -44,7 +43,7 @@ pub struct UpdateSandbox {
     /// the stored one.
     #[serde(default)]
     #[schema(value_type = Option<Object>)]
-    proxy_config: Option<Value>,
+    proxy_config: Option<HiddenJson>,
 }
 
 impl UpdateSandbox {
@@ -89,7 +88,7 @@ pub async fn update(
     Json(update): Json<UpdateSandbox>,
 ) -> Result<Json<Sandbox>, ApiError> {
     update.admit()?;
-    let sent = update.proxy_config.as_ref().filter(|sent| !sent.is_null());
+    let sent = update.proxy_config.as_ref();
     // The process that runs the sandbox applies its new network.
     let host = sent.map(|_| local_host(&app)).transpose()?;
     let by = tenant.key.to_string();
@@ -137,7 +136,7 @@ async fn change_network(
     tx: &mut Tx<'_>,
     app: &App,
     row: &SandboxBox,
-    sent: &Value,
+    sent: &HiddenJson,
 ) -> store::Result<Result<BoxNetwork, ApiError>> {
     if row.status != BoxStatus::Ready {
         let text = format!(

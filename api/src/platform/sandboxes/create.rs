@@ -19,7 +19,7 @@ use towpath_store::sandboxes::boxes::SandboxBox;
 use towpath_workflows::fill_pool;
 use towpath_workflows::sandbox_host::compile_network;
 
-use super::model::{DigestedJson, RunConfigBody, Sandbox, name_taken};
+use super::model::{DigestedJson, HiddenJson, RunConfigBody, Sandbox, name_taken};
 use super::readiness::{agent_error, local_host, wait_for};
 use crate::app::App;
 use crate::auth::Tenant;
@@ -98,7 +98,7 @@ pub struct CreateSandbox {
     /// What the sandbox may call, and headers that its proxy adds. Without it the sandbox has no network.
     #[serde(default)]
     #[schema(value_type = Option<Object>)]
-    proxy_config: Option<Value>,
+    proxy_config: Option<HiddenJson>,
     /// Refused: not available in this build.
     #[serde(default)]
     #[schema(value_type = Option<Object>)]
@@ -124,8 +124,8 @@ pub(super) fn refuse_field(field: &'static str, sent: Option<&Value>) -> Result<
 }
 
 /// Parses `proxy_config`. It is checked to the last pattern: the proxy can apply it.
-pub(super) fn parse_network(sent: &Value, known: &ProxySecrets) -> Result<(ProxyConfig, ProxySecrets), Rejection> {
-    let (config, secrets) = ProxyConfig::parse(sent, known)?;
+pub(super) fn parse_network(sent: &HiddenJson, known: &ProxySecrets) -> Result<(ProxyConfig, ProxySecrets), Rejection> {
+    let (config, secrets) = ProxyConfig::parse(&sent.0, known)?;
     compile_network(&config, &secrets)?;
     Ok((config, secrets))
 }
@@ -205,8 +205,7 @@ impl CreateSandbox {
             is_temporary: self.persistent == Some(false),
         };
         config.check()?;
-        let sent = self.proxy_config.as_ref().filter(|sent| !sent.is_null());
-        let (network, network_secrets) = match sent {
+        let (network, network_secrets) = match &self.proxy_config {
             Some(sent) => parse_network(sent, &ProxySecrets::default())?,
             None => Default::default(),
         };

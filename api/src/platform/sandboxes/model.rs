@@ -1,10 +1,12 @@
 //! Request and response types of several sandbox handlers.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use axum::extract::{FromRequest, Request};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use towpath_domain::sandbox::{BoxStatus, ProxyConfig, RunConfig};
 use towpath_domain::{BoxId, SnapshotId, Timestamp, VolumeId};
@@ -35,6 +37,17 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for DigestedJson<T> {
             body: parse_json(&bytes)?,
             digest: Sha256::digest(&bytes).into(),
         })
+    }
+}
+
+/// JSON with secrets, which is not printed.
+#[derive(Clone, Deserialize)]
+#[serde(transparent)]
+pub(super) struct HiddenJson(pub(super) Value);
+
+impl fmt::Debug for HiddenJson {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
     }
 }
 

@@ -99,7 +99,7 @@ pub async fn save(
     .bind(id)
     .bind(tenant)
     .bind(&config)
-    .bind(&sealed)
+    .bind(sealed.as_deref())
     .fetch_one(conn)
     .await)?)
 }
@@ -115,7 +115,8 @@ pub struct BoxTraffic {
 /// Adds to the traffic of boxes. Boxes that are gone are skipped.
 pub async fn add_traffic(tx: &mut Tx<'_>, traffic: &[BoxTraffic]) -> Result<()> {
     for one in traffic {
-        on!(tx, |conn| sqlx::query(
+        on!(tx, |conn| {
+            sqlx::query(
             "INSERT INTO sandbox_network (id, tenant_id, config, version, sent_bytes, received_bytes)
              SELECT id, tenant_id, '{}', 0, CAST($2 AS bigint), CAST($3 AS bigint) FROM sandbox_box WHERE id = $1 AND status <> 'deleting'
              ON CONFLICT (id) DO UPDATE SET sent_bytes = sandbox_network.sent_bytes + excluded.sent_bytes,
@@ -126,7 +127,8 @@ pub async fn add_traffic(tx: &mut Tx<'_>, traffic: &[BoxTraffic]) -> Result<()> 
         .bind(one.received_bytes)
         .execute(conn)
         .await
-        .map(drop))?;
+        .map(drop)
+        })?;
     }
     Ok(())
 }
