@@ -9,7 +9,7 @@ mod box_lock;
 mod cgroups;
 mod lifecycle;
 pub(crate) mod process_record;
-mod proxy_files;
+pub(crate) mod proxy_files;
 mod self_test;
 mod spec_check;
 mod tree;

@@ -41,6 +41,8 @@ struct RunningProxy {
     generation: Generation,
     /// Of the configuration in the database.
     version: i64,
+    /// Whether no change of it was missed.
+    is_current: bool,
     proxy: BoxProxy,
 }
 
@@ -87,35 +89,38 @@ impl SandboxHost {
             what: "the certificates of this machine".to_owned(),
             source,
         })?;
+        let read = async || {
+            let found = store.read(async |tx| network::find(tx, row.tenant_id, row.id).await);
+            found.await.map_err(|error| Error::Io {
+                what: "the network of the sandbox".to_owned(),
+                source: io::Error::other(error),
+            })
+        };
+        let (version, policy) = match read().await? {
+            Some(found) => (found.version, stored_policy(&found, sealer)),
+            None => (0, Policy::default()),
+        };
         {
             let mut proxies = lock(&self.networks.proxies);
             let is_there = |known: &RunningProxy| known.generation >= generation;
-            if proxies.get(&row.id).is_some_and(is_there) {
-                return Ok(());
-            }
-            // Closed until the configuration is read.
-            let running = RunningProxy {
-                generation,
-                version: -1,
-                proxy: BoxProxy::start(settings, endpoint, Policy::default())?,
-            };
-            if let Some(before) = proxies.insert(row.id, running) {
-                self.add_ended(row.id, &before);
+            if !proxies.get(&row.id).is_some_and(is_there) {
+                let running = RunningProxy {
+                    generation,
+                    version,
+                    is_current: false,
+                    proxy: BoxProxy::start(settings, endpoint, policy)?,
+                };
+                if let Some(before) = proxies.insert(row.id, running) {
+                    self.add_ended(row.id, &before);
+                }
             }
         }
-        // Behind the insertion: a change from now on finds the proxy.
-        let found = store.read(async |tx| network::find(tx, row.tenant_id, row.id).await);
-        match found.await {
-            Ok(Some(found)) => self.set_network(&found, sealer),
-            Ok(None) => self.set_policy(row.id, 0, Policy::default()),
-            Err(error) => {
-                // Tried again by the next call.
-                self.end_proxy(row.id);
-                return Err(Error::Io {
-                    what: "the network of the sandbox".to_owned(),
-                    source: io::Error::other(error),
-                });
-            }
+        // A change since the configuration was read did not find the proxy.
+        if let Some(found) = read().await? {
+            self.set_network(&found, sealer);
+        }
+        if let Some(running) = lock(&self.networks.proxies).get_mut(&row.id) {
+            running.is_current = true;
         }
         Ok(())
     }
@@ -124,21 +129,14 @@ impl SandboxHost {
     pub(crate) fn has_proxy(&self, id: BoxId, generation: i64) -> bool {
         let generation = driver_generation(generation);
         let proxies = lock(&self.networks.proxies);
-        proxies.get(&id).is_some_and(|known| known.generation == generation)
+        let is_served = |known: &RunningProxy| known.generation == generation && known.is_current;
+        proxies.get(&id).is_some_and(is_served)
     }
 
     /// Applies a stored configuration to a running sandbox, for new connections. One that cannot be applied closes the
     /// network.
     pub fn set_network(&self, row: &BoxNetwork, sealer: &Sealer) {
-        let compiled = row.config().map_err(|error| error.to_string()).and_then(|config| {
-            let secrets = row.secrets(sealer).map_err(|error| error.to_string())?;
-            compile(&config, &secrets).map_err(|rejection| rejection.field)
-        });
-        let policy = compiled.unwrap_or_else(|reason| {
-            tracing::warn!(sandbox.id = %row.id, reason, "the network of a sandbox stays closed");
-            Policy::default()
-        });
-        self.set_policy(row.id, row.version, policy);
+        self.set_policy(row.id, row.version, stored_policy(row, sealer));
     }
 
     fn set_policy(&self, id: BoxId, version: i64, policy: Policy) {
@@ -226,6 +224,18 @@ impl SandboxHost {
         }
         Ok(())
     }
+}
+
+/// What a stored configuration allows: nothing if it cannot be applied.
+fn stored_policy(row: &BoxNetwork, sealer: &Sealer) -> Policy {
+    let compiled = row.config().map_err(|error| error.to_string()).and_then(|config| {
+        let secrets = row.secrets(sealer).map_err(|error| error.to_string())?;
+        compile(&config, &secrets).map_err(|rejection| rejection.field)
+    });
+    compiled.unwrap_or_else(|reason| {
+        tracing::warn!(sandbox.id = %row.id, reason, "the network of a sandbox stays closed");
+        Policy::default()
+    })
 }
 
 fn add(sum: &mut Traffic, traffic: Traffic) {

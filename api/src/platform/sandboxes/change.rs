@@ -6,6 +6,7 @@ use towpath_domain::Rejection;
 use towpath_domain::sandbox::{BoxConfig, BoxStatus, Lifetime, ProxySecrets, check_box_name, check_ttl};
 use towpath_store::sandboxes::boxes::{self, BoxUpdate, SandboxBox};
 use towpath_store::sandboxes::network::{self, BoxNetwork};
+use towpath_store::sealing::OpenError;
 use towpath_store::{self as store, Tx};
 
 use super::create::parse_network;
@@ -152,6 +153,8 @@ async fn change_network(
         None => ProxySecrets::default(),
         Some(known) => match known.secrets(&app.sealer) {
             Ok(secrets) => secrets,
+            // Sealed with a key that this process does not have: the request has to bring every value.
+            Err(OpenError::UnknownKey) => ProxySecrets::default(),
             Err(error) => return Ok(Err(ApiError::internal(&error))),
         },
     };

@@ -31,7 +31,10 @@ pub(super) fn write(folder: &Path) -> io::Result<()> {
         bundle.push(b'\n');
     }
     bundle.extend_from_slice(certificate.as_bytes());
-    for (name, content) in [(AUTHORITY_FILE, certificate.as_bytes()), (BUNDLE_FILE, bundle.as_slice())] {
+    for (name, content) in [
+        (AUTHORITY_FILE, certificate.as_bytes()),
+        (BUNDLE_FILE, bundle.as_slice()),
+    ] {
         let path = folder.join(name);
         fs::write(&path, content)?;
         // Every user of the box reads it, whatever the umask of the platform.
