@@ -89,14 +89,7 @@ impl SandboxHost {
             what: "the certificates of this machine".to_owned(),
             source,
         })?;
-        let read = async || {
-            let found = store.read(async |tx| network::find(tx, row.tenant_id, row.id).await);
-            found.await.map_err(|error| Error::Io {
-                what: "the network of the sandbox".to_owned(),
-                source: io::Error::other(error),
-            })
-        };
-        let (version, policy) = match read().await? {
+        let (version, policy) = match read_network(store, row).await? {
             Some(found) => (found.version, stored_policy(&found, sealer)),
             None => (0, Policy::default()),
         };
@@ -116,7 +109,7 @@ impl SandboxHost {
             }
         }
         // A change since the configuration was read did not find the proxy.
-        if let Some(found) = read().await? {
+        if let Some(found) = read_network(store, row).await? {
             self.set_network(&found, sealer);
         }
         if let Some(running) = lock(&self.networks.proxies).get_mut(&row.id) {
@@ -224,6 +217,15 @@ impl SandboxHost {
         }
         Ok(())
     }
+}
+
+async fn read_network(store: &Store, row: &SandboxBox) -> Result<Option<BoxNetwork>, Error> {
+    let (tenant, id) = (row.tenant_id, row.id);
+    let found = store.read(async |tx| network::find(tx, tenant, id).await).await;
+    found.map_err(|error| Error::Io {
+        what: "the network of the sandbox".to_owned(),
+        source: io::Error::other(error),
+    })
 }
 
 /// What a stored configuration allows: nothing if it cannot be applied.
