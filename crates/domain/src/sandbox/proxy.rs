@@ -13,6 +13,10 @@ use crate::secret::Secret;
 const MAX_RULES: usize = 64;
 /// Patterns of one list.
 const MAX_PATTERNS: usize = 256;
+/// Patterns of the whole configuration.
+const MAX_ALL_PATTERNS: usize = 1024;
+/// Regular expressions of the whole configuration, each of which takes memory while its sandbox runs.
+const MAX_EXPRESSIONS: usize = 32;
 const MAX_HEADERS: usize = 32;
 const MAX_ATTRIBUTION_HEADERS: usize = 16;
 /// In characters.
@@ -168,7 +172,27 @@ impl ProxyConfig {
                 "expected at most one rule of the type attribution",
             ));
         }
+        config.check_patterns()?;
         Ok((config, secrets))
+    }
+
+    fn check_patterns(&self) -> Result<(), Rejection> {
+        let of_rules = self
+            .rules
+            .iter()
+            .flat_map(|rule| rule.match_hosts.iter().chain(&rule.match_paths));
+        let access = self.access_control.iter();
+        let of_access = access.flat_map(|access| access.allow_list.iter().chain(&access.deny_list));
+        let (mut all, mut expressions) = (0, 0);
+        for pattern in of_rules.chain(of_access) {
+            all += 1;
+            expressions += usize::from(pattern.starts_with('~'));
+        }
+        if all > MAX_ALL_PATTERNS || expressions > MAX_EXPRESSIONS {
+            let text = format!("expected at most {MAX_ALL_PATTERNS} patterns, {MAX_EXPRESSIONS} of them with '~'");
+            return Err(Rejection::invalid("proxy_config", text));
+        }
+        Ok(())
     }
 
     /// Whether it asks for nothing.
@@ -595,6 +619,15 @@ mod tests {
         ] {
             assert_eq!(parse(&sent).unwrap_err().field, field, "{sent}");
         }
+    }
+
+    #[test]
+    fn patterns_are_bounded() {
+        let with = |count: usize, pattern: &str| json!({"access_control": {"allow_list": vec![pattern; count]}});
+        assert!(parse(&with(MAX_PATTERNS, "a")).is_ok());
+        assert!(parse(&with(MAX_PATTERNS + 1, "a")).is_err());
+        assert!(parse(&with(MAX_EXPRESSIONS, "~a")).is_ok());
+        assert!(parse(&with(MAX_EXPRESSIONS + 1, "~a")).is_err());
     }
 
     #[test]

@@ -13,7 +13,7 @@ const HTTPS_PORT: u16 = 443;
 /// A longer pattern is refused.
 const MAX_PATTERN_BYTES: usize = 512;
 /// What a compiled pattern may take.
-const MAX_REGEX_BYTES: usize = 128 << 10;
+const MAX_REGEX_BYTES: usize = 64 << 10;
 /// Headers that belong to a connection or decide where a message ends or goes.
 const RESERVED_HEADERS: [&str; 17] = [
     "connection",
