@@ -166,8 +166,8 @@ fn host_and_address(host: &str) -> Option<(String, Option<IpAddr>)> {
     is_name.then_some((host, None))
 }
 
-/// Names or addresses of hosts: `example.com`, `*.example.com`, `10.0.0.7`, `10.0.0.0/8`, `~regular expression`. All but
-/// the last may end with a port (`example.com:8443`).
+/// Names or addresses of hosts: `example.com`, `*.example.com`, `10.0.0.7`, `10.0.0.0/8`, `~regular expression`. All
+/// but the last may end with a port (`example.com:8443`).
 #[derive(Clone)]
 pub struct HostPattern {
     text: String,
@@ -188,8 +188,8 @@ enum HostKind {
 impl HostPattern {
     /// Parses a pattern. The error says what is expected.
     pub fn parse(text: &str) -> Result<Self, &'static str> {
-        const EXPECTED: &str = "expected a host name, a pattern such as *.example.com, an address, a network such as 10.0.0.0/8, or a \
-             regular expression behind '~'; a port may follow a ':'";
+        const EXPECTED: &str =
+            "expected a host, *.example.com, an address, 10.0.0.0/8, or ~ and a regular expression; :port may follow";
         if text.len() > MAX_PATTERN_BYTES {
             return Err("expected at most 512 bytes");
         }
