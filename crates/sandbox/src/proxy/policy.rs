@@ -92,10 +92,7 @@ impl Target {
     /// Parses `host`, `host:port`, `[::1]` or `[::1]:port`.
     pub fn parse(authority: &str, scheme: Scheme) -> Option<Self> {
         let (host, port) = split_port(authority)?;
-        let port = match port {
-            Some(port) => port,
-            None => scheme.port(),
-        };
+        let port = port.unwrap_or(scheme.port());
         let (host, ip) = host_and_address(host)?;
         (port != 0).then_some(Self { host, port, ip })
     }

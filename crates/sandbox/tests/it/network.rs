@@ -15,8 +15,8 @@ use rustls::{ClientConfig, RootCertStore};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
-use tokio_rustls::{TlsAcceptor, TlsConnector};
 use towpath_sandbox::proxy::{Access, HeaderRule, HostPattern, Policy, Resolver, secret_value};
 use towpath_sandbox::{BoxProxy, BoxSpec, CertificateAuthority, Driver as _, ProxyEndpoint, ProxySettings};
 
