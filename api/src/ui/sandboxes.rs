@@ -401,7 +401,7 @@ pub(super) async fn save_snapshot(
 #[cfg(test)]
 mod tests {
     use serde_json::json;
-    use towpath_domain::sandbox::ProxySecrets;
+    use towpath_domain::sandbox::StoredProxy;
     use towpath_sandbox::CommandStatus;
 
     use super::contents::{FileRow, FileView, OutputView, command_row};
@@ -417,7 +417,7 @@ mod tests {
                 "open, except for a, b, c and 2 more",
             ),
         ] {
-            let (config, _) = ProxyConfig::parse(&config, &ProxySecrets::default()).unwrap();
+            let (config, _) = ProxyConfig::parse(&config, &StoredProxy::default()).unwrap();
             assert_eq!(network_text(&config), expected);
         }
     }

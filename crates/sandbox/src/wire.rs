@@ -96,6 +96,7 @@ pub(crate) enum Request {
         port: u16,
     },
     /// Hand out the listening socket of the proxy, behind [`Reply::Done`].
+    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "the only driver needs Linux"))]
     Proxy,
     File {
         user: Option<String>,

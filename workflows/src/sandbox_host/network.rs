@@ -354,12 +354,13 @@ impl Resolver for GuardedResolver {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
+    use towpath_domain::sandbox::StoredProxy;
     use towpath_sandbox::proxy::{Scheme, Target};
 
     use super::*;
 
     fn compiled(sent: &Value) -> Result<Policy, Rejection> {
-        let (config, secrets) = ProxyConfig::parse(sent, &ProxySecrets::default())?;
+        let (config, secrets) = ProxyConfig::parse(sent, &StoredProxy::default())?;
         compile(&config, &secrets)
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 use towpath_domain::sandbox::{
-    Attachment, BoxConfig, BoxStatus, Lifetime, ProxyConfig, ProxySecrets, SnapshotStatus, TemplateResources,
+    Attachment, BoxConfig, BoxStatus, Lifetime, ProxyConfig, SnapshotStatus, StoredProxy, TemplateResources,
 };
 use towpath_domain::{BoxId, SnapshotId, VolumeId};
 use towpath_sandbox::{Error, RootFileSystem};
@@ -552,7 +552,7 @@ async fn a_box_starts_with_the_variables_of_its_network(database: Database) {
         "name": "api", "match_hosts": ["api.example.com"], "env_vars": {"OWN": "rule", "KEY": "placeholder"},
         "headers": [{"name": "Authorization", "type": "opaque", "value": "hunter2"}],
     }]});
-    let (config, secrets) = ProxyConfig::parse(&sent, &ProxySecrets::default()).unwrap();
+    let (config, secrets) = ProxyConfig::parse(&sent, &StoredProxy::default()).unwrap();
     let (tenant, sealer) = (machine.workflows.tenant, machine.workflows.world.sealer.clone());
     let saved = machine
         .workflows

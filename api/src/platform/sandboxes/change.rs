@@ -3,7 +3,7 @@
 use axum::extract::State;
 use serde::Deserialize;
 use towpath_domain::Rejection;
-use towpath_domain::sandbox::{BoxConfig, BoxStatus, Lifetime, ProxySecrets, check_box_name, check_ttl};
+use towpath_domain::sandbox::{BoxConfig, BoxStatus, Lifetime, ProxySecrets, StoredProxy, check_box_name, check_ttl};
 use towpath_store::sandboxes::boxes::{self, BoxUpdate, SandboxBox};
 use towpath_store::sandboxes::network::{self, BoxNetwork};
 use towpath_store::sealing::OpenError;
@@ -149,15 +149,16 @@ async fn change_network(
         let refusal = ApiError::with_name(http::StatusCode::BAD_REQUEST, "InvalidRequest", text);
         return Ok(Err(refusal));
     }
-    let known = match network::find(tx, row.tenant_id, row.id).await? {
-        None => ProxySecrets::default(),
-        Some(known) => match known.secrets(&app.sealer) {
+    let mut known = StoredProxy::default();
+    if let Some(stored) = network::find(tx, row.tenant_id, row.id).await? {
+        known.config = stored.config()?;
+        known.secrets = match stored.secrets(&app.sealer) {
             Ok(secrets) => secrets,
             // Sealed with a key that this process does not have: the request has to bring every value.
             Err(OpenError::UnknownKey) => ProxySecrets::default(),
             Err(error) => return Ok(Err(ApiError::internal(&error))),
-        },
-    };
+        };
+    }
     let (config, secrets) = match parse_network(sent, &known) {
         Ok(parsed) => parsed,
         Err(rejection) => return Ok(Err(rejection.into())),

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use towpath_domain::sandbox::{
     BoxConfig, BoxStatus, DELETE_AFTER_STOP_SECONDS, IDLE_TTL_SECONDS, Lifetime, ProxyConfig, ProxySecrets,
-    SnapshotReference, check_attachments, check_box_name, check_ttl,
+    SnapshotReference, StoredProxy, check_attachments, check_box_name, check_ttl,
 };
 use towpath_domain::{BoxId, Rejection};
 use towpath_store::sandboxes::boxes::SandboxBox;
@@ -124,7 +124,7 @@ pub(super) fn refuse_field(field: &'static str, sent: Option<&Value>) -> Result<
 }
 
 /// Parses `proxy_config`. It is checked to the last pattern: the proxy can apply it.
-pub(super) fn parse_network(sent: &HiddenJson, known: &ProxySecrets) -> Result<(ProxyConfig, ProxySecrets), Rejection> {
+pub(super) fn parse_network(sent: &HiddenJson, known: &StoredProxy) -> Result<(ProxyConfig, ProxySecrets), Rejection> {
     let (config, secrets) = ProxyConfig::parse(&sent.0, known)?;
     compile_network(&config, &secrets)?;
     Ok((config, secrets))
@@ -206,7 +206,7 @@ impl CreateSandbox {
         };
         config.check()?;
         let (network, network_secrets) = match &self.proxy_config {
-            Some(sent) => parse_network(sent, &ProxySecrets::default())?,
+            Some(sent) => parse_network(sent, &StoredProxy::default())?,
             None => Default::default(),
         };
         let volumes = self.volumes.unwrap_or_default();

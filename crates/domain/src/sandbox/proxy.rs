@@ -125,6 +125,24 @@ impl ProxySecrets {
     }
 }
 
+/// What is stored of a sandbox before a change.
+#[derive(Clone, Debug, Default)]
+pub struct StoredProxy {
+    pub config: ProxyConfig,
+    pub secrets: ProxySecrets,
+}
+
+impl StoredProxy {
+    /// The secret of a header of the same rule. A rule for other hosts does not get it: it would be sent to whoever
+    /// changes the rule.
+    fn secret(&self, rule: &ProxyRule, header: &str) -> Option<&Secret> {
+        let before = self.config.rules.iter().find(|before| before.name == rule.name)?;
+        let is_covered = |host: &String| before.match_hosts.contains(host);
+        let has_same_hosts = rule.match_port == before.match_port && rule.match_hosts.iter().all(is_covered);
+        has_same_hosts.then(|| self.secrets.get(&rule.name, header)).flatten()
+    }
+}
+
 impl ProxyRule {
     #[must_use]
     pub fn is_attribution(&self) -> bool {
@@ -133,9 +151,9 @@ impl ProxyRule {
 }
 
 impl ProxyConfig {
-    /// Parses `proxy_config` of a request. Opaque headers without a value keep that of `known`. No message contains a
-    /// value of the request.
-    pub fn parse(sent: &Value, known: &ProxySecrets) -> Result<(Self, ProxySecrets), Rejection> {
+    /// Parses `proxy_config` of a request. Opaque headers without a value keep that of `known`, unless their rule has
+    /// other hosts. No message contains a value of the request.
+    pub fn parse(sent: &Value, known: &StoredProxy) -> Result<(Self, ProxySecrets), Rejection> {
         let mut secrets = ProxySecrets::default();
         let members = Members::of("proxy_config", sent)?;
         members.check_known(&["access_control", "callbacks", "description", "no_proxy", "rules"])?;
@@ -312,7 +330,7 @@ impl<'a> Members<'a> {
         Ok((access != AccessControl::default()).then_some(access))
     }
 
-    fn rule(&self, known: &ProxySecrets, secrets: &mut ProxySecrets) -> Result<ProxyRule, Rejection> {
+    fn rule(&self, known: &StoredProxy, secrets: &mut ProxySecrets) -> Result<ProxyRule, Rejection> {
         for name in OTHER_RULES {
             if self.get(name).is_some() {
                 let what = format!("a proxy rule with {name}");
@@ -452,7 +470,7 @@ impl<'a> Members<'a> {
     fn header(
         &self,
         rule: &ProxyRule,
-        known: &ProxySecrets,
+        known: &StoredProxy,
         secrets: &mut ProxySecrets,
     ) -> Result<ProxyHeader, Rejection> {
         self.check_known(&["is_set", "name", "type", "value"])?;
@@ -471,7 +489,12 @@ impl<'a> Members<'a> {
             return Err(Rejection::invalid(self.field("name"), text));
         }
         let value = self.text("value", MAX_HEADER_LENGTH)?;
-        let missing = || Rejection::invalid(self.field("value"), "expected the value of the header");
+        let missing = || {
+            Rejection::invalid(
+                self.field("value"),
+                "expected the value of the header; a stored one is kept for the same rule and hosts",
+            )
+        };
         match self.text("type", 64)?.as_deref() {
             Some("plaintext") => Ok(ProxyHeader {
                 name,
@@ -482,7 +505,7 @@ impl<'a> Members<'a> {
             Some("opaque") if !rule.is_attribution() => {
                 let value = match value {
                     Some(value) => Secret::new(value),
-                    None => known.get(&rule.name, &name).ok_or_else(missing)?.clone(),
+                    None => known.secret(rule, &name).ok_or_else(missing)?.clone(),
                 };
                 secrets.insert(&rule.name, &name, value);
                 Ok(ProxyHeader {
@@ -515,7 +538,7 @@ mod tests {
     use super::*;
 
     fn parse(sent: &Value) -> Result<(ProxyConfig, ProxySecrets), Rejection> {
-        ProxyConfig::parse(sent, &ProxySecrets::default())
+        ProxyConfig::parse(sent, &StoredProxy::default())
     }
 
     fn with_header(header: &Value) -> Value {
@@ -535,8 +558,24 @@ mod tests {
         );
         assert!(!format!("{config:?} {secrets:?}").contains("hunter2"));
         // What is shown can be sent back.
-        let (again, kept) = ProxyConfig::parse(&shown, &secrets).unwrap();
+        let known = StoredProxy {
+            config: config.clone(),
+            secrets: secrets.clone(),
+        };
+        let (again, kept) = ProxyConfig::parse(&shown, &known).unwrap();
         assert_eq!((again, kept), (config, secrets));
+        // A secret does not follow its rule to another host.
+        for (member, value) in [
+            ("match_hosts", json!(["api.example.com", "evil.example.com"])),
+            ("match_hosts", json!(["*.example.com"])),
+            ("match_port", json!(8443)),
+            ("name", json!("other")),
+        ] {
+            let mut changed = shown.clone();
+            changed["rules"][0][member] = value;
+            let refused = ProxyConfig::parse(&changed, &known).unwrap_err();
+            assert_eq!(refused.field, "proxy_config.rules.0.headers.0.value", "{changed}");
+        }
         assert_eq!(parse(&shown).unwrap_err().field, "proxy_config.rules.0.headers.0.value");
     }
 
