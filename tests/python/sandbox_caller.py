@@ -5,6 +5,7 @@
 It prints what it did, as a JSON list; an exception ends it with 1."""
 
 import asyncio
+import http.server
 import inspect
 import json
 import socket
@@ -186,6 +187,48 @@ def snapshots(client, box):
     did("snapshots")
 
 
+def networks(client):
+    """A box calls what its configuration opens, and headers are added outside of it."""
+    seen = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            seen.append(self.headers.get("X-Agent"))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"reached")
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    port = server.server_address[1]
+    header = {"name": "X-Agent", "type": "plaintext", "value": "canal"}
+    config = {
+        "rules": [{"name": "who", "type": "attribution", "headers": [header]}],
+        "access_control": {"allow_list": [f"127.0.0.1:{port}"]},
+    }
+    script = f'import urllib.request as u; print(u.urlopen("http://127.0.0.1:{port}/", timeout=20).read().decode())'
+    fetch = f"env -u NO_PROXY -u no_proxy python3 -c '{script}'"
+    name = f"{PREFIX}-network"
+    box = made(client, name, proxy_config=config)
+    try:
+        result = box.run(fetch)
+        assert (result.stdout, seen) == ("reached\n", ["canal"]), (result, seen)
+        other = box.run(fetch.replace(f":{port}/", ":1/"))
+        assert other.exit_code != 0 and "403" in other.stderr, other
+        if "proxy_config" in inspect.signature(client.update_sandbox).parameters:
+            client.update_sandbox(name, proxy_config={"rules": []})
+            closed = box.run(fetch)
+            assert closed.exit_code != 0 and "403" in closed.stderr, closed
+            assert seen == ["canal"], seen
+    finally:
+        client.delete_sandbox(name)
+        server.shutdown()
+    did("networks")
+
+
 def at_once(box):
     """Commands at the same time do not mix."""
     answers = {}
@@ -219,6 +262,7 @@ def synchronous():
             services(client, box)
             lifecycle(client, box)
             snapshots(client, box)
+            networks(client)
         finally:
             client.delete_sandbox(name)
         try:

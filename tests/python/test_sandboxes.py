@@ -18,7 +18,7 @@ CLIENTS = {
     "pinned": sys.executable,
     "newest": os.environ.get("TOWPATH_TEST_NEWEST_PYTHON"),
 }
-COMMON = {"commands", "handles", "files", "at once", "services", "lifecycle", "snapshots", "async"}
+COMMON = {"commands", "handles", "files", "at once", "services", "lifecycle", "snapshots", "networks", "async"}
 OLD = {"volumes", "templates", "pools"}
 
 
@@ -33,7 +33,8 @@ def machine():
     if not has_user_namespaces():
         print("skipped: this machine has no user namespaces, so it has no sandboxes")
         pytest.skip("this machine has no user namespaces, so it has no sandboxes")
-    running = harness.World("embedded")
+    # A server of the client on loopback is the internet of its boxes.
+    running = harness.World("embedded", {"TOWPATH_SANDBOXES_NETWORK_ALLOW": "127.0.0.1"})
     try:
         yield running
     finally:

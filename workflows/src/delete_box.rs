@@ -60,6 +60,7 @@ impl Workflow for DeleteBox {
             Err(error) => return Err(failure_of(&error)),
         }
         machine.remove_handle(id);
+        machine.end_proxy(id);
         let settled = ctx.settle_final(async |tx| boxes::remove(tx, tenant, id).await).await;
         machine.notify_change();
         settled

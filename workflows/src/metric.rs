@@ -24,6 +24,9 @@ pub(crate) const BOX_CONNECTIONS: &str = "towpath_sandbox_connections";
 pub(crate) const BOX_START_SECONDS: &str = "towpath_sandbox_start_seconds";
 pub(crate) const BOX_STARTS_FAILED: &str = "towpath_sandbox_starts_failed_total";
 pub(crate) const BOXES_LOST: &str = "towpath_sandboxes_lost_total";
+pub(crate) const NETWORK_BYTES: &str = "towpath_sandbox_network_bytes_total";
+pub(crate) const NETWORK_CONNECTIONS: &str = "towpath_sandbox_network_connections_total";
+pub(crate) const NETWORK_REFUSED: &str = "towpath_sandbox_network_refused_total";
 
 pub fn describe() {
     metrics::describe_counter!(EXPORT_ROWS, Unit::Count, "Rows in finished files of exports");
@@ -104,6 +107,21 @@ pub fn describe() {
         Unit::Count,
         "Sandboxes that stopped unexpectedly: their processes were killed, or the machine was restarted"
     );
+    metrics::describe_counter!(
+        NETWORK_BYTES,
+        Unit::Bytes,
+        "Bytes that sandboxes sent to their proxies and received from them"
+    );
+    metrics::describe_counter!(
+        NETWORK_CONNECTIONS,
+        Unit::Count,
+        "Connections of sandboxes to their proxies"
+    );
+    metrics::describe_counter!(
+        NETWORK_REFUSED,
+        Unit::Count,
+        "Requests and connections of sandboxes that their proxies did not forward"
+    );
     for name in [
         EXPORT_ROWS,
         EXPORT_BYTES,
@@ -119,7 +137,12 @@ pub fn describe() {
         ITEMS_REFUSED,
         BOX_STARTS_FAILED,
         BOXES_LOST,
+        NETWORK_CONNECTIONS,
+        NETWORK_REFUSED,
     ] {
         metrics::counter!(name).absolute(0);
+    }
+    for direction in ["sent", "received"] {
+        metrics::counter!(NETWORK_BYTES, "direction" => direction).absolute(0);
     }
 }

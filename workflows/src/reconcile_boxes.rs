@@ -9,12 +9,13 @@ use futures::StreamExt as _;
 use futures::stream;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
-use towpath_domain::BoxId;
 use towpath_domain::sandbox::{BoxStatus, DueAction};
+use towpath_domain::{BoxId, TenantId};
 use towpath_sandbox::{BoxState, Error};
 use towpath_store::sandboxes::boxes::{self, BoxLocation, SandboxBox};
 use towpath_store::sandboxes::hosts::{self, HostLease};
 use towpath_store::sandboxes::{pools, tokens};
+use towpath_store::sealing::Sealer;
 use towpath_store::{self as store, Store};
 use uuid::Uuid;
 
@@ -33,6 +34,8 @@ pub const LEASE_DURATION: Duration = Duration::from_secs(60);
 const RETRY_DELAY: Duration = Duration::from_secs(300);
 /// Time limit for a sandbox to report its commands.
 const COMMAND_CHECK_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time limit for a sandbox to hand out the socket of its proxy.
+const PROXY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Concurrent requests to sandboxes.
 const MAX_CONCURRENT_CHECKS: usize = 32;
 /// Rows per read.
@@ -42,6 +45,7 @@ const PAGE_SIZE: i64 = 500;
 pub struct BoxReconciler {
     store: Store,
     host: Arc<SandboxHost>,
+    sealer: Sealer,
     lease: HostLease,
     /// Sandboxes without a row that an earlier comparison ended.
     ended_unknown: HashSet<Uuid>,
@@ -50,10 +54,11 @@ pub struct BoxReconciler {
 impl BoxReconciler {
     /// A reconciler for a sandbox host whose lease this process holds.
     #[must_use]
-    pub fn new(store: Store, machine: Arc<SandboxHost>, claim: HostLease) -> Self {
+    pub fn new(store: Store, sealer: Sealer, machine: Arc<SandboxHost>, claim: HostLease) -> Self {
         Self {
             store,
             host: machine,
+            sealer,
             lease: claim,
             ended_unknown: HashSet::new(),
         }
@@ -65,6 +70,7 @@ impl BoxReconciler {
         // Concurrent with the rest, which waits for sandboxes: the lease must not expire meanwhile.
         tokio::join!(hold_lease(&store, &machine, &claim, &stop), self.run_loop(&stop));
         log_failure("writing uses of sandboxes", write_uses(&store, &machine).await);
+        log_failure("writing traffic of sandboxes", machine.write_traffic(&store).await);
         log_failure(
             "releasing the lease of sandboxes",
             store.write(async |tx| hosts::release(tx, claim.process_id).await).await,
@@ -205,6 +211,8 @@ impl BoxReconciler {
     /// Ends sandboxes that have no row, and marks those as stopped that the host does not have. Driver errors are
     /// logged and retried at the next comparison.
     pub async fn reconcile(&mut self) -> store::Result<()> {
+        // What is served from here on is not judged by rows that were read before.
+        let served = self.host.served_lives();
         // Rows first: a sandbox that starts between the two reads has a row.
         let rows = self.load_locations().await?;
         let marks = match self.host.driver.inventory().await {
@@ -221,6 +229,22 @@ impl BoxReconciler {
         for row in rows.values() {
             self.reconcile_row(row, by_id.get(&row.id.0).copied()).await?;
         }
+        for (id, generation) in served {
+            let is_over = |row: &BoxLocation| {
+                let newest = driver_generation(row.generation);
+                newest > generation || (newest == generation && !row.status.is_live())
+            };
+            if rows.get(&id.0).is_none_or(is_over) {
+                self.host.end_proxy_of(id, generation);
+            }
+        }
+        let unserved = rows.values().filter(|row| {
+            row.status == BoxStatus::Ready
+                && row.host_id == Some(self.host.host_id())
+                && !self.host.has_proxy(row.id, row.generation)
+        });
+        let unserved = unserved.map(|row| (row.tenant_id, row.id)).collect();
+        self.serve_proxies(unserved).await;
         let mut ended = HashSet::new();
         for mark in marks.iter().filter(|mark| !rows.contains_key(&mark.id)) {
             if self.end_unknown(mark).await? {
@@ -257,6 +281,7 @@ impl BoxReconciler {
                 tracing::warn!(sandbox.id = %row.id, "a sandbox stopped unexpectedly");
                 metrics::counter!(metric::BOXES_LOST).increment(1);
                 self.host.remove_handle(row.id);
+                self.host.end_proxy(row.id);
                 self.store
                     .write(async |tx| {
                         boxes::mark_stopped(tx, row.tenant_id, row.id, row.generation, Some(why)).await?;
@@ -275,6 +300,33 @@ impl BoxReconciler {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Serves the proxies of sandboxes that another process of the platform started.
+    async fn serve_proxies(&self, unserved: Vec<(TenantId, BoxId)>) {
+        // Concurrently, because a sandbox may be slow and each has another owner.
+        let served = stream::iter(unserved).for_each_concurrent(MAX_CONCURRENT_CHECKS, |(tenant, id)| async move {
+            if timeout(PROXY_TIMEOUT, self.serve_proxy(tenant, id)).await.is_err() {
+                tracing::warn!(sandbox.id = %id, "the proxy of a sandbox is not served yet: it does not answer");
+            }
+        });
+        served.await;
+    }
+
+    async fn serve_proxy(&self, tenant: TenantId, id: BoxId) {
+        let found = self.store.read(async |tx| boxes::get(tx, tenant, id).await).await;
+        let row = match found {
+            Ok(row) => row,
+            Err(store::Error::NotFound) => return,
+            Err(error) => {
+                log_failure("reading a sandbox", Err(error));
+                return;
+            }
+        };
+        if let Err(error) = self.host.ensure_proxy(&row, &self.store, &self.sealer).await {
+            let reason = error_text(&error);
+            tracing::warn!(sandbox.id = %id, reason, "the proxy of a sandbox is not served yet");
+        }
     }
 
     async fn end_stale(&self, mark: &BoxState) {
@@ -325,6 +377,7 @@ async fn hold_lease(store: &Store, machine: &SandboxHost, claim: &HostLease, sto
             renew_lease(store, machine, claim).await,
         );
         log_failure("writing uses of sandboxes", write_uses(store, machine).await);
+        log_failure("writing traffic of sandboxes", machine.write_traffic(store).await);
     }
 }
 
@@ -336,6 +389,12 @@ async fn renew_lease(store: &Store, machine: &SandboxHost, claim: &HostLease) ->
         tracing::error!("another process now runs sandboxes; this one starts none until that process has ended");
     }
     machine.set_lost(!holds);
+    if !holds {
+        // What sandboxes may call is not told to this process any more.
+        for (id, generation) in machine.served_lives() {
+            machine.end_proxy_of(id, generation);
+        }
+    }
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! The sandbox host, in the one process of an installation that runs sandboxes.
 
 pub mod fake_driver;
+mod network;
 mod usage;
 mod volumes;
 
@@ -16,10 +17,12 @@ use tokio::sync::{OnceCell, watch};
 use tokio_util::sync::CancellationToken;
 use towpath_domain::sandbox::BoxConfig;
 use towpath_domain::{BoxId, Clock};
+use towpath_outbound::AllowEntry;
 use towpath_sandbox::{BoxAgent, BoxHandle, Capabilities, Driver, Error, Isolation, Limits};
 use towpath_store::sandboxes::boxes::SandboxBox;
 use uuid::Uuid;
 
+pub use network::compile as compile_network;
 pub use usage::UseGuard;
 
 pub const POOL: &str = "sandboxes";
@@ -38,6 +41,8 @@ pub struct SandboxHostSettings {
     pub processes: u64,
     /// Time for commands to end when their sandbox stops.
     pub grace: Duration,
+    /// Private addresses that sandboxes may call if their configuration allows it.
+    pub network_allow: Vec<AllowEntry>,
 }
 
 impl Default for SandboxHostSettings {
@@ -48,6 +53,7 @@ impl Default for SandboxHostSettings {
             memory_bytes: 4 << 30,
             processes: 4096,
             grace: Duration::from_secs(5),
+            network_allow: Vec::new(),
         }
     }
 }
@@ -63,6 +69,7 @@ pub struct SandboxHost {
     clock: Clock,
     handles: Mutex<HashMap<BoxId, BoxHandle>>,
     usage: Mutex<usage::BoxUsage>,
+    networks: network::BoxNetworks,
     changes: watch::Sender<u64>,
     capabilities: OnceCell<Capabilities>,
     is_lost: AtomicBool,
@@ -72,6 +79,9 @@ pub struct SandboxHost {
 
 impl SandboxHost {
     /// Opens the folder, creates it if necessary, and takes its lock.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime.
     pub fn open(
         driver: Arc<dyn Driver>,
         folder: &Path,
@@ -94,6 +104,7 @@ impl SandboxHost {
             Err(TryLockError::Error(error)) => return Err(error),
         }
         Ok(Self {
+            networks: network::BoxNetworks::new(settings.network_allow.clone()),
             driver,
             settings,
             draining,
@@ -177,20 +188,8 @@ impl SandboxHost {
 
     /// The agent of a running sandbox; `None` if this life of it is not running.
     pub async fn agent(&self, row: &SandboxBox) -> Result<Option<BoxAgent>, Error> {
-        let generation = driver_generation(row.generation);
-        let known = lock(&self.handles)
-            .get(&row.id)
-            .filter(|handle| handle.generation == generation)
-            .cloned();
-        let handle = match known {
-            Some(handle) => handle,
-            None => match self.driver.adopt(row.id.0, generation).await? {
-                Some(handle) => {
-                    self.insert_handle(row.id, handle.clone());
-                    handle
-                }
-                None => return Ok(None),
-            },
+        let Some(handle) = self.handle(row).await? else {
+            return Ok(None);
         };
         let agent = self.driver.agent(&handle);
         let config = row.config().ok().and_then(|config| config.run_config);
@@ -198,6 +197,23 @@ impl SandboxHost {
             Some(user) => agent.with_user(&user),
             None => agent,
         }))
+    }
+
+    /// The running sandbox; `None` if this life of it is not running.
+    async fn handle(&self, row: &SandboxBox) -> Result<Option<BoxHandle>, Error> {
+        let generation = driver_generation(row.generation);
+        let known = lock(&self.handles)
+            .get(&row.id)
+            .filter(|handle| handle.generation == generation)
+            .cloned();
+        if known.is_some() {
+            return Ok(known);
+        }
+        let adopted = self.driver.adopt(row.id.0, generation).await?;
+        if let Some(handle) = &adopted {
+            self.insert_handle(row.id, handle.clone());
+        }
+        Ok(adopted)
     }
 
     pub(crate) fn insert_handle(&self, id: BoxId, handle: BoxHandle) {

@@ -1,5 +1,6 @@
 //! Starts a sandbox.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -9,7 +10,7 @@ use towpath_domain::{BoxId, JobId, TenantId};
 use towpath_durable::{Cause, Ctx, Failure, IntoFailure, Lane, Outcome, Start, Workflow};
 use towpath_sandbox::{BoxSpec, Error, RootFileSystem, VolumeMount};
 use towpath_store::sandboxes::boxes::{self, SandboxBox, StartResult};
-use towpath_store::sandboxes::{snapshots, volumes};
+use towpath_store::sandboxes::{network, snapshots, volumes};
 use towpath_store::{self as store, Tx};
 
 use crate::sandbox_host::{SandboxHost, driver_generation, error_text, isolation_name};
@@ -80,6 +81,9 @@ impl Workflow for StartBox {
         })?;
         metrics::histogram!(metric::BOX_START_SECONDS).record(began.elapsed());
         machine.insert_handle(id, handle);
+        // Before it is ready: whoever changes what it may call finds its proxy.
+        let served = machine.ensure_proxy(&row, &world.store, &world.sealer).await;
+        served.map_err(|error| failure_of(&error))?;
         let root = serde_json::to_string(&spec.root).fatal()?;
         let begun = StartResult {
             root: &root,
@@ -138,6 +142,14 @@ async fn box_spec(
         None => root_file_system(world, machine, row, config.image.as_deref()).await?,
     };
     let mounts = volume_mounts(world, machine, row).await?;
+    let found = world
+        .store
+        .read(async |tx| network::find(tx, row.tenant_id, row.id).await);
+    let mut env = match found.await.retry()? {
+        Some(found) => found.config().fatal()?.variables(),
+        None => BTreeMap::new(),
+    };
+    env.extend(config.variables());
     let run = config.run_config.clone().unwrap_or_default();
     let spec = BoxSpec {
         id: row.id.0,
@@ -146,9 +158,10 @@ async fn box_spec(
         fresh: config.is_temporary,
         user: run.user,
         work_dir: run.work_dir,
-        env: config.variables(),
+        env,
         limits,
         mounts,
+        has_proxy: true,
     };
     Ok((spec, isolation_name(capabilities.isolation)))
 }

@@ -82,6 +82,7 @@ impl Workflow for StopBox {
             Err(error) => return Err(failure_of(&error)),
         }
         machine.remove_handle(id);
+        machine.end_proxy(id);
         let settled = ctx
             .settle(async |tx| {
                 boxes::mark_stopped(tx, tenant, id, self.generation, None).await?;

@@ -9,11 +9,12 @@ use askama::Template;
 use axum::extract::{Path, Query, State};
 use http::StatusCode;
 use serde::Deserialize;
-use towpath_domain::sandbox::{BoxConfig, BoxStatus, SnapshotStatus};
+use towpath_domain::sandbox::{BoxConfig, BoxStatus, ProxyConfig, SnapshotStatus};
 use towpath_domain::{BoxId, Timestamp};
 use towpath_sandbox::{Capabilities, Error};
 use towpath_store as store;
 use towpath_store::sandboxes::boxes::{self, BoxVolume, SandboxBox};
+use towpath_store::sandboxes::network::{self, BoxNetwork};
 use towpath_store::sandboxes::snapshots::{self, Snapshot};
 use towpath_workflows::sandbox_host::isolation_name;
 use towpath_workflows::{delete_box, start_box, stop_box};
@@ -199,18 +200,47 @@ pub(super) async fn detail(
     let (tenant, id) = (row.tenant_id, row.id);
     let read = app.store.read(async |tx| {
         let mounted = boxes::volumes_of(tx, &[id]).await?;
-        Ok((mounted, snapshots::of_box(tx, tenant, id, MAX_SNAPSHOTS).await?))
+        let kept = snapshots::of_box(tx, tenant, id, MAX_SNAPSHOTS).await?;
+        Ok((mounted, kept, network::find(tx, tenant, id).await?))
     });
-    let (mounted, kept) = read.await?;
+    let (mounted, kept, network) = read.await?;
     let (inside, trouble) = load_contents(&app, &row, &what).await;
-    let detail = Detail {
+    let mut detail = Detail {
         inside,
         trouble,
         path: what.path,
         command: what.command,
         ..detail_page(&row, &row.config()?, mounted, kept, app.clock.now())
     };
+    let config = network.as_ref().map(BoxNetwork::config).transpose()?;
+    detail
+        .facts
+        .push(("Network", network_text(&config.unwrap_or_default())));
+    if let Some(network) = network {
+        let bytes = [network.sent_bytes, network.received_bytes].map(formatting::bytes);
+        detail.facts.push(("Sent and received", bytes.join(", ")));
+    }
     Ok(asked.page("Sandbox", PATH, &detail))
+}
+
+/// What a sandbox may call, in a line.
+fn network_text(config: &ProxyConfig) -> String {
+    let access = config.access_control.clone().unwrap_or_default();
+    let of_rules = config.rules.iter().filter(|rule| rule.enabled);
+    let (text, hosts): (_, Vec<String>) = if !access.allow_list.is_empty() {
+        ("open for", access.allow_list)
+    } else if !access.deny_list.is_empty() {
+        ("open, except for", access.deny_list)
+    } else {
+        ("open for", of_rules.flat_map(|rule| rule.match_hosts.clone()).collect())
+    };
+    match hosts.as_slice() {
+        [] => "closed".to_owned(),
+        [first, second, third, rest @ ..] if !rest.is_empty() => {
+            format!("{text} {first}, {second}, {third} and {} more", rest.len())
+        }
+        hosts => format!("{text} {}", hosts.join(", ")),
+    }
 }
 
 fn detail_page(
@@ -370,10 +400,27 @@ pub(super) async fn save_snapshot(
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+    use towpath_domain::sandbox::StoredProxy;
     use towpath_sandbox::CommandStatus;
 
     use super::contents::{FileRow, FileView, OutputView, command_row};
     use super::*;
+
+    #[test]
+    fn a_network_is_told_in_a_line() {
+        for (config, expected) in [
+            (json!({}), "closed"),
+            (json!({"access_control": {"allow_list": ["a", "b"]}}), "open for a, b"),
+            (
+                json!({"access_control": {"deny_list": ["a", "b", "c", "d", "e"]}}),
+                "open, except for a, b, c and 2 more",
+            ),
+        ] {
+            let (config, _) = ProxyConfig::parse(&config, &StoredProxy::default()).unwrap();
+            assert_eq!(network_text(&config), expected);
+        }
+    }
 
     #[test]
     fn what_a_sandbox_says_is_text_on_its_page() {

@@ -3,7 +3,10 @@
 use http::Method;
 use serde_json::{Value, json};
 use towpath_api::Settings;
+use towpath_domain::BoxId;
 use towpath_domain::sandbox::SandboxQuota;
+use towpath_store::sandboxes::boxes::{self, StartResult};
+use towpath_store::sandboxes::network;
 
 use crate::world::{Answer, Call, World, on_both_databases};
 
@@ -18,6 +21,8 @@ on_both_databases!(
     templates_and_pools_stand_on_each_other,
     links_are_made_and_revoked,
     registries_keep_their_passwords,
+    the_network_of_a_sandbox_is_configured,
+    a_network_that_cannot_be_applied_is_refused,
     snapshots_wait_for_the_machine,
     sandboxes_of_another_workspace_are_not_there,
     a_sandbox_that_does_not_run_knows_no_command,
@@ -121,7 +126,7 @@ async fn what_is_wrong_is_named(world: World) {
         assert_eq!(answer["detail"][0]["type"], "value_error");
     }
     for (body, text) in [
-        (json!({"proxy_config": {"rules": [{}]}}), "proxy_config"),
+        (json!({"proxy_config": {"callbacks": [{}]}}), "proxy_config.callbacks"),
         (json!({"preserve_memory_on_stop": true}), "memory"),
         (json!({"template_name": "a", "snapshot": "b"}), "template_name"),
     ] {
@@ -410,6 +415,123 @@ async fn registries_keep_their_passwords(world: World) {
     assert_eq!(listed.expect(200)["items"].as_array().unwrap().len(), 1);
     assert_eq!(world.remove(&format!("{path}/acme")).await.status, 204);
     named(&world.get(&format!("{path}/acme")).await, 404, "NotFound");
+}
+
+async fn the_network_of_a_sandbox_is_configured(world: World) {
+    let rule = |header: &Value| json!({"name": "api", "match_hosts": ["api.example.com"], "headers": [header]});
+    let secret = json!({"name": "Authorization", "type": "opaque", "value": "hunter2"});
+    let config = json!({"rules": [rule(&secret)], "access_control": {"allow_list": ["api.example.com"]}});
+    let body = json!({"name": "a", "wait_for_ready": false, "proxy_config": config});
+    let made = world.post(BOXES, &body).await;
+    assert!(!made.text.contains("hunter2"), "{}", made.text);
+    let made = made.expect(201);
+    let shown = json!({"name": "Authorization", "type": "opaque", "is_set": true});
+    assert_eq!(made["proxy_config"]["rules"][0]["headers"][0], shown);
+    assert_eq!(made["proxy_config"]["access_control"], config["access_control"]);
+    assert_eq!(made["network_sent_bytes"], 0);
+    assert_eq!(world.sandbox("b").await["proxy_config"], Value::Null);
+    for path in [BOXES.to_owned(), format!("{BOXES}/a")] {
+        let answer = world.get(&path).await;
+        assert!(
+            answer.text.contains("is_set") && !answer.text.contains("hunter2"),
+            "{}",
+            answer.text
+        );
+    }
+
+    let (path, tenant) = (format!("{BOXES}/a"), world.tenant);
+    let kept = json!({"proxy_config": {"rules": [rule(&shown)]}});
+    let message = named(
+        &world.send_json(Method::PATCH, &path, &kept).await,
+        400,
+        "InvalidRequest",
+    );
+    assert!(message.contains("ready"), "{message}");
+    let id = BoxId(made["id"].as_str().unwrap().parse().unwrap());
+    let started = world.store.write(async |tx| {
+        let result = StartResult {
+            root: "{}",
+            host_id: id.0,
+            isolation: "namespace",
+        };
+        boxes::mark_ready(tx, tenant, id, 1, result).await
+    });
+    assert!(started.await.unwrap());
+    let stored = async || {
+        let found = world.store.read(async |tx| network::find(tx, tenant, id).await);
+        found.await.unwrap()
+    };
+    let before = stored().await.unwrap();
+    let changed = world.send_json(Method::PATCH, &path, &kept).await;
+    assert!(!changed.text.contains("hunter2"));
+    let changed = changed.expect(200);
+    assert_eq!(
+        changed["proxy_config"],
+        json!({"rules": [{"name": "api", "enabled": true,
+        "match_hosts": ["api.example.com"], "headers": [shown]}]})
+    );
+    let after = stored().await.unwrap();
+    assert_eq!(after.version, before.version + 1);
+    for row in [&before, &after] {
+        let sealed = row.secrets.as_ref().expect("a secret without a new value is kept");
+        assert!(!sealed.windows(7).any(|bytes| bytes == b"hunter2"));
+    }
+    // Other changes leave the network alone.
+    let renamed = world
+        .send_json(Method::PATCH, &path, &json!({"idle_ttl_seconds": 0}))
+        .await;
+    assert_eq!(renamed.expect(200)["proxy_config"], changed["proxy_config"]);
+    let closed = world
+        .send_json(Method::PATCH, &path, &json!({"proxy_config": {}}))
+        .await;
+    assert_eq!(closed.expect(200)["proxy_config"], Value::Null);
+    assert!(stored().await.unwrap().secrets.is_none());
+    let answer = world.send_json(Method::PATCH, &path, &kept).await.expect(422);
+    assert_eq!(
+        answer["detail"][0]["loc"],
+        json!(["body", "proxy_config", "rules", 0, "headers", 0, "value"])
+    );
+    assert_eq!(world.remove(&path).await.status, 204);
+    assert!(stored().await.is_none());
+}
+
+async fn a_network_that_cannot_be_applied_is_refused(world: World) {
+    let with = |header: Value| {
+        let rule = json!({"name": "api", "match_hosts": ["api.example.com"], "headers": [header]});
+        json!({"rules": [rule]})
+    };
+    for (config, field) in [
+        (json!([]), "proxy_config"),
+        (json!({"rules": [{}]}), "proxy_config.rules.0.name"),
+        (
+            json!({"access_control": {"allow_list": ["https://a"]}}),
+            "proxy_config.access_control.allow_list.0",
+        ),
+        (
+            with(json!({"name": "Host", "type": "plaintext", "value": "a"})),
+            "proxy_config.rules.0.headers.0.name",
+        ),
+        (
+            with(json!({"name": "X-Key", "type": "opaque", "value": "hunter2\r\nX: y"})),
+            "proxy_config.rules.0.headers.0.value",
+        ),
+    ] {
+        let answer = world.post(BOXES, &json!({"proxy_config": config})).await;
+        assert!(!answer.text.contains("hunter2"), "{}", answer.text);
+        let answer = answer.expect(422);
+        let loc = answer["detail"][0]["loc"].as_array().unwrap().iter();
+        let loc: Vec<String> = loc.map(|part| part.to_string().replace('"', "")).collect();
+        assert_eq!(loc.join("."), format!("body.{field}"), "{answer}");
+    }
+    for config in [
+        with(json!({"name": "X-Key", "type": "workspace_secret", "value": "{KEY}"})),
+        json!({"rules": [{"name": "aws", "type": "aws", "aws": {"role_arn": "arn"}}]}),
+        json!({"access_control": {"allow_list": ["a"], "deny_list": ["b"]}}),
+    ] {
+        let answer = world.post(BOXES, &json!({"proxy_config": config})).await;
+        named(&answer, 400, "ValidationError");
+    }
+    assert_eq!(world.get(BOXES).await.expect(200)["sandboxes"], json!([]));
 }
 
 async fn snapshots_wait_for_the_machine(world: World) {

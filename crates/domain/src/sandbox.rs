@@ -3,6 +3,7 @@
 mod config;
 mod lifetime;
 mod name;
+mod proxy;
 mod quantity;
 
 use serde::{Deserialize, Serialize};
@@ -14,6 +15,7 @@ pub use lifetime::{BoxActivity, DueAction, Lifetime};
 pub use name::{
     SnapshotReference, check_box_name, check_mount_path, check_tag, check_text, check_volume_name, host_name,
 };
+pub use proxy::{AccessControl, ProxyConfig, ProxyHeader, ProxyHeaderKind, ProxyRule, ProxySecrets, StoredProxy};
 pub use quantity::{GIB, format_bytes, parse_bytes, parse_cpu_millis};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, sqlx::Type)]

@@ -18,6 +18,7 @@ mod utf8_text;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
+use std::net::TcpListener as StdTcpListener;
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixListener as StdListener;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,6 +32,7 @@ use tokio::sync::Semaphore;
 
 use crate::exec::{CommandStatus, ExecRequest};
 use crate::launch::SETUP_PATH;
+use crate::proxy::PROXY_PORT;
 use crate::wire::{Failure, FailureKind};
 use session::Session;
 
@@ -49,6 +51,9 @@ pub(crate) struct AgentSetup {
     pub(crate) env: BTreeMap<String, String>,
     /// Whether the box has no user but root.
     pub(crate) is_single_user: bool,
+    /// Whether its processes reach a proxy.
+    #[serde(default)]
+    pub(crate) has_proxy: bool,
 }
 
 /// `box-agent`. Its standard input is the socket.
@@ -65,6 +70,8 @@ pub(crate) fn run() -> io::Result<()> {
 #[derive(Debug)]
 pub(super) struct Agent {
     setup: AgentSetup,
+    /// Where processes of the box reach the proxy, which accepts the connections outside.
+    proxy: Option<StdTcpListener>,
     sessions: Mutex<BTreeMap<String, Arc<Session>>>,
 }
 
@@ -72,8 +79,11 @@ impl Agent {
     async fn serve(setup: AgentSetup, listener: StdListener) -> io::Result<()> {
         listener.set_nonblocking(true)?;
         let listener = UnixListener::from_std(listener)?;
+        // Before the first command, which could take the port.
+        let proxy = setup.has_proxy.then(|| StdTcpListener::bind(("127.0.0.1", PROXY_PORT)));
         let agent = Arc::new(Self {
             setup,
+            proxy: proxy.transpose()?,
             sessions: Mutex::default(),
         });
         // Before the first command.
@@ -147,6 +157,10 @@ impl Agent {
 
     pub(super) const fn setup(&self) -> &AgentSetup {
         &self.setup
+    }
+
+    pub(super) const fn proxy(&self) -> Option<&StdTcpListener> {
+        self.proxy.as_ref()
     }
 
     /// Forgets the command that ended first if there are too many.

@@ -98,6 +98,16 @@ impl BoxAgent {
         self.request_done(&Request::Terminate).await
     }
 
+    /// The listening socket of the proxy.
+    #[cfg(target_os = "linux")]
+    pub(crate) async fn proxy_listener(&self) -> Result<std::net::TcpListener> {
+        let (stream, reply) = self.send_request(&Request::Proxy).await?;
+        let Reply::Done = reply else {
+            return Err(unexpected_reply(&reply));
+        };
+        with_timeout("answer", ANSWER_TIMEOUT, crate::descriptor::receive_listener(&stream)).await
+    }
+
     /// The commands it knows.
     pub async fn commands(&self) -> Result<Vec<CommandStatus>> {
         match self.send_request(&Request::Commands).await?.1 {

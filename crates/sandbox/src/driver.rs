@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use crate::client::BoxAgent;
 use crate::error::{Error, Result};
+use crate::proxy::ProxyEndpoint;
 use crate::spec::{BoxSpec, Generation, Layer, RootFileSystem, VolumeSource};
 
 /// The isolation of a driver, from weaker to stronger, compared with `sandboxes.min_isolation`.
@@ -132,6 +133,12 @@ pub trait Driver: Send + Sync + std::fmt::Debug {
 
     /// Every box with data on this machine, including destroyed ones that are not forgotten.
     async fn inventory(&self) -> Result<Vec<BoxState>>;
+
+    /// The proxy's end of a running box; `None` if it was started without [`BoxSpec::has_proxy`]. Each call returns
+    /// another handle on the same end.
+    async fn open_proxy(&self, _handle: &BoxHandle) -> Result<Option<ProxyEndpoint>> {
+        Ok(None)
+    }
 
     /// The agent of a box. Makes no connection yet.
     fn agent(&self, handle: &BoxHandle) -> BoxAgent {

@@ -45,6 +45,11 @@ pub(crate) const AGENT_PATH: &str = "/run/towpath/agent";
 /// What the agent reads at its start.
 pub(crate) const SETUP_PATH: &str = "/run/towpath/box.json";
 
+/// The certificate of the authority that the proxy uses.
+pub(crate) const AUTHORITY_PATH: &str = "/run/towpath/authority.pem";
+/// The same, behind those that the host trusts.
+pub(crate) const BUNDLE_PATH: &str = "/run/towpath/bundle.pem";
+
 /// The box to make. Written by the driver.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct LaunchPlan {

@@ -9,6 +9,7 @@ mod box_lock;
 mod cgroups;
 mod lifecycle;
 pub(crate) mod process_record;
+pub(crate) mod proxy_files;
 mod self_test;
 mod spec_check;
 mod tree;
@@ -26,6 +27,7 @@ use uuid::Uuid;
 
 use crate::driver::{BoxHandle, BoxState, Capabilities, Driver};
 use crate::error::{Error, Result};
+use crate::proxy::ProxyEndpoint;
 use crate::spec::{BoxSpec, Generation, Layer, Limits, RootFileSystem, VolumeSource};
 use box_lock::BoxLock;
 use cgroups::Cgroups;
@@ -322,6 +324,14 @@ impl Driver for NamespaceDriver {
         blocking("removing the volume", move || volume::remove_tree(&volumes, id)).await
     }
 
+    async fn open_proxy(&self, handle: &BoxHandle) -> Result<Option<ProxyEndpoint>> {
+        let Some(authority) = proxy_files::read(&handle.folder).map_err(Error::io("the proxy of the sandbox"))? else {
+            return Ok(None);
+        };
+        let listener = self.agent(handle).proxy_listener().await?;
+        Ok(Some(ProxyEndpoint { listener, authority }))
+    }
+
     async fn inventory(&self) -> Result<Vec<BoxState>> {
         let boxes = self.all_boxes()?.into_iter();
         Ok(boxes.filter(|found| !self_test::is_self_test(found.id)).collect())
@@ -414,5 +424,6 @@ fn self_test_spec(id: Uuid) -> BoxSpec {
         env: std::collections::BTreeMap::new(),
         limits: Limits::default(),
         mounts: Vec::new(),
+        has_proxy: false,
     }
 }

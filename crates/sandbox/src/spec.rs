@@ -30,6 +30,9 @@ pub struct BoxSpec {
     /// What the box may use.
     pub limits: Limits,
     pub mounts: Vec<VolumeMount>,
+    /// Whether its processes reach the [proxy](crate::proxy). Without it the box has no network.
+    #[serde(default)]
+    pub has_proxy: bool,
 }
 
 /// A root file system: a base with sealed layers over it.

@@ -95,6 +95,9 @@ pub(crate) enum Request {
     Dial {
         port: u16,
     },
+    /// Hand out the listening socket of the proxy, behind [`Reply::Done`].
+    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "the only driver needs Linux"))]
+    Proxy,
     File {
         user: Option<String>,
         call: FileOperation,

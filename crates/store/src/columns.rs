@@ -136,6 +136,9 @@ macro_rules! columns {
          template_id, snapshot_id, pool_id, idle_ttl_seconds, ttl_seconds, delete_after_stop_seconds, active_at, due_at, \
          stopped_at, created_by, updated_by, created_at, updated_at"
     };
+    (sandbox_network) => {
+        "id, tenant_id, config, secrets, version, sent_bytes, received_bytes"
+    };
     (sandbox_pool) => {
         "id, tenant_id, name, template_id, replicas, created_at, updated_at"
     };

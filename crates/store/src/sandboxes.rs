@@ -2,6 +2,7 @@
 
 pub mod boxes;
 pub mod hosts;
+pub mod network;
 pub mod pools;
 pub mod registries;
 pub mod snapshots;

@@ -78,7 +78,7 @@ macro_rules! sealed {
     };
 }
 
-static COLUMNS: [Column; 8] = [
+static COLUMNS: [Column; 9] = [
     sealed!("revision", "secrets"),
     sealed!("destination", "credentials"),
     sealed!("image_pull_secret", "logins"),
@@ -87,6 +87,7 @@ static COLUMNS: [Column; 8] = [
     sealed!("feedback_token", "token"),
     sealed!("revision_key", "secret"),
     sealed!("sandbox_registry", "credentials"),
+    sealed!("sandbox_network", "secrets"),
 ];
 
 /// How many records of a column are sealed under one key.

@@ -6,11 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
-use towpath_domain::sandbox::{Attachment, BoxConfig, BoxStatus, Lifetime, SnapshotStatus, TemplateResources};
+use towpath_domain::sandbox::{
+    Attachment, BoxConfig, BoxStatus, Lifetime, ProxyConfig, SnapshotStatus, StoredProxy, TemplateResources,
+};
 use towpath_domain::{BoxId, SnapshotId, VolumeId};
 use towpath_sandbox::{Error, RootFileSystem};
 use towpath_store::sandboxes::boxes::{self, BoxUpdate, NewBox, SandboxBox};
 use towpath_store::sandboxes::hosts::HostLease;
+use towpath_store::sandboxes::network::{self, BoxTraffic};
 use towpath_store::sandboxes::snapshots::{self, NewSnapshot};
 use towpath_store::sandboxes::volumes::{self, NewVolume};
 use towpath_store::sandboxes::{pools, templates};
@@ -39,6 +42,8 @@ on_both_databases!(
     a_tag_moves_to_the_newest_snapshot_that_is_ready,
     volumes_are_made_by_the_box_that_has_them,
     a_pool_is_filled_and_claimed_boxes_are_replaced,
+    a_box_starts_with_the_variables_of_its_network,
+    traffic_is_added_up_until_the_box_goes,
 );
 
 const TIMES: Lifetime = Lifetime {
@@ -85,7 +90,8 @@ impl SandboxFixture {
             host: "here".to_owned(),
             process_id: Uuid::now_v7(),
         };
-        BoxReconciler::new(self.workflows.store().clone(), Arc::clone(&self.host), claim)
+        let sealer = self.workflows.world.sealer.clone();
+        BoxReconciler::new(self.workflows.store().clone(), sealer, Arc::clone(&self.host), claim)
     }
 
     async fn create_box(&self, name: &str) -> BoxId {
@@ -589,4 +595,64 @@ async fn a_pool_is_filled_and_claimed_boxes_are_replaced(database: Database) {
     fewer.await.unwrap();
     assert_eq!(fill().await.len(), 1);
     assert_eq!(machine.row(claimed.id).await.status, BoxStatus::Ready);
+}
+
+async fn a_box_starts_with_the_variables_of_its_network(database: Database) {
+    let machine = SandboxFixture::new(database).await;
+    let config = BoxConfig {
+        env_vars: BTreeMap::from([("OWN".to_owned(), "box".to_owned())]),
+        ..BoxConfig::default()
+    };
+    let id = machine.create_box_with("a", &config, None, &[]).await;
+    let sent = serde_json::json!({"rules": [{
+        "name": "api", "match_hosts": ["api.example.com"], "env_vars": {"OWN": "rule", "KEY": "placeholder"},
+        "headers": [{"name": "Authorization", "type": "opaque", "value": "hunter2"}],
+    }]});
+    let (config, secrets) = ProxyConfig::parse(&sent, &StoredProxy::default()).unwrap();
+    let (tenant, sealer) = (machine.workflows.tenant, machine.workflows.world.sealer.clone());
+    let saved = machine
+        .workflows
+        .store()
+        .write(async |tx| network::save(tx, tenant, &sealer, id, &config, &secrets).await);
+    let saved = saved.await.unwrap();
+    assert_eq!(
+        (saved.config().unwrap(), saved.secrets(&sealer).unwrap()),
+        (config, secrets)
+    );
+    machine.workflows.drive().await;
+    let spec = machine.fake.started_specs().pop().unwrap();
+    assert!(spec.has_proxy);
+    let expected = [("KEY", "placeholder"), ("OWN", "box")].map(|(name, value)| (name.to_owned(), value.to_owned()));
+    assert_eq!(spec.env, BTreeMap::from(expected));
+    assert!(!serde_json::to_string(&spec).unwrap().contains("hunter2"));
+}
+
+async fn traffic_is_added_up_until_the_box_goes(database: Database) {
+    let machine = SandboxFixture::new(database).await;
+    let (a, b) = (machine.create_box("a").await, machine.create_box("b").await);
+    machine.workflows.drive().await;
+    let (tenant, store) = (machine.workflows.tenant, machine.workflows.store());
+    let traffic = |id: BoxId| BoxTraffic {
+        id,
+        sent_bytes: 10,
+        received_bytes: 100,
+    };
+    for ids in [vec![a, b], vec![a, BoxId::new()]] {
+        let counted: Vec<BoxTraffic> = ids.into_iter().map(traffic).collect();
+        let added = store.write(async |tx| network::add_traffic(tx, &counted).await);
+        added.await.unwrap();
+    }
+    let usage = async || {
+        let found = store.read(async |tx| network::usage(tx, tenant).await);
+        found.await.unwrap()
+    };
+    assert_eq!(usage().await, (30, 300));
+    let found = store.read(async |tx| network::of_boxes(tx, &[a]).await);
+    let found = found.await.unwrap().pop().unwrap();
+    assert_eq!((found.sent_bytes, found.received_bytes, found.version), (20, 200, 0));
+    assert!(found.config().unwrap().is_empty());
+    machine.delete(a).await;
+    assert_eq!(usage().await, (10, 100));
+    machine.workflows.drive().await;
+    assert!(machine.is_deleted(a).await);
 }

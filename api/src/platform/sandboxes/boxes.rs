@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use towpath_domain::Rejection;
 use towpath_domain::sandbox::BoxStatus;
 use towpath_store::sandboxes::boxes::{self, Filter};
+use towpath_store::sandboxes::network;
 use towpath_workflows::delete_box;
 
 use super::model::{PageParameters, PageRequest, Sandbox, missing};
@@ -75,17 +76,20 @@ pub async fn list(State(app): State<App>, tenant: Tenant, pairs: Pairs) -> Resul
         created_by,
         ascending,
     };
-    let (rows, mounted) = app
+    let (rows, mounted, networks) = app
         .store
         .read(async |tx| {
             let rows = boxes::list(tx, tenant.id, &filter, page.limit, page.offset).await?;
             let ids: Vec<_> = rows.iter().map(|row| row.id).collect();
             let mounted = boxes::volumes_of(tx, &ids).await?;
-            Ok((rows, mounted))
+            let networks = network::of_boxes(tx, &ids).await?;
+            Ok((rows, mounted, networks))
         })
         .await?;
     let next_cursor = page.next_cursor(rows.len());
-    let sandboxes = rows.into_iter().map(|row| Sandbox::from_row(&app, row, &mounted));
+    let sandboxes = rows
+        .into_iter()
+        .map(|row| Sandbox::from_row(&app, row, &mounted, &networks));
     Ok(Json(SandboxList {
         sandboxes: sandboxes.collect::<Result<_, _>>()?,
         offset: page.offset,

@@ -2,20 +2,22 @@
 
 use axum::extract::State;
 use serde::Deserialize;
-use serde_json::Value;
 use towpath_domain::Rejection;
-use towpath_domain::sandbox::{BoxConfig, Lifetime, check_box_name, check_ttl};
-use towpath_store::sandboxes::boxes::{self, BoxUpdate};
-use towpath_store::{self as store};
+use towpath_domain::sandbox::{BoxConfig, BoxStatus, Lifetime, ProxySecrets, StoredProxy, check_box_name, check_ttl};
+use towpath_store::sandboxes::boxes::{self, BoxUpdate, SandboxBox};
+use towpath_store::sandboxes::network::{self, BoxNetwork};
+use towpath_store::sealing::OpenError;
+use towpath_store::{self as store, Tx};
 
-use super::create::refuse_field;
-use super::model::{RunConfigBody, Sandbox, missing};
+use super::create::parse_network;
+use super::model::{HiddenJson, RunConfigBody, Sandbox, missing};
+use super::readiness::local_host;
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
 use crate::extract::{Json, Path, whole};
 
-/// Changes of a sandbox. Resources and `run_config` apply from the next start.
+/// Changes of a sandbox. Resources, `run_config` and variables of proxy rules apply from the next start.
 #[derive(Clone, Debug, Default, Deserialize, utoipa::ToSchema)]
 #[schema(as = SandboxChange)]
 pub struct UpdateSandbox {
@@ -38,10 +40,11 @@ pub struct UpdateSandbox {
     mem_bytes: Option<i64>,
     #[serde(default, deserialize_with = "whole")]
     fs_capacity_bytes: Option<i64>,
-    /// Refused: not available in this build.
+    /// Replaces what the sandbox may call, for new connections. It must be `ready`. Opaque headers without a value keep
+    /// the stored one.
     #[serde(default)]
     #[schema(value_type = Option<Object>)]
-    proxy_config: Option<Value>,
+    proxy_config: Option<HiddenJson>,
 }
 
 impl UpdateSandbox {
@@ -52,7 +55,6 @@ impl UpdateSandbox {
         check_ttl("idle_ttl_seconds", self.idle_ttl_seconds)?;
         check_ttl("ttl_seconds", self.ttl_seconds)?;
         check_ttl("delete_after_stop_seconds", self.delete_after_stop_seconds)?;
-        refuse_field("proxy_config", self.proxy_config.as_ref())?;
         self.apply_to(BoxConfig::default()).check()
     }
 
@@ -77,6 +79,7 @@ impl UpdateSandbox {
 #[utoipa::path(patch, path = "/v2/sandboxes/boxes/{name}", tag = "sandboxes", request_body = UpdateSandbox,
     params(("name" = String, Path, description = "Name or id")),
     responses((status = 200, description = "Updated", body = Sandbox),
+              (status = 400, description = "Its network can only be changed while it is ready"),
               (status = 404, description = "No such sandbox in this workspace"),
               (status = 409, description = "The name is already in use"), ApiError))]
 pub async fn update(
@@ -86,6 +89,9 @@ pub async fn update(
     Json(update): Json<UpdateSandbox>,
 ) -> Result<Json<Sandbox>, ApiError> {
     update.admit()?;
+    let sent = update.proxy_config.as_ref();
+    // The process that runs the sandbox applies its new network.
+    let host = sent.map(|_| local_host(&app)).transpose()?;
     let by = tenant.key.to_string();
     let changed = app.store.write(async |tx| {
         let found = boxes::find(tx, tenant.id, &name).await?;
@@ -103,14 +109,60 @@ pub async fn update(
             },
             updated_by: &by,
         };
-        boxes::update(tx, tenant.id, before.id, change).await
+        let network = match sent {
+            Some(sent) => match change_network(tx, &app, &before, sent).await? {
+                Ok(network) => Some(network),
+                Err(refusal) => return Ok(Err(refusal)),
+            },
+            None => None,
+        };
+        Ok(Ok((boxes::update(tx, tenant.id, before.id, change).await?, network)))
     });
-    let row = changed.await.map_err(|error| match error {
+    let changed = changed.await.map_err(|error| match error {
         store::Error::Conflict { .. } => {
             let text = "another sandbox of this workspace has this name";
             ApiError::with_name(http::StatusCode::CONFLICT, "NameConflict", text)
         }
         error => missing("Sandbox", &name)(error),
     })?;
+    let (row, network) = changed?;
+    if let (Some(host), Some(network)) = (host, network) {
+        host.set_network(&network, &app.sealer);
+    }
     Ok(Json(Sandbox::load(&app, row).await?))
+}
+
+/// Replaces the network of a locked sandbox.
+async fn change_network(
+    tx: &mut Tx<'_>,
+    app: &App,
+    row: &SandboxBox,
+    sent: &HiddenJson,
+) -> store::Result<Result<BoxNetwork, ApiError>> {
+    if row.status != BoxStatus::Ready {
+        let text = format!(
+            "sandbox '{}' is {}; its proxy_config can be changed while it is ready",
+            row.name,
+            row.status.as_str()
+        );
+        // Clients tell by this name that the sandbox has to be started first.
+        let refusal = ApiError::with_name(http::StatusCode::BAD_REQUEST, "InvalidRequest", text);
+        return Ok(Err(refusal));
+    }
+    let mut known = StoredProxy::default();
+    if let Some(stored) = network::find(tx, row.tenant_id, row.id).await? {
+        known.config = stored.config()?;
+        known.secrets = match stored.secrets(&app.sealer) {
+            Ok(secrets) => secrets,
+            // Sealed with a key that this process does not have: the request has to bring every value.
+            Err(OpenError::UnknownKey) => ProxySecrets::default(),
+            Err(error) => return Ok(Err(ApiError::internal(&error))),
+        };
+    }
+    let (config, secrets) = match parse_network(sent, &known) {
+        Ok(parsed) => parsed,
+        Err(rejection) => return Ok(Err(rejection.into())),
+    };
+    let saved = network::save(tx, row.tenant_id, &app.sealer, row.id, &config, &secrets).await?;
+    Ok(Ok(saved))
 }

@@ -11,14 +11,15 @@ use http::StatusCode;
 use serde::Deserialize;
 use serde_json::Value;
 use towpath_domain::sandbox::{
-    BoxConfig, BoxStatus, DELETE_AFTER_STOP_SECONDS, IDLE_TTL_SECONDS, Lifetime, SnapshotReference, check_attachments,
-    check_box_name, check_ttl,
+    BoxConfig, BoxStatus, DELETE_AFTER_STOP_SECONDS, IDLE_TTL_SECONDS, Lifetime, ProxyConfig, ProxySecrets,
+    SnapshotReference, StoredProxy, check_attachments, check_box_name, check_ttl,
 };
 use towpath_domain::{BoxId, Rejection};
 use towpath_store::sandboxes::boxes::SandboxBox;
 use towpath_workflows::fill_pool;
+use towpath_workflows::sandbox_host::compile_network;
 
-use super::model::{DigestedJson, RunConfigBody, Sandbox, name_taken};
+use super::model::{DigestedJson, HiddenJson, RunConfigBody, Sandbox, name_taken};
 use super::readiness::{agent_error, local_host, wait_for};
 use crate::app::App;
 use crate::auth::Tenant;
@@ -93,10 +94,10 @@ pub struct CreateSandbox {
     #[serde(default)]
     #[schema(value_type = Option<Object>)]
     mount_config: Option<Value>,
-    /// Refused: not available in this build.
+    /// What the sandbox may call, and headers that its proxy adds. Without it the sandbox has no network.
     #[serde(default)]
     #[schema(value_type = Option<Object>)]
-    proxy_config: Option<Value>,
+    proxy_config: Option<HiddenJson>,
     /// Refused: not available in this build.
     #[serde(default)]
     #[schema(value_type = Option<Object>)]
@@ -121,6 +122,13 @@ pub(super) fn refuse_field(field: &'static str, sent: Option<&Value>) -> Result<
     }
 }
 
+/// Parses `proxy_config`. It is checked to the last pattern: the proxy can apply it.
+pub(super) fn parse_network(sent: &HiddenJson, known: &StoredProxy) -> Result<(ProxyConfig, ProxySecrets), Rejection> {
+    let (config, secrets) = ProxyConfig::parse(&sent.0, known)?;
+    compile_network(&config, &secrets)?;
+    Ok((config, secrets))
+}
+
 #[derive(Debug)]
 enum SandboxSource {
     HostImage,
@@ -136,6 +144,8 @@ struct SandboxPlan {
     config: BoxConfig,
     times: Lifetime,
     volumes: Vec<NewVolumeMount>,
+    network: ProxyConfig,
+    network_secrets: ProxySecrets,
     timeout: Option<Duration>,
 }
 
@@ -148,7 +158,6 @@ impl CreateSandbox {
         check_ttl("ttl_seconds", self.ttl_seconds)?;
         check_ttl("delete_after_stop_seconds", self.delete_after_stop_seconds)?;
         refuse_field("mount_config", self.mount_config.as_ref())?;
-        refuse_field("proxy_config", self.proxy_config.as_ref())?;
         refuse_field("access_delegation", self.access_delegation.as_ref())?;
         for (field, sent) in [
             ("preserve_memory_on_stop", self.preserve_memory_on_stop),
@@ -194,6 +203,10 @@ impl CreateSandbox {
             is_temporary: self.persistent == Some(false),
         };
         config.check()?;
+        let (network, network_secrets) = match &self.proxy_config {
+            Some(sent) => parse_network(sent, &StoredProxy::default())?,
+            None => Default::default(),
+        };
         let volumes = self.volumes.unwrap_or_default();
         check_attachments("volumes", volumes.iter().map(|volume| volume.mount_path.as_str()))?;
         Ok(SandboxPlan {
@@ -206,6 +219,8 @@ impl CreateSandbox {
                 delete_after_stop_seconds: self.delete_after_stop_seconds.unwrap_or(DELETE_AFTER_STOP_SECONDS),
             },
             volumes,
+            network,
+            network_secrets,
             timeout: (self.wait_for_ready != Some(false)).then(|| Duration::from_secs(timeout.unsigned_abs())),
         })
     }
@@ -235,10 +250,9 @@ pub async fn create(
         None => format!("sandbox-{}", &BoxId::new().0.simple().to_string()[20..]),
     };
     let by = tenant.key.to_string();
-    let made = app.store.write(async |tx| {
-        let most = app.settings.sandbox_quota.boxes;
-        record::record(tx, tenant, &plan, &name, &by, &digest, most).await
-    });
+    let made = app
+        .store
+        .write(async |tx| record::record(tx, tenant, &plan, &name, &by, &digest, &app).await);
     let (row, pool) = made.await.map_err(name_taken("sandbox", &name))??;
     if let Some(pool) = pool {
         let fill = app.store.write(async |tx| fill_pool::start(tx, tenant.id, pool).await);

@@ -1,14 +1,17 @@
 //! Request and response types of several sandbox handlers.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use axum::extract::{FromRequest, Request};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use sha2::{Digest as _, Sha256};
-use towpath_domain::sandbox::{BoxStatus, RunConfig};
+use towpath_domain::sandbox::{BoxStatus, ProxyConfig, RunConfig};
 use towpath_domain::{BoxId, SnapshotId, Timestamp, VolumeId};
-use towpath_store::sandboxes::boxes::{BoxVolume, SandboxBox};
+use towpath_store::sandboxes::boxes::{self, BoxVolume, SandboxBox};
+use towpath_store::sandboxes::network::{self, BoxNetwork};
 use towpath_store::{self as store};
 
 use crate::app::App;
@@ -34,6 +37,17 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for DigestedJson<T> {
             body: parse_json(&bytes)?,
             digest: Sha256::digest(&bytes).into(),
         })
+    }
+}
+
+/// JSON with secrets, which is not printed.
+#[derive(Clone, Deserialize)]
+#[serde(transparent)]
+pub(super) struct HiddenJson(pub(super) Value);
+
+impl fmt::Debug for HiddenJson {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
     }
 }
 
@@ -119,6 +133,12 @@ pub struct Sandbox {
     env_vars: BTreeMap<String, String>,
     run_config: Option<RunConfigBody>,
     volumes: Vec<SandboxVolume>,
+    /// What it may call; nothing without it. Values of opaque headers are not returned.
+    #[schema(value_type = Option<Object>)]
+    proxy_config: Option<ProxyConfig>,
+    /// Bytes that it sent through its proxy, some seconds ago.
+    network_sent_bytes: i64,
+    network_received_bytes: i64,
     /// Isolation, known after the first start.
     isolation: Option<String>,
     created_by: String,
@@ -127,8 +147,15 @@ pub struct Sandbox {
 
 impl Sandbox {
     /// The sandbox as returned to clients.
-    pub fn from_row(app: &App, row: SandboxBox, mounted: &[BoxVolume]) -> Result<Self, ApiError> {
+    pub fn from_row(
+        app: &App,
+        row: SandboxBox,
+        mounted: &[BoxVolume],
+        networks: &[BoxNetwork],
+    ) -> Result<Self, ApiError> {
         let config = row.config()?;
+        let network = networks.iter().find(|network| network.id == row.id);
+        let proxy_config = network.map(BoxNetwork::config).transpose()?;
         let span = u64::try_from(row.ttl_seconds).ok().filter(|seconds| *seconds > 0);
         let volumes = mounted.iter().filter(|volume| volume.box_id == row.id);
         let volumes = volumes.map(|volume| SandboxVolume {
@@ -162,20 +189,26 @@ impl Sandbox {
             labels: config.labels,
             env_vars: config.env_vars,
             run_config: config.run_config.map(Into::into),
+            proxy_config: proxy_config.filter(|config| !config.is_empty()),
+            network_sent_bytes: network.map_or(0, |network| network.sent_bytes),
+            network_received_bytes: network.map_or(0, |network| network.received_bytes),
             isolation: row.isolation,
             created_by: row.created_by,
             updated_by: row.updated_by,
         })
     }
 
-    /// The same, with its volumes from the database.
+    /// The same, with its volumes and its network from the database.
     pub async fn load(app: &App, row: SandboxBox) -> Result<Self, ApiError> {
         let id = row.id;
-        let mounted = app
+        let (mounted, networks) = app
             .store
-            .read(async |tx| store::sandboxes::boxes::volumes_of(tx, &[id]).await)
+            .read(async |tx| {
+                let mounted = boxes::volumes_of(tx, &[id]).await?;
+                Ok((mounted, network::of_boxes(tx, &[id]).await?))
+            })
             .await?;
-        Self::from_row(app, row, &mounted)
+        Self::from_row(app, row, &mounted, &networks)
     }
 }
 

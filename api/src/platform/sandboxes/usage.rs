@@ -2,7 +2,7 @@
 
 use axum::extract::State;
 use serde::Serialize;
-use towpath_store::sandboxes::{boxes, snapshots, volumes};
+use towpath_store::sandboxes::{boxes, network, snapshots, volumes};
 
 use crate::app::App;
 use crate::auth::Tenant;
@@ -26,18 +26,22 @@ pub struct Usage {
     snapshots: QuotaUsage,
     volumes: QuotaUsage,
     volume_bytes: QuotaUsage,
+    /// Bytes that the existing sandboxes sent through their proxies.
+    network_sent_bytes: i64,
+    network_received_bytes: i64,
 }
 
 /// Get usage and limits of the workspace.
 #[utoipa::path(get, path = "/v2/sandboxes/usage", tag = "sandbox-usage",
     responses((status = 200, description = "Usage and limits", body = Usage), ApiError))]
 pub async fn get(State(app): State<App>, tenant: Tenant) -> Result<Json<Usage>, ApiError> {
-    let (sandboxes, kept, (count, bytes)) = app
+    let (sandboxes, kept, (count, bytes), (sent, received)) = app
         .store
         .read(async |tx| {
             let sandboxes = boxes::count(tx, tenant.id).await?;
             let kept = snapshots::count(tx, tenant.id).await?;
-            Ok((sandboxes, kept, volumes::usage(tx, tenant.id).await?))
+            let volumes = volumes::usage(tx, tenant.id).await?;
+            Ok((sandboxes, kept, volumes, network::usage(tx, tenant.id).await?))
         })
         .await?;
     let most = app.settings.sandbox_quota;
@@ -47,5 +51,7 @@ pub async fn get(State(app): State<App>, tenant: Tenant) -> Result<Json<Usage>, 
         snapshots: amount(kept, most.snapshots),
         volumes: amount(count, most.volumes),
         volume_bytes: amount(bytes, most.volume_bytes),
+        network_sent_bytes: sent,
+        network_received_bytes: received,
     }))
 }

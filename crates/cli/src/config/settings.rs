@@ -467,6 +467,9 @@ impl Settings {
                     memory_bytes: values.number::<u64>("sandboxes.memory_mb") << 20,
                     processes: values.number("sandboxes.processes"),
                     grace: Duration::from_secs(values.number("sandboxes.stop_grace_seconds")),
+                    network_allow: kind::items(values.text("sandboxes.network_allow"))
+                        .filter_map(|item| item.parse().ok())
+                        .collect(),
                 },
                 quota: sandbox::SandboxQuota {
                     boxes: values.number("sandboxes.max_per_workspace"),

@@ -269,6 +269,9 @@ fn create_body(new: &NewSandbox) -> Value {
             .map(|mount| json!({"volume": mount.volume, "mount_path": mount.path, "read_only": mount.read_only}));
         body["volumes"] = volumes.collect();
     }
+    if !new.allow.is_empty() {
+        body["proxy_config"] = json!({"access_control": {"allow_list": new.allow}});
+    }
     if new.temporary {
         body["persistent"] = false.into();
     }
@@ -298,6 +301,7 @@ mod tests {
             env: Vec::new(),
             label: Vec::new(),
             volume: Vec::new(),
+            allow: Vec::new(),
             idle: None,
             ttl: None,
             delete_after_stop: None,
@@ -320,6 +324,7 @@ mod tests {
                 path: "/data".to_owned(),
                 read_only: true,
             }],
+            allow: vec!["pypi.org".to_owned()],
             temporary: true,
             no_wait: true,
             ..nothing()
@@ -328,6 +333,7 @@ mod tests {
             "wait_for_ready": false, "name": "yard", "snapshot": "base:2", "mem_bytes": 1 << 30, "idle_ttl_seconds": 0,
             "env_vars": {"A": "1"}, "persistent": false,
             "volumes": [{"volume": "v", "mount_path": "/data", "read_only": true}],
+            "proxy_config": {"access_control": {"allow_list": ["pypi.org"]}},
         });
         assert_eq!(create_body(&new), expected);
     }

@@ -94,6 +94,10 @@ impl SharedParts {
         })
     }
 
+    pub const fn sealer(&self) -> &Sealer {
+        &self.sealer
+    }
+
     pub fn wal(&self, settings: &Settings) -> Wal {
         let options = wal::Options {
             backlog_bytes: settings.ingest_backlog_bytes,

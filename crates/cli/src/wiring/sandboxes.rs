@@ -7,6 +7,7 @@ use tokio_util::sync::CancellationToken;
 use towpath_domain::Clock;
 use towpath_store::Store;
 use towpath_store::sandboxes::hosts::{self, HostLease};
+use towpath_store::sealing::Sealer;
 use towpath_workflows::reconcile_boxes::{BoxReconciler, LEASE_DURATION};
 use towpath_workflows::sandbox_host::SandboxHost;
 use uuid::Uuid;
@@ -25,7 +26,7 @@ pub struct SandboxWiring {
 pub async fn open(
     settings: &Settings,
     roles: Roles,
-    store: &Store,
+    (store, sealer): (&Store, &Sealer),
     draining: &CancellationToken,
 ) -> anyhow::Result<Option<SandboxWiring>> {
     let is_wanted = match settings.sandboxes.enabled {
@@ -63,7 +64,7 @@ pub async fn open(
     // A trial sandbox shows the capabilities of the machine. The start does not wait for it.
     tokio::spawn(log_capabilities(Arc::clone(&boxes)));
     Ok(Some(SandboxWiring {
-        reconciler: BoxReconciler::new(store.clone(), Arc::clone(&boxes), claim),
+        reconciler: BoxReconciler::new(store.clone(), sealer.clone(), Arc::clone(&boxes), claim),
         host: boxes,
     }))
 }

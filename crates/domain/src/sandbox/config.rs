@@ -53,7 +53,7 @@ impl RunConfig {
     }
 }
 
-fn check_variables(field: &str, variables: &BTreeMap<String, String>) -> Result<(), Rejection> {
+pub(super) fn check_variables(field: &str, variables: &BTreeMap<String, String>) -> Result<(), Rejection> {
     if variables.len() > MAX_ENTRIES {
         return Err(Rejection::invalid(
             field,

@@ -17,6 +17,7 @@ use super::client::{Client, ClientEvent};
 use super::session::Session;
 use super::spawn;
 use super::users::User;
+use crate::descriptor;
 use crate::wire::{self, CommandControl, Failure, FailureKind, FrameKind, Reply, Request};
 
 /// Until the request has come, and until a port answers.
@@ -67,6 +68,15 @@ pub(super) async fn serve_connection(agent: &Arc<Agent>, mut stream: UnixStream)
             None => unknown_command(&command_id),
         },
         Request::Dial { port } => return proxy_port(stream, port).await,
+        Request::Proxy => match agent.proxy() {
+            Some(listener) => {
+                wire::write_json(&mut stream, &Reply::Done).await?;
+                return descriptor::send(&stream, listener);
+            }
+            None => Reply::Failed {
+                failure: Failure::new(FailureKind::Unsupported, "the sandbox was started without a proxy"),
+            },
+        },
         Request::File { user, call } => {
             let user = match User::find(agent.setup(), user.as_deref()) {
                 Ok(user) => user,

@@ -14,12 +14,26 @@ use rustix::termios::{Winsize, tcsetwinsize};
 use super::AgentSetup;
 use super::users::User;
 use crate::exec::{ExecRequest, PtySize};
-use crate::launch::AGENT_PATH;
+use crate::launch::{AGENT_PATH, AUTHORITY_PATH, BUNDLE_PATH};
 use crate::program;
+use crate::proxy::PROXY_PORT;
 use crate::wire::{Failure, FailureKind};
 
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 const DEFAULT_SHELL: &str = "/bin/sh";
+const PROXY_VARIABLES: [&str; 4] = ["HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"];
+/// Programs reach the box itself without the proxy.
+const DIRECT_VARIABLES: [&str; 2] = ["NO_PROXY", "no_proxy"];
+/// What OpenSSL, curl, Git, Python and others read instead of the certificates of the system.
+const BUNDLE_VARIABLES: [&str; 7] = [
+    "SSL_CERT_FILE",
+    "CURL_CA_BUNDLE",
+    "REQUESTS_CA_BUNDLE",
+    "PIP_CERT",
+    "GIT_SSL_CAINFO",
+    "AWS_CA_BUNDLE",
+    "CARGO_HTTP_CAINFO",
+];
 
 /// A command that was begun, and the ends of its streams.
 #[derive(Debug)]
@@ -160,6 +174,7 @@ fn prepare_command(
         .env("USER", &user.name)
         .env("LOGNAME", &user.name)
         .env("LANG", "C.UTF-8")
+        .envs(proxy_variables(setup))
         .envs(&setup.env)
         .envs(variables)
         .current_dir(folder);
@@ -167,6 +182,23 @@ fn prepare_command(
         command.uid(user).gid(group);
     }
     command
+}
+
+/// How programs find the proxy, and which certificates they trust.
+fn proxy_variables(setup: &AgentSetup) -> Vec<(&'static str, String)> {
+    if !setup.has_proxy {
+        return Vec::new();
+    }
+    let proxy = format!("http://127.0.0.1:{PROXY_PORT}");
+    let of = |names: &[&'static str], value: &str| names.iter().map(|name| (*name, value.to_owned())).collect();
+    let variables: [Vec<_>; 4] = [
+        of(&PROXY_VARIABLES, &proxy),
+        of(&DIRECT_VARIABLES, "localhost,127.0.0.1"),
+        of(&BUNDLE_VARIABLES, BUNDLE_PATH),
+        // It adds to what the program trusts anyway.
+        of(&["NODE_EXTRA_CA_CERTS"], AUTHORITY_PATH),
+    ];
+    variables.concat()
 }
 
 /// Where relative paths begin.

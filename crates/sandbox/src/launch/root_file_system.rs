@@ -17,7 +17,8 @@ use nix::sys::stat::{Mode as Bits, umask};
 use nix::unistd::pivot_root;
 use rustix::fs::{Mode, OFlags, ResolveFlags, StatVfsMountFlags, fstatvfs, mkdirat, open, openat2};
 
-use super::{AGENT_PATH, LaunchPlan, ROOT_FOLDER, SETUP_PATH};
+use super::{AGENT_PATH, AUTHORITY_PATH, BUNDLE_PATH, LaunchPlan, ROOT_FOLDER, SETUP_PATH};
+use crate::namespace::proxy_files::{AUTHORITY_FILE, BUNDLE_FILE};
 use crate::spec::{VolumeMount, VolumeSource};
 
 const NONE: Option<&str> = None;
@@ -49,6 +50,11 @@ pub(super) fn enter(folder: &Path, launch: &LaunchPlan) -> io::Result<()> {
         bind_mount(launch, Path::new(path), &root, path, Access::ReadOnly)?;
     }
     mount_run(&root, launch)?;
+    if launch.agent.has_proxy {
+        for (file, path) in [(AUTHORITY_FILE, AUTHORITY_PATH), (BUNDLE_FILE, BUNDLE_PATH)] {
+            bind_mount(launch, &folder.join(file), &root, path, Access::ReadOnly)?;
+        }
+    }
     create_devices(&root, launch)?;
     mount_proc(&root, launch)?;
     for (index, volume) in launch.mounts.iter().enumerate() {

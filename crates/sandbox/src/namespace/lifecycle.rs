@@ -15,7 +15,7 @@ use super::base_image::BaseImage;
 use super::box_lock::BoxLock;
 use super::cgroups::Cgroups;
 use super::process_record::ProcessRecord;
-use super::{NamespaceDriver, blocking, create_private_folder, life_name, remove, tree, volume};
+use super::{NamespaceDriver, blocking, create_private_folder, life_name, proxy_files, remove, tree, volume};
 use crate::agent::AgentSetup;
 use crate::client::BoxAgent;
 use crate::driver::{BoxHandle, Driver as _};
@@ -91,6 +91,10 @@ impl NamespaceDriver {
         let folder = self.run_folder(spec.id, generation);
         create_private_folder(&folder.join(ROOT_FOLDER))?;
         let launch = self.prepare_launch(spec, generation).await?;
+        if spec.has_proxy {
+            let (folder, what) = (folder.clone(), "the proxy of the sandbox");
+            blocking(what, move || proxy_files::write(&folder).map_err(Error::io(what))).await?;
+        }
         let text = serde_json::to_vec(&launch).map_err(|error| Error::Invalid(error.to_string()))?;
         fs::write(folder.join(LAUNCH_FILE), text).map_err(Error::io("the folder of the sandbox"))?;
         let launcher = Command::new(&self.settings.program)
@@ -179,6 +183,7 @@ impl NamespaceDriver {
                 work_dir: spec.work_dir.clone(),
                 env: spec.env.clone(),
                 is_single_user: first_user.is_none(),
+                has_proxy: spec.has_proxy,
             },
         })
     }

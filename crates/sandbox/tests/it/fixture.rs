@@ -76,6 +76,7 @@ impl SandboxFixture {
             env: BTreeMap::new(),
             limits: Limits::default(),
             mounts: Vec::new(),
+            has_proxy: false,
         }
     }
 

@@ -7,4 +7,5 @@ mod escape;
 mod files;
 mod fixture;
 mod limits;
+mod network;
 mod survival;

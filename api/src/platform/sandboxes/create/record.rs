@@ -9,13 +9,14 @@ use towpath_domain::sandbox::{
 };
 use towpath_domain::{BoxId, PoolId, Rejection, SnapshotId, TemplateId};
 use towpath_store::sandboxes::boxes::{self, BoxUpdate, NewBox, SandboxBox};
-use towpath_store::sandboxes::{self, pools, snapshots, templates, volumes};
+use towpath_store::sandboxes::{self, network, pools, snapshots, templates, volumes};
 use towpath_store::{self as store, Tx};
 use towpath_workflows::start_box;
 
 use super::super::model::quota_exceeded;
 use super::super::templates::held_template;
 use super::{SandboxPlan, SandboxSource};
+use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
 
@@ -42,7 +43,7 @@ pub(super) async fn record(
     name: &str,
     by: &str,
     digest: &[u8; 32],
-    most: i64,
+    app: &App,
 ) -> store::Result<Result<RecordedSandbox, ApiError>> {
     sandboxes::lock_quota(tx, tenant.id).await?;
     if plan.name.is_some() {
@@ -55,6 +56,7 @@ pub(super) async fn record(
         Ok(made) => made,
         Err(refusal) => return Ok(Err(refusal)),
     };
+    let most = app.settings.sandbox_quota.boxes;
     // Before claiming from a pool, which starts another sandbox as replacement.
     if most > 0 && boxes::count(tx, tenant.id).await? >= most {
         let text = format!("this workspace has reached its limit of {most} sandboxes; delete some first");
@@ -97,7 +99,11 @@ pub(super) async fn record(
         request: digest,
         created_by: by,
     };
-    Ok(Ok((boxes::insert(tx, tenant.id, &new).await?, None)))
+    let row = boxes::insert(tx, tenant.id, &new).await?;
+    if !plan.network.is_empty() {
+        network::save(tx, tenant.id, &app.sealer, id, &plan.network, &plan.network_secrets).await?;
+    }
+    Ok(Ok((row, None)))
 }
 
 /// The pool of this template, if any.
@@ -167,7 +173,7 @@ async fn from_template(
         name: template.name,
         template: Some(template.id),
         snapshot: None,
-        may_be_pooled: is_plain && plan.volumes.is_empty() && attachments.is_empty(),
+        may_be_pooled: is_plain && plan.volumes.is_empty() && attachments.is_empty() && plan.network.is_empty(),
         config,
         attachments,
     }))

@@ -64,6 +64,13 @@ pub const KEYS: &[Key] = &[
         about: "time for the commands of a sandbox to end when it stops",
     },
     Key {
+        name: "sandboxes.network_allow",
+        environment: &[],
+        default: Fallback::Text(""),
+        kind: Kind::Allowed,
+        about: "private addresses that sandboxes may call if their proxy_config allows it: host, host:port, address, 10.0.0.0/8, or :port",
+    },
+    Key {
         name: "sandboxes.max_per_workspace",
         environment: &[],
         default: Fallback::Text("100"),

@@ -143,6 +143,9 @@ pub struct NewSandbox {
     /// Volume and its mount path; can be repeated.
     #[arg(long, value_name = "VOLUME:PATH[:ro]", value_parser = mount)]
     pub volume: Vec<VolumeMount>,
+    /// Host that it may call, as in pypi.org, *.example.com or example.com:8443; can be repeated [default: none]
+    #[arg(long, value_name = "HOST")]
+    pub allow: Vec<String>,
     /// Stop it after this idle time, a multiple of 60; 0 is never.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(i64).range(0..))]
     pub idle: Option<i64>,

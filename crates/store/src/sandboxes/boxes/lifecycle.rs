@@ -107,8 +107,8 @@ pub async fn mark_stopped(
     Ok(refresh_due(tx, row).await?.is_some())
 }
 
-/// Marks a sandbox for removal: its name is free from then on, and its tokens are invalid. `None` if it was marked
-/// before.
+/// Marks a sandbox for removal: its name is free from then on, and its tokens and secrets are gone. `None` if it was
+/// marked before.
 pub async fn mark_deleting(tx: &mut Tx<'_>, tenant: TenantId, id: BoxId) -> Result<Option<SandboxBox>> {
     let now = tx.now();
     let row: Option<SandboxBox> = on!(tx, |conn| sqlx::query_as(concat!(
@@ -122,11 +122,12 @@ pub async fn mark_deleting(tx: &mut Tx<'_>, tenant: TenantId, id: BoxId) -> Resu
     .fetch_optional(conn)
     .await)?;
     if row.is_some() {
-        on!(tx, |conn| sqlx::query("DELETE FROM sandbox_token WHERE box_id = $1")
-            .bind(id)
-            .execute(conn)
-            .await
-            .map(drop))?;
+        for text in [
+            "DELETE FROM sandbox_token WHERE box_id = $1",
+            "DELETE FROM sandbox_network WHERE id = $1",
+        ] {
+            on!(tx, |conn| sqlx::query(text).bind(id).execute(conn).await.map(drop))?;
+        }
     }
     Ok(row)
 }
