@@ -55,14 +55,7 @@ impl SharedParts {
                 .context("redis_uri")?,
         };
         let hints = queue.clone();
-        store.on_hints(move |told| {
-            for pool in &told.wakes {
-                hints.wake(pool);
-            }
-            if !told.cancels.is_empty() {
-                hints.cancel(&told.cancels);
-            }
-        });
+        store.on_hints(move |told| towpath_durable::send_hints(&hints, &told));
         let aws = config
             .aws
             .iter()

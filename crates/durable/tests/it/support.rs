@@ -190,12 +190,7 @@ impl World {
         registry.attach(&store);
         store.on_hints({
             let queue = queue.clone();
-            move |hints| {
-                for pool in &hints.wakes {
-                    queue.wake(pool);
-                }
-                queue.cancel(&hints.cancels);
-            }
+            move |hints| towpath_durable::send_hints(&queue, &hints)
         });
         let settings = Settings {
             lease,

@@ -109,12 +109,7 @@ async fn open(database: &Database, queue: &Queue) -> Store {
     registry().attach(&store);
     store.on_hints({
         let queue = queue.clone();
-        move |hints| {
-            for pool in &hints.wakes {
-                queue.wake(pool);
-            }
-            queue.cancel(&hints.cancels);
-        }
+        move |hints| towpath_durable::send_hints(&queue, &hints)
     });
     for table in TABLES {
         store
