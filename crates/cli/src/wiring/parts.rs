@@ -50,7 +50,7 @@ impl SharedParts {
         let settings = &config.settings;
         let queue = match &settings.redis_uri {
             None => Queue::local(),
-            Some(uri) => Queue::redis(uri.reveal(), towpath_queue::Options::default())
+            Some(uri) => Queue::redis(uri.reveal(), queue_options(settings))
                 .await
                 .context("redis_uri")?,
         };
@@ -288,6 +288,13 @@ pub async fn limits(settings: &Settings) -> anyhow::Result<Limits> {
             .context("redis_uri")?,
     };
     Ok(Limits::new(table, own, windows, clock))
+}
+
+pub fn queue_options(settings: &Settings) -> towpath_queue::Options {
+    towpath_queue::Options {
+        dispatch: settings.dispatch,
+        ..towpath_queue::Options::default()
+    }
 }
 
 pub fn scheduler(settings: &Settings) -> towpath_scheduler::Settings {
