@@ -75,7 +75,7 @@ struct ClaimPacing {
     overlapped: bool,
     /// Whether the next claim scans the database, whatever the queue has.
     scans: bool,
-    /// Whether jobs were claimed since the last empty claim.
+    /// Whether there were jobs or ids since the last claim without.
     found: bool,
 }
 
@@ -366,7 +366,7 @@ impl Claimer {
         if let Some(refill) = taken.refill {
             self.refill(refill);
         }
-        pace.found |= claimed > 0;
+        pace.found |= !taken.ids.is_empty();
         if !taken.ids.is_empty() {
             return false;
         }

@@ -101,7 +101,7 @@ impl Queue {
     }
 
     /// Takes at most `limit` ids of ready jobs of a pool: tenants in turn, then priority, then age. Nobody else gets
-    /// them unless they are pushed again. `None` if Redis does not answer within a tenth of a second, or if dispatch is
+    /// them unless they are pushed again. `None` if Redis does not answer within [`Options::patience`], or if dispatch is
     /// not directed.
     ///
     /// The jobs may have been claimed or changed meanwhile: only the database knows.

@@ -12,8 +12,6 @@ use tokio::time::Instant;
 use crate::streams::{client, within_deadline, without_password};
 use crate::{Error, Options};
 
-/// Time limit of a call; after it, the connection is replaced.
-const PATIENCE: Duration = Duration::from_millis(100);
 const PAUSE: Duration = Duration::from_millis(250);
 /// The pause after several short connections: a server that is too slow is not tried again and again.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
@@ -47,6 +45,7 @@ struct Shared {
     password: Option<String>,
     script: &'static str,
     notices: Notices,
+    patience: Duration,
     connection: Mutex<Option<ScriptConnection>>,
     /// Notifies that the connection is lost.
     connection_lost: Notify,
@@ -69,6 +68,7 @@ impl ScriptClient {
             password,
             script,
             notices,
+            patience: options.patience,
             connection: Mutex::default(),
             connection_lost: Notify::new(),
         });
@@ -98,7 +98,7 @@ impl ScriptClient {
     ) -> Option<T> {
         let line = self.shared.current_connection().clone()?;
         let number = line.number;
-        let error = match tokio::time::timeout(PATIENCE, self.shared.call(line, fill)).await {
+        let error = match tokio::time::timeout(self.shared.patience, self.shared.call(line, fill)).await {
             Ok(Ok(answer)) => match read(answer) {
                 Some(value) => return Some(value),
                 None => RedisError::from((redis::ErrorKind::Io, "unexpected result of the script")),
@@ -154,8 +154,9 @@ impl Shared {
     }
 
     async fn connect(&self, number: u64) -> RedisResult<ScriptConnection> {
-        // Each exchange has its own, shorter limit.
-        let config = AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(2)));
+        // Each exchange has its own, usually shorter limit.
+        let limit = self.patience.max(Duration::from_secs(2));
+        let config = AsyncConnectionConfig::new().set_response_timeout(Some(limit));
         let mut connection = self
             .client
             .get_multiplexed_async_connection_with_config(&config)
@@ -185,7 +186,7 @@ impl Shared {
                 continue;
             }
             let ping = redis::cmd("PING");
-            match tokio::time::timeout(PATIENCE * 4, ping.exec_async(probe)).await {
+            match tokio::time::timeout(self.patience * 4, ping.exec_async(probe)).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => self.drop_connection(number, error),
                 Err(_) => self.drop_connection(number, timed_out()),

@@ -71,6 +71,9 @@ pub struct Options {
     pub tls_ca: Option<Vec<u8>>,
     /// How workers learn of ready jobs.
     pub dispatch: DispatchMode,
+    /// Time limit of a call that somebody waits for: a request that is counted, a worker that takes ids. After it, the
+    /// caller goes on without Redis, and the connection is replaced.
+    pub patience: Duration,
 }
 
 /// How workers learn of ready jobs.
@@ -90,6 +93,7 @@ impl Default for Options {
             clock: Clock::system(),
             tls_ca: None,
             dispatch: DispatchMode::default(),
+            patience: Duration::from_millis(100),
         }
     }
 }
