@@ -8,6 +8,7 @@
 //! Lock order, everywhere: lane rows sorted by key, then job rows sorted by id, then business rows. Only
 //! [`locked_jobs`] takes them.
 
+mod after_commit;
 mod batch;
 mod batched_write;
 mod cancel;
@@ -15,7 +16,6 @@ mod ctx;
 mod engine;
 mod explain;
 mod failure;
-mod hints;
 mod lane;
 mod locked_jobs;
 pub mod metric;
@@ -27,6 +27,7 @@ mod sweep;
 pub mod trace;
 mod workflow;
 
+pub use after_commit::send_hints;
 pub use batch::Batch;
 pub use batched_write::{BatchedWrite, of_type, write_batched};
 pub use cancel::{CancelOutcome, cancel, cancel_all};
@@ -34,7 +35,6 @@ pub use ctx::{Child, Ctx};
 pub use engine::{Completion, CompletionBatch, Engine, RecordRequest, Settings};
 pub use explain::{Explanation, StateReason, explain};
 pub use failure::{Cause, Failure, IntoFailure, Outcome, Success};
-pub use hints::send_hints;
 pub use lane::Lane;
 pub use perform::{AttemptResult, PendingCompletion, Signal, attempt, perform};
 pub use retry::{has_pool, is_known_kind, retry};

@@ -19,12 +19,13 @@
 //! are dropped. A take that finds less than a quarter of the window asks its caller for a scan of the database; so does
 //! about one take per second, for ids that were lost.
 
+use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::time::Duration;
 
 use redis::Pipeline;
-use towpath_domain::JobId;
 use towpath_domain::job::ReadyJob;
+use towpath_domain::{JobId, TenantId};
 
 use crate::script_client::{Notices, ScriptClient};
 use crate::{Error, Options, metric};
@@ -85,6 +86,16 @@ impl Refill {
             Self::Window => WINDOW,
             Self::Check => CHECKED,
         }
+    }
+
+    /// Whether these are all ready jobs of the pool: the scan gives each tenant an equal share of the limit.
+    pub(crate) fn found_all(self, jobs: &[ReadyJob]) -> bool {
+        let mut counts: HashMap<TenantId, usize> = HashMap::new();
+        for job in jobs {
+            *counts.entry(job.tenant).or_default() += 1;
+        }
+        let share = (self.limit() / counts.len().max(1)).max(1);
+        jobs.len() < self.limit() && counts.values().all(|&count| count < share)
     }
 
     #[must_use]
@@ -214,7 +225,7 @@ fn read(answer: &[String]) -> Option<(TakenJobs, f64)> {
 
 #[cfg(test)]
 mod tests {
-    use towpath_domain::{TenantId, Timestamp};
+    use towpath_domain::Timestamp;
 
     use super::*;
 
@@ -246,6 +257,24 @@ mod tests {
         assert_eq!(read(&["later", "0"]), None);
         assert_eq!(read(&["none", "0", "abc"]), None);
         assert_eq!(read(&["none", "0"]), Some((TakenJobs::default(), 0.0)));
+    }
+
+    #[test]
+    fn a_scan_found_all_if_no_tenant_had_its_share() {
+        let of = |tenant: TenantId, count: usize| {
+            let same = move |nth| ReadyJob { tenant, ..job(nth) };
+            (0..i64::try_from(count).unwrap()).map(same)
+        };
+        let (big, small) = (TenantId::new(), TenantId::new());
+        let jobs = |of_big, of_small| of(big, of_big).chain(of(small, of_small)).collect::<Vec<_>>();
+        assert!(Refill::Check.found_all(&[]));
+        assert!(Refill::Check.found_all(&jobs(CHECKED - 1, 0)));
+        assert!(!Refill::Check.found_all(&jobs(CHECKED, 0)));
+        assert!(Refill::Check.found_all(&jobs(CHECKED / 2 - 1, 1)));
+        assert!(
+            !Refill::Check.found_all(&jobs(CHECKED / 2, 1)),
+            "the large one may have more"
+        );
     }
 
     #[test]

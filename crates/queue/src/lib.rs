@@ -113,7 +113,7 @@ impl Queue {
     /// listeners.
     pub fn refill(&self, pool: &str, jobs: Vec<ReadyJob>, refill: Refill) {
         if let Backend::Redis(streams) = &self.0 {
-            let complete = jobs.len() < refill.limit();
+            let complete = refill.found_all(&jobs);
             streams.send_queue().refill(pool, jobs, complete);
         }
     }

@@ -66,7 +66,7 @@ impl<'s> Publisher<'s> {
         // In the order in which a reader processes the entries of one read.
         let cancel = self.shared.cancel_key();
         for jobs in batch.cancels.chunks(JOBS_PER_ENTRY) {
-            self.entry(&mut pipeline, &cancel, Some(("jobs", &joined(jobs))));
+            self.entry(&mut pipeline, &cancel, Some(("jobs", joined(jobs).as_str())));
         }
         if batch.rescan {
             self.entry(&mut pipeline, &cancel, Some(("jobs", "*")));

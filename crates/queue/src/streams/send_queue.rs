@@ -82,7 +82,7 @@ impl SendQueue {
         let batch = &mut waiting.batch;
         for of_pool in jobs.chunk_by(|one, next| one.pool == next.pool) {
             let pool = of_pool[0].pool.as_str();
-            let queued = entry(&mut batch.ready, pool);
+            let queued = batch.ready.entry(pool.to_owned()).or_default();
             let room = WINDOW.saturating_sub(queued.jobs.len());
             queued.jobs.extend(of_pool.iter().take(room).cloned());
             if of_pool.len() > room && !batch.wakes.contains(pool) {
@@ -99,7 +99,7 @@ impl SendQueue {
     /// Adds the result of a scan to the queues of a pool. Dropped without a session.
     pub fn refill(&self, pool: &str, jobs: Vec<ReadyJob>, complete: bool) {
         self.put(0, |batch| {
-            let queued = entry(&mut batch.ready, pool);
+            let queued = batch.ready.entry(pool.to_owned()).or_default();
             if queued.jobs.len() < WINDOW {
                 queued.jobs.extend(jobs);
                 queued.scanned = Some(complete);
@@ -204,14 +204,6 @@ impl SendQueue {
     fn lock_state(&self) -> MutexGuard<'_, SendQueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// The entry of a pool; its name is copied only when it is new.
-fn entry<'b>(ready: &'b mut BTreeMap<String, QueuedJobs>, pool: &str) -> &'b mut QueuedJobs {
-    if !ready.contains_key(pool) {
-        ready.insert(pool.to_owned(), QueuedJobs::default());
-    }
-    ready.get_mut(pool).expect("it was just inserted")
 }
 
 impl SendQueueState {
