@@ -58,7 +58,7 @@ pub const KEYS: &[Key] = &[
         environment: &[],
         default: Fallback::Text("scan"),
         kind: Kind::Choice(&["scan", "directed"]),
-        about: "how workers learn of ready jobs from Redis, the same in every process: a wake, after which they scan the database (scan), or ids of their own (directed)",
+        about: "how workers learn of ready jobs from Redis, the same in every process: a wake, after which they scan the database (scan), or ids of their own (directed); no effect without redis_uri",
     },
     Key {
         name: "objects",
