@@ -10,12 +10,19 @@ use crate::load::{PATIENCE, project};
 use crate::tree;
 
 /// Documented, and only there once something special happened: a failure, a fault, a Redis, a PostgreSQL, a pause.
-const SPECIAL: [&str; 30] = [
+const SPECIAL: [&str; 37] = [
     "towpath_build_program_seconds",
     "towpath_dead_letters_total",
     "towpath_deployment_agents",
     "towpath_deployment_restarts_total",
     "towpath_deployment_step_seconds",
+    "towpath_dispatch_claimed_total",
+    "towpath_dispatch_pushed_total",
+    "towpath_dispatch_refills_total",
+    "towpath_dispatch_stale_total",
+    "towpath_dispatch_taken_total",
+    "towpath_dispatch_up",
+    "towpath_dispatch_window_ids",
     "towpath_gateway_held_seconds",
     "towpath_agent_event_streams",
     "towpath_hints_dropped_total",

@@ -17,8 +17,18 @@ const EXPORTS: usize = 15;
 
 #[tokio::test]
 async fn redis_may_vanish_at_any_time() {
+    vanish("scan").await;
+}
+
+#[tokio::test]
+async fn redis_with_ids_of_jobs_may_vanish_at_any_time() {
+    vanish("directed").await;
+}
+
+async fn vanish(dispatch: &str) {
     let Some(mut world) = World::plan(Layout::Cluster { workers: 2 })
         .redis_behind_proxy()
+        .env("TOWPATH_QUEUE_DISPATCH", dispatch)
         .start()
         .await
     else {
@@ -76,7 +86,7 @@ async fn redis_may_vanish_at_any_time() {
     ));
 
     final_state::settles(&world).await;
-    println!("pick-up of jobs with two workers, milliseconds from recorded to claimed");
+    println!("pick-up of jobs with two workers and {dispatch} dispatch, milliseconds from recorded to claimed");
     println!("| Redis | jobs | p50 | p99 |\n|---|---|---|---|");
     for (what, mut waits) in table {
         waits.sort_by(f64::total_cmp);

@@ -4,14 +4,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::OwnedSemaphorePermit;
-use towpath_domain::WorkerId;
+use towpath_domain::{JobId, WorkerId};
 use towpath_durable::{CompletionBatch, Engine, RecordRequest};
+use towpath_queue::{Queue, TakenJobs};
 use towpath_store::jobs::{self, ClaimOutcome};
 use towpath_store::{self as store, Tx};
 
 use crate::UnrecordedCompletion;
 use crate::active_jobs::ClaimGuard;
-use crate::claim_cursor::{ClaimCursor, CursorSnapshot};
+use crate::claim_cursor::CursorSnapshot;
 
 /// A claim batch: completions to write, slots to claim for, and jobs to record.
 #[derive(Default)]
@@ -27,13 +28,28 @@ impl ClaimBatch {
     }
 }
 
+/// Where a claim batch finds jobs.
+pub(crate) enum ClaimSource {
+    /// In the database, from this start.
+    Scan(CursorSnapshot),
+    /// By the ids that it takes from the queue.
+    Queue(Queue),
+}
+
+/// Where a finished claim batch found jobs.
+pub(crate) enum ClaimOrigin {
+    Scan(CursorSnapshot),
+    /// The ids that it took; absent if Redis did not answer.
+    Queue(Option<TakenJobs>),
+}
+
 /// A finished claim batch.
 pub(crate) struct ClaimBatchResult {
     pub(crate) batch: ClaimBatch,
     pub(crate) claimed_by: (WorkerId, ClaimGuard),
     /// Maximum number of jobs to claim.
     pub(crate) limit: usize,
-    pub(crate) snapshot: CursorSnapshot,
+    pub(crate) origin: ClaimOrigin,
     pub(crate) duration: Duration,
     pub(crate) outcome: store::Result<ClaimOutcome>,
 }
@@ -45,7 +61,7 @@ pub(crate) fn start(
     by: (WorkerId, ClaimGuard),
     batch: ClaimBatch,
     spare: usize,
-    cursor: &mut ClaimCursor,
+    source: ClaimSource,
 ) -> impl Future<Output = ClaimBatchResult> + Send + use<> {
     let (engine, pool) = (engine.clone(), pool.to_owned());
     let endings = CompletionBatch::of(
@@ -54,15 +70,31 @@ pub(crate) fn start(
             .iter()
             .map(|finished| finished.completion.completion()),
     );
-    // A job that gets a freed lane slot may be older than the last claimed ones.
-    let outset = cursor.begin_claim(!endings.lanes.is_empty());
     async move {
         let started = Instant::now();
         let wanted = batch.slots().saturating_sub(spare);
-        let claimer = jobs::ClaimRequest {
-            last_tenant: outset.last_tenant,
-            positions: &outset.positions,
-            ..jobs::ClaimRequest::new(&pool, by.0, i64::try_from(wanted).unwrap_or(i64::MAX))
+        let origin = match source {
+            ClaimSource::Scan(snapshot) => ClaimOrigin::Scan(snapshot),
+            ClaimSource::Queue(queue) if wanted > 0 => ClaimOrigin::Queue(queue.take(&pool, wanted).await),
+            ClaimSource::Queue(_) => ClaimOrigin::Queue(Some(TakenJobs::default())),
+        };
+        let request = |limit: usize| jobs::ClaimRequest::new(&pool, by.0, i64::try_from(limit).unwrap_or(i64::MAX));
+        let claimer = match &origin {
+            ClaimOrigin::Scan(snapshot) => jobs::ClaimRequest {
+                last_tenant: snapshot.last_tenant,
+                positions: &snapshot.positions,
+                ..request(wanted)
+            },
+            ClaimOrigin::Queue(taken) => {
+                let ids: &[JobId] = match taken {
+                    Some(taken) => &taken.ids,
+                    None => &[],
+                };
+                jobs::ClaimRequest {
+                    named: Some(ids),
+                    ..request(ids.len())
+                }
+            }
         };
         let outcome = write_and_claim(engine.store(), &claimer, &endings, &batch.record_requests).await;
         let took = started.elapsed();
@@ -70,7 +102,7 @@ pub(crate) fn start(
             batch,
             claimed_by: by,
             limit: wanted,
-            snapshot: outset,
+            origin,
             duration: took,
             outcome,
         }
@@ -84,6 +116,12 @@ async fn write_and_claim(
     joining: &[RecordRequest],
 ) -> store::Result<ClaimOutcome> {
     let CompletionBatch { jobs: held, lanes, .. } = endings;
+    if held.is_empty() && joining.is_empty() && claimer.limit == 0 {
+        return Ok(ClaimOutcome {
+            not_completed: Vec::new(),
+            claimed: Vec::new(),
+        });
+    }
     let all = async |tx: &mut Tx<'_>| {
         // Recorded first, so that they can be claimed in the same transaction.
         towpath_durable::write_batched(tx, joining.iter().map(|one| Arc::clone(&one.batched_write)).collect()).await?;

@@ -7,16 +7,16 @@ use std::time::Duration;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt as _, StreamExt as _};
 use rand::Rng;
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{Mutex, Semaphore, mpsc, watch};
 use tokio_util::sync::CancellationToken;
-use towpath_domain::WorkerId;
+use towpath_domain::{TenantId, WorkerId};
 use towpath_durable::{CompletionBatch, Engine, JobFence, RecordRequest};
-use towpath_queue::Wakes;
+use towpath_queue::{Queue, Refill, TakenJobs, Wake, Wakes};
 use towpath_store::Dialect;
-use towpath_store::jobs::ClaimOutcome;
+use towpath_store::jobs::{self, ClaimOutcome};
 
 use crate::active_jobs::{ActiveJobs, Lease};
-use crate::claim_batch::{self, ClaimBatch, ClaimBatchResult};
+use crate::claim_batch::{self, ClaimBatch, ClaimBatchResult, ClaimOrigin, ClaimSource};
 use crate::claim_cursor::ClaimCursor;
 use crate::metric::{self, Slots};
 use crate::pool_peers::PoolPeers;
@@ -51,6 +51,10 @@ pub(crate) struct Claimer {
     /// Jobs that this process records in this pool, with the next batch.
     pub(crate) record_requests: mpsc::Receiver<RecordRequest>,
     pub(crate) wakes: Wakes,
+    /// With directed dispatch, ids of ready jobs come from it.
+    pub(crate) queue: Queue,
+    /// The last tenant that a refill of the queue read; locked during one.
+    pub(crate) last_refilled: Arc<Mutex<TenantId>>,
     /// Reports when a lease begins, and when an operator ends a drain.
     pub(crate) lease_changes: watch::Receiver<Option<Lease>>,
     pub(crate) poll_interval: Duration,
@@ -69,6 +73,16 @@ struct ClaimPacing {
     idle_until: Option<tokio::time::Instant>,
     /// Whether two batches overlapped recently. Jobs that one of them did not find may have been in the other one.
     overlapped: bool,
+    /// Whether the next claim scans the database, whatever the queue has.
+    scans: bool,
+    /// Whether there were jobs or ids since the last claim without.
+    found: bool,
+}
+
+impl ClaimPacing {
+    fn note(&mut self, wake: &Wake) {
+        self.scans |= !matches!(wake, Wake::Queued(_));
+    }
 }
 
 impl Claimer {
@@ -92,6 +106,8 @@ impl Claimer {
             backlog_duration: None,
             idle_until: None,
             overlapped: false,
+            scans: true,
+            found: false,
         };
         let mut batch = ClaimBatch::default();
         let mut under_way = FuturesUnordered::new();
@@ -113,8 +129,15 @@ impl Claimer {
                     // Completions that arrive meanwhile are in the batch in any case.
                     let _ = tokio::time::timeout(patience.min(LONGEST_WAIT), self.fill_until(&mut batch, enough)).await;
                 }
-                let woken = pace.error_backoff.is_zero() && self.wakes.next().now_or_never().is_some();
-                let nothing_new = pace.idle_until.is_some() && !woken && batch.record_requests.is_empty();
+                let wake = if pace.error_backoff.is_zero() {
+                    self.wakes.next().now_or_never()
+                } else {
+                    None
+                };
+                if let Some(wake) = &wake {
+                    pace.note(wake);
+                }
+                let nothing_new = pace.idle_until.is_some() && wake.is_none() && batch.record_requests.is_empty();
                 if self.draining.is_cancelled() || nothing_new {
                     self.complete_batch(std::mem::take(&mut batch).completions).await;
                     continue;
@@ -144,6 +167,7 @@ impl Claimer {
                 continue;
             };
             pace.idle_until = None;
+            let source = self.next_source(&batch, &mut pace);
             let batch = std::mem::take(&mut batch);
             let claiming = self.active_jobs.begin_claim();
             under_way.push(claim_batch::start(
@@ -152,9 +176,23 @@ impl Claimer {
                 (worker, claiming),
                 batch,
                 usize::from(self.reserves_slot.load(Ordering::Relaxed)),
-                &mut pace.cursor,
+                source,
             ));
         }
+    }
+
+    /// The queue as long as it has ids; the database at the start, after a wake without ids, for a poll, and once more
+    /// behind the last id.
+    fn next_source(&self, batch: &ClaimBatch, pace: &mut ClaimPacing) -> ClaimSource {
+        // Jobs that a batch records are claimed in its transaction.
+        if !pace.scans && batch.record_requests.is_empty() && self.queue.can_take() {
+            return ClaimSource::Queue(self.queue.clone());
+        }
+        pace.scans = false;
+        let mut completions = batch.completions.iter();
+        // A job that gets a freed lane slot may be older than the last claimed ones.
+        let frees_lanes = completions.any(|finished| finished.completion.completion().lane.is_some());
+        ClaimSource::Scan(pace.cursor.begin_claim(frees_lanes))
     }
 
     /// Whether a batch may start while another one is in progress. During a backlog this keeps the database busy while
@@ -197,15 +235,18 @@ impl Claimer {
                 batch.record_requests.push(joining);
             }
             // Wakes are ignored too: they would only repeat the attempt.
-            _ = self.wakes.next(), if rest.is_some() && pace.error_backoff.is_zero() => {
+            wake = self.wakes.next(), if rest.is_some() && pace.error_backoff.is_zero() => {
+                pace.note(&wake);
                 pace.idle_until = None;
                 return false;
             }
             _ = self.lease_changes.changed(), if rest.is_some() => {
+                pace.scans = true;
                 pace.idle_until = None;
                 return false;
             }
             () = rested, if rest.is_some() => {
+                pace.scans = true;
                 pace.idle_until = None;
                 return false;
             }
@@ -262,7 +303,7 @@ impl Claimer {
             mut batch,
             claimed_by: (worker, _claiming),
             limit: wanted,
-            snapshot: outset,
+            origin,
             duration: took,
             outcome,
         } = over;
@@ -274,16 +315,26 @@ impl Claimer {
                     let _ = joining.recorded.send(());
                 }
                 if wanted > 0 {
-                    let more = pace.cursor.record_claim(&outset, &outcome.claimed, wanted, took) || pace.overlapped;
                     // Each tenant gets an equal share, so many tenants leave some slots free.
                     pace.backlog_duration = (outcome.claimed.len() * 2 > wanted).then_some(took);
-                    pace.idle_until =
-                        (outcome.claimed.is_empty() && !more).then(|| self.idle_deadline(self.poll_interval));
+                    let idle = match origin {
+                        ClaimOrigin::Scan(outset) => {
+                            let more =
+                                pace.cursor.record_claim(&outset, &outcome.claimed, wanted, took) || pace.overlapped;
+                            pace.found = !outcome.claimed.is_empty();
+                            pace.scans |= more && !pace.found;
+                            !more && !pace.found
+                        }
+                        ClaimOrigin::Queue(taken) => self.record_take(taken, outcome.claimed.len(), pace),
+                    };
+                    pace.idle_until = idle.then(|| self.idle_deadline(self.poll_interval));
                 }
                 self.dispatch(batch, outcome, worker).await;
             }
             Err(error) => {
                 pace.cursor.record_failure();
+                // The ids that it took are gone.
+                pace.scans = true;
                 let brought = !batch.completions.is_empty() || !batch.record_requests.is_empty();
                 // Their senders record by themselves.
                 drop(batch.record_requests);
@@ -300,6 +351,51 @@ impl Claimer {
                 tracing::warn!(pool = self.pool, error = %error, retry_ms = pace.error_backoff.as_millis(), "cannot claim");
             }
         }
+    }
+
+    /// Updates the pacing after a claim by ids. Returns whether there was nothing to do.
+    fn record_take(&self, taken: Option<TakenJobs>, claimed: usize, pace: &mut ClaimPacing) -> bool {
+        let Some(taken) = taken else {
+            // Redis did not answer.
+            pace.scans = true;
+            return false;
+        };
+        let stale = taken.ids.len().saturating_sub(claimed);
+        metrics::counter!(metric::CLAIMED_BY_ID, "pool" => self.pool.clone()).increment(claimed as u64);
+        metrics::counter!(metric::STALE, "pool" => self.pool.clone()).increment(stale as u64);
+        if let Some(refill) = taken.refill {
+            self.refill(refill);
+        }
+        pace.found |= !taken.ids.is_empty();
+        if !taken.ids.is_empty() {
+            return false;
+        }
+        // Behind the last id the database may have jobs that the queue missed.
+        let idle = !pace.found;
+        pace.scans |= pace.found;
+        pace.found = false;
+        idle
+    }
+
+    /// Reads ready jobs and puts their ids into the queue, beside the batches.
+    fn refill(&self, refill: Refill) {
+        let Ok(mut last_tenant) = self.last_refilled.clone().try_lock_owned() else {
+            return;
+        };
+        metrics::counter!(metric::REFILLS, "pool" => self.pool.clone(), "reason" => refill.as_str()).increment(1);
+        let (store, queue, pool) = (self.engine.store().clone(), self.queue.clone(), self.pool.clone());
+        tokio::spawn(async move {
+            let (after, limit) = (*last_tenant, i64::try_from(refill.limit()).unwrap_or(i64::MAX));
+            let read = store.read(async |tx| jobs::ready_jobs(tx, &pool, after, limit).await);
+            match read.await {
+                Ok(ready) => {
+                    let tenants = ready.iter().map(|job| job.tenant);
+                    *last_tenant = tenants.max_by_key(|&tenant| (tenant <= after, tenant)).unwrap_or(after);
+                    queue.refill(&pool, ready, refill);
+                }
+                Err(error) => tracing::warn!(pool, error = %error, "cannot read ready jobs for the queues in Redis"),
+            }
+        });
     }
 
     /// Starts jobs claimed by the lease of `worker`, on freed slots and free ones.

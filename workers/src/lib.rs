@@ -24,7 +24,7 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use towpath_domain::WorkerId;
+use towpath_domain::{TenantId, WorkerId};
 use towpath_durable::{Engine, JobFence, PendingCompletion, Registry, Signal};
 use towpath_queue::Queue;
 use towpath_store::workers::Worker;
@@ -155,6 +155,8 @@ impl Workers {
                 completions: finished,
                 record_requests: engine.record_requests(pool),
                 wakes: queue.listen([pool]),
+                queue: queue.clone(),
+                last_refilled: Arc::new(tokio::sync::Mutex::new(TenantId::nil())),
                 lease_changes: held.subscribe_lease(),
                 poll_interval: options.poll_interval,
                 draining: draining.clone(),

@@ -9,6 +9,9 @@ use tokio::sync::OwnedSemaphorePermit;
 pub(crate) const WAIT: &str = "towpath_job_wait_seconds";
 pub(crate) const CLAIM_SECONDS: &str = "towpath_claim_seconds";
 pub(crate) const CLAIMED: &str = "towpath_jobs_claimed_total";
+pub(crate) const CLAIMED_BY_ID: &str = "towpath_dispatch_claimed_total";
+pub(crate) const STALE: &str = "towpath_dispatch_stale_total";
+pub(crate) const REFILLS: &str = "towpath_dispatch_refills_total";
 pub(crate) const RENEWALS: &str = "towpath_lease_renewals_total";
 pub(crate) const RENEWAL_SECONDS: &str = "towpath_lease_renewal_seconds";
 pub(crate) const GIVEN_UP: &str = "towpath_leases_given_up_total";
@@ -25,9 +28,24 @@ pub fn describe() {
     metrics::describe_histogram!(
         CLAIM_SECONDS,
         Unit::Seconds,
-        "Duration of the statement that claims jobs, with or without a result"
+        "Duration of a claim with the take of ids from Redis, with or without a result"
     );
     metrics::describe_counter!(CLAIMED, Unit::Count, "Jobs claimed by this process");
+    metrics::describe_counter!(
+        CLAIMED_BY_ID,
+        Unit::Count,
+        "Jobs claimed by an id from the queues in Redis"
+    );
+    metrics::describe_counter!(
+        STALE,
+        Unit::Count,
+        "Ids from the queues in Redis whose job was not ready any more, or locked"
+    );
+    metrics::describe_counter!(
+        REFILLS,
+        Unit::Count,
+        "Scans of the database for the queues in Redis, by reason: window (few ids left) or check (ids may be lost)"
+    );
     metrics::describe_counter!(
         RENEWALS,
         Unit::Count,

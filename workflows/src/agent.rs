@@ -131,16 +131,11 @@ impl Default for Settings {
 /// Sends notifications of this store's transactions (wakes, cancels, live events) through the queue.
 pub fn connect(store: &Store, queue: &Queue) {
     let queue = queue.clone();
-    store.on_hints(move |told| {
-        for (thread, frame) in told.events {
+    store.on_hints(move |mut told| {
+        for (thread, frame) in std::mem::take(&mut told.events) {
             queue.publish(thread, frame);
         }
-        for pool in &told.wakes {
-            queue.wake(pool);
-        }
-        if !told.cancels.is_empty() {
-            queue.cancel(&told.cancels);
-        }
+        towpath_durable::send_hints(&queue, &told);
     });
 }
 

@@ -14,8 +14,8 @@ use crate::config::{Flag, Inputs, Mode};
 use crate::remote;
 
 pub use bench::{
-    Bench, BenchAgent, BenchCommand, BenchDeploy, BenchEngine, BenchExport, BenchGraph, BenchIngest, BenchLimits,
-    BenchOverload, BenchThreads, ExportPhase,
+    Bench, BenchAgent, BenchCommand, BenchDeploy, BenchDispatch, BenchEngine, BenchExport, BenchGraph, BenchIngest,
+    BenchLimits, BenchOverload, BenchThreads, ExportPhase,
 };
 pub use config::{ConfigCommand, ConfigTarget, ConfigVerb};
 pub use keys::{Keys, KeysCommand};

@@ -7,6 +7,7 @@ mod comparison;
 mod cores;
 mod database;
 mod deploy;
+mod dispatch;
 mod engine;
 mod export;
 mod ingest;
@@ -27,6 +28,8 @@ pub async fn run(command: Bench) -> anyhow::Result<()> {
     match command.command {
         BenchCommand::Agent(options) => agent::run(&options).await,
         BenchCommand::Deploy(options) => deploy::run(&options).await,
+        BenchCommand::Dispatch(options) => dispatch::run(&options).await,
+        BenchCommand::DispatchWorker => dispatch::work().await,
         BenchCommand::Engine(options) => engine::run(&options).await,
         BenchCommand::Overload(options) => overload::run(&options).await,
         BenchCommand::Export(options) => export::run(&options).await,

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::{JobId, TenantId, Timestamp};
+
 /// Where a job is.
 ///
 /// ```text
@@ -139,6 +141,18 @@ pub const SUSPECT: u32 = 2;
 pub fn backoff_after_lost_lease(lost: u32, chance: f64) -> Duration {
     let rest = Duration::from_secs(1).saturating_mul(1 << lost.saturating_sub(1).min(2));
     rest.mul_f64(0.5 + chance.clamp(0.0, 1.0))
+}
+
+/// A ready job: its id, and what decides when it is its turn.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReadyJob {
+    pub pool: String,
+    pub tenant: TenantId,
+    /// Higher priorities go first within a tenant.
+    pub priority: i64,
+    /// Older jobs go first within a priority.
+    pub run_at: Timestamp,
+    pub id: JobId,
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@
 //! Lock order, everywhere: lane rows sorted by key, then job rows sorted by id, then business rows. Only
 //! [`locked_jobs`] takes them.
 
+mod after_commit;
 mod batch;
 mod batched_write;
 mod cancel;
@@ -26,6 +27,7 @@ mod sweep;
 pub mod trace;
 mod workflow;
 
+pub use after_commit::send_hints;
 pub use batch::Batch;
 pub use batched_write::{BatchedWrite, of_type, write_batched};
 pub use cancel::{CancelOutcome, cancel, cancel_all};

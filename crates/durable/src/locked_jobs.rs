@@ -8,7 +8,7 @@ mod lock_set;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use towpath_domain::JobId;
-use towpath_domain::job::{EndReason, JobState, SUSPECT};
+use towpath_domain::job::{EndReason, JobState, ReadyJob, SUSPECT};
 use towpath_store::jobs::{self, ClaimedJob, Job, JobTransition};
 use towpath_store::{self as store, Tx, attempts, lanes};
 
@@ -247,7 +247,7 @@ impl LockedJobs {
         jobs::apply(tx, &job, &to).await?;
         self.apply_move(id, &to);
         if to.state == JobState::Ready {
-            tx.wake(&job.pool);
+            tx.ready(ready_job(&job, to.run_at));
         }
         if let Some(lane) = job.lane.as_ref().filter(|_| job.lane_held && !to.lane_held) {
             self.leave_lane(tx, lane, 1).await?;
@@ -333,7 +333,7 @@ impl LockedJobs {
             // Waiting jobs come first.
             row.places = places;
             for promoted in lanes::promote(tx, row).await? {
-                tx.wake(&promoted.pool);
+                tx.ready(promoted.into());
             }
         }
         row.places = places;
@@ -346,7 +346,6 @@ impl LockedJobs {
 
     async fn leave_lane(&mut self, tx: &mut Tx<'_>, lane: &str, places: i64) -> store::Result<()> {
         for promoted in lanes::leave(tx, lane, places).await? {
-            tx.wake(&promoted.pool);
             // It may be one of the locked jobs, about to leave the lane again.
             if let Some(row) = self.jobs.get_mut(&promoted.id) {
                 row.state = if row.lost_leases < i64::from(SUSPECT) {
@@ -356,6 +355,7 @@ impl LockedJobs {
                 };
                 row.lane_held = true;
             }
+            tx.ready(promoted.into());
         }
         Ok(())
     }
@@ -374,7 +374,7 @@ impl LockedJobs {
             self.move_to(tx, parent, to).await?;
         } else if row.state == JobState::Ready {
             // A worker that scanned while the row was locked skipped it.
-            tx.wake(&row.pool);
+            tx.ready(ready_job(row, None));
         }
         Ok(())
     }
@@ -393,6 +393,17 @@ impl LockedJobs {
         if to.state.is_final() {
             row.cancel_at = None;
         }
+    }
+}
+
+/// What workers are told of a job that is ready, at a new due time if it got one.
+fn ready_job(job: &Job, run_at: Option<Timestamp>) -> ReadyJob {
+    ReadyJob {
+        pool: job.pool.clone(),
+        tenant: job.tenant_id,
+        priority: job.priority,
+        run_at: run_at.unwrap_or(job.run_at),
+        id: job.id,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use towpath_domain::job::JobState;
+use towpath_domain::job::{JobState, ReadyJob};
 use towpath_domain::{JobId, TenantId, Timestamp};
 use towpath_store::jobs::{self, BatchedJob, NewJob};
 use towpath_store::{self as store, Tx, lanes};
@@ -192,8 +192,14 @@ async fn record_all<W: Workflow>(
         tx.note_child(parent);
     }
     let of = |state| each.iter().filter(|job| job.state == state).count() as u64;
-    if of(JobState::Ready) > 0 {
-        tx.wake(W::POOL);
+    for job in each.iter().filter(|job| job.state == JobState::Ready) {
+        tx.ready(ReadyJob {
+            pool: W::POOL.to_owned(),
+            tenant: how.tenant,
+            priority: how.priority,
+            run_at,
+            id: job.id,
+        });
     }
     if of(JobState::Blocked) > 0 {
         metrics::counter!(metric::BLOCKED, "pool" => W::POOL).increment(of(JobState::Blocked));
@@ -234,7 +240,13 @@ pub fn ready<W: Workflow>(tenant: TenantId, input: &W, now: Timestamp) -> store:
 /// Call it after inserting the job: workers of its pool are woken after the commit.
 pub fn record_started_metrics(tx: &mut Tx<'_>, job: &NewJob<'_>) {
     if job.state == JobState::Ready {
-        tx.wake(job.pool);
+        tx.ready(ReadyJob {
+            pool: job.pool.to_owned(),
+            tenant: job.tenant_id,
+            priority: job.priority,
+            run_at: job.run_at,
+            id: job.id,
+        });
     }
     count_started(job);
 }

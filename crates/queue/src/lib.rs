@@ -6,13 +6,17 @@
 //!
 //! The crate also counts requests in sliding windows, in this process or for all processes ([`Windows`]).
 //!
+//! With directed dispatch, ids of ready jobs are in queues in Redis, and each worker takes its own ([`Queue::take`]).
+//!
 //! Every hint may be lost, because its state is already in the store: the polls of workers and their lease renewals
 //! find it without a hint.
 
 mod cancels;
+mod dispatch;
 mod events;
 mod health;
 mod listener_registry;
+mod script_client;
 mod streams;
 mod wakes;
 mod windows;
@@ -20,14 +24,18 @@ mod windows;
 use std::fmt;
 use std::sync::Arc;
 
+use towpath_domain::job::ReadyJob;
 use towpath_domain::{JobId, ThreadId};
 
 pub use crate::cancels::{Cancels, Signal};
+use crate::dispatch::JobQueues;
+pub use crate::dispatch::{Refill, TakenJobs, WINDOW};
 pub use crate::events::{Event, Events};
 pub use crate::health::{Health, State};
 use crate::listener_registry::ListenerRegistry;
 use crate::streams::Streams;
-pub use crate::streams::{Error, Options};
+pub use crate::streams::{DispatchMode, Error, Options};
+use crate::wakes::WakeKind;
 pub use crate::wakes::{Wake, Wakes};
 pub use crate::windows::{CountingMode, WindowDecision, WindowRequest, Windows};
 
@@ -64,9 +72,56 @@ impl Queue {
     /// runtime. Wakes of the same pool are merged while they wait to be sent.
     pub fn wake(&self, pool: &str) {
         metrics::counter!(metric::SENT, "via" => "local").increment(1);
-        self.listeners().wake(pool);
+        self.listeners().wake(pool, WakeKind::Database);
         if let Backend::Redis(streams) = &self.0 {
             streams.send_queue().wake(pool);
+        }
+    }
+
+    /// Tells that these jobs are ready. Call it after the commit. Never blocks, never fails, needs no runtime.
+    ///
+    /// With directed dispatch their ids go to the queues of their pools, and listeners are woken when they are there;
+    /// otherwise, and while Redis is unavailable, this is a wake of each pool.
+    pub fn push(&self, jobs: &[ReadyJob]) {
+        if let Backend::Redis(streams) = &self.0
+            && streams.job_queues().is_some()
+            && streams.send_queue().push(jobs)
+        {
+            return;
+        }
+        for of_pool in jobs.chunk_by(|one, next| one.pool == next.pool) {
+            self.wake(&of_pool[0].pool);
+        }
+    }
+
+    /// Whether ids of ready jobs can be taken now: dispatch is directed, and Redis answers.
+    #[must_use]
+    pub fn can_take(&self) -> bool {
+        self.job_queues().is_some_and(JobQueues::is_up)
+    }
+
+    /// Takes at most `limit` ids of ready jobs of a pool: tenants in turn, then priority, then age. Nobody else gets
+    /// them unless they are pushed again. `None` if Redis does not answer within [`Options::patience`], or if dispatch is
+    /// not directed.
+    ///
+    /// The jobs may have been claimed or changed meanwhile: only the database knows.
+    pub async fn take(&self, pool: &str, limit: usize) -> Option<TakenJobs> {
+        self.job_queues()?.take(pool, limit).await
+    }
+
+    /// Puts the result of a scan that [`TakenJobs::refill`] asked for into the queues of a pool, and wakes its
+    /// listeners.
+    pub fn refill(&self, pool: &str, jobs: Vec<ReadyJob>, refill: Refill) {
+        if let Backend::Redis(streams) = &self.0 {
+            let complete = refill.found_all(&jobs);
+            streams.send_queue().refill(pool, jobs, complete);
+        }
+    }
+
+    fn job_queues(&self) -> Option<&JobQueues> {
+        match &self.0 {
+            Backend::Local(_) => None,
+            Backend::Redis(streams) => streams.job_queues(),
         }
     }
 
@@ -158,8 +213,30 @@ mod metric {
     pub const SENT: &str = "towpath_wakes_sent_total";
     pub const RECEIVED: &str = "towpath_wakes_received_total";
     pub const DROPPED: &str = "towpath_hints_dropped_total";
+    pub const PUSHED: &str = "towpath_dispatch_pushed_total";
+    pub const TAKEN: &str = "towpath_dispatch_taken_total";
+    pub const WINDOW: &str = "towpath_dispatch_window_ids";
+    pub const DISPATCH_UP: &str = "towpath_dispatch_up";
     pub const WINDOWS_SHARED: &str = "towpath_limits_shared";
     pub const COUNTED_APART: &str = "towpath_limits_counted_apart_total";
+
+    pub fn describe_dispatch() {
+        metrics::describe_gauge!(
+            DISPATCH_UP,
+            "1 while ids of ready jobs are taken from Redis, 0 while workers only scan the database"
+        );
+        metrics::describe_counter!(
+            PUSHED,
+            Unit::Count,
+            "Ids of ready jobs that this process sent to the queues in Redis"
+        );
+        metrics::describe_counter!(
+            TAKEN,
+            Unit::Count,
+            "Ids of ready jobs that this process took from the queues in Redis"
+        );
+        metrics::describe_gauge!(WINDOW, Unit::Count, "Ids in the queues of the pool after the last take");
+    }
 
     pub fn describe_windows() {
         metrics::describe_gauge!(

@@ -8,7 +8,7 @@ use towpath_domain::JobId;
 
 use crate::Signal;
 use crate::events::EventSubscribers;
-use crate::wakes::Wake;
+use crate::wakes::{Wake, WakeKind};
 
 /// Signals that a receiver may be behind before it must check the rows.
 const SIGNALS_KEPT: usize = 1024;
@@ -39,10 +39,10 @@ impl Default for ListenerRegistry {
 
 impl ListenerRegistry {
     /// Marks the pool for each of its listeners.
-    pub fn wake(&self, pool: &str) {
+    pub fn wake(&self, pool: &str, kind: WakeKind) {
         let listeners = self.listeners.read().unwrap_or_else(PoisonError::into_inner);
         for listener in listeners.get(pool).into_iter().flatten() {
-            listener.pending.set(listener.pool_index);
+            listener.pending.set(listener.pool_index, kind);
         }
     }
 
@@ -108,7 +108,7 @@ impl ListenerRegistry {
     }
 }
 
-/// Pending wakes of one listener: a flag per pool and one for all, so its size does not depend on the listener's speed.
+/// Pending wakes of one listener: one per pool and a flag for all, so its size does not depend on the listener's speed.
 pub struct PendingWakes {
     pools: Box<[Arc<str>]>,
     flags: Mutex<WakeFlags>,
@@ -117,7 +117,7 @@ pub struct PendingWakes {
 
 struct WakeFlags {
     all: bool,
-    pools: Box<[bool]>,
+    pools: Box<[Option<WakeKind>]>,
     /// Where the next search begins, so that a busy pool does not hide the others.
     next: usize,
 }
@@ -129,7 +129,7 @@ impl PendingWakes {
         pools.dedup();
         let marks = WakeFlags {
             all: true,
-            pools: vec![false; pools.len()].into(),
+            pools: vec![None; pools.len()].into(),
             next: 0,
         };
         Self {
@@ -139,10 +139,10 @@ impl PendingWakes {
         }
     }
 
-    fn set(&self, place: usize) {
+    fn set(&self, place: usize, kind: WakeKind) {
         let mut marks = self.lock_flags();
-        if !marks.all && !marks.pools[place] {
-            marks.pools[place] = true;
+        if !marks.all && marks.pools[place] < Some(kind) {
+            marks.pools[place] = Some(kind);
             drop(marks);
             // Stored as a permit while the listener is busy, so that no wake is lost between its check and its wait.
             self.ready.notify_one();
@@ -159,16 +159,20 @@ impl PendingWakes {
         let mut marks = self.lock_flags();
         if marks.all {
             marks.all = false;
-            marks.pools.fill(false);
+            marks.pools.fill(None);
             return Some(Wake::All);
         }
         let count = self.pools.len();
         let place = (0..count)
             .map(|step| (marks.next + step) % count)
-            .find(|place| marks.pools[*place])?;
-        marks.pools[place] = false;
+            .find(|place| marks.pools[*place].is_some())?;
+        let kind = marks.pools[place].take()?;
         marks.next = place + 1;
-        Some(Wake::Pool(self.pools[place].clone()))
+        let pool = self.pools[place].clone();
+        Some(match kind {
+            WakeKind::Queued => Wake::Queued(pool),
+            WakeKind::Database => Wake::Pool(pool),
+        })
     }
 
     /// Waits until there may be a wake.

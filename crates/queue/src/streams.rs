@@ -5,13 +5,14 @@
 //! ```text
 //! towpath:wake:<pool>   stream, about 1000 entries     one entry = "check this pool"
 //!     by    the queue that sent it, so that it skips its own
+//!     ids   present if the jobs are in the queues of the pool, see [`crate::dispatch`]; else look in the database
 //! towpath:cancel        stream, about 1000 entries     one entry = "stop these jobs"
 //!     by    as above
 //!     jobs  ids joined by commas, or * for "too many to name, check the rows";
 //!           absent in an entry that only unblocks the reader of its sender
 //! ```
 //!
-//! Every process has three connections. One reads with `XREAD BLOCK` from the cancel stream and the streams of all its
+//! Every process has three connections, and with directed dispatch a fourth. One reads with `XREAD BLOCK` from the cancel stream and the streams of all its
 //! pools, without consumer groups, because a half-open member would swallow hints for others. The second one sends. The
 //! third one is for events of threads, see [`thread_follower`]. A session of all three connects, takes its positions in
 //! the streams, tells every listener to check everything, and ends with the first error.
@@ -38,7 +39,9 @@ use tokio::time::Instant;
 use towpath_domain::{Clock, ThreadId, WorkerId};
 
 use self::send_queue::SendQueue;
+use crate::dispatch::JobQueues;
 use crate::listener_registry::ListenerRegistry;
+use crate::wakes::WakeKind;
 use crate::{Health, State, metric};
 
 const BLOCK: Duration = Duration::from_secs(1);
@@ -66,6 +69,21 @@ pub struct Options {
     pub clock: Clock,
     /// Certificates (PEM) to trust for `rediss://` instead of the machine's.
     pub tls_ca: Option<Vec<u8>>,
+    /// How workers learn of ready jobs.
+    pub dispatch: DispatchMode,
+    /// Time limit of a call that somebody waits for: a request that is counted, a worker that takes ids. After it, the
+    /// caller goes on without Redis, and the connection is replaced.
+    pub patience: Duration,
+}
+
+/// How workers learn of ready jobs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DispatchMode {
+    /// A wake names the pool, and each worker scans the database.
+    #[default]
+    Scan,
+    /// Ids of ready jobs are in queues in Redis, and each worker takes its own; a scan finds what was missed.
+    Directed,
 }
 
 impl Default for Options {
@@ -74,6 +92,8 @@ impl Default for Options {
             prefix: "towpath:".to_owned(),
             clock: Clock::system(),
             tls_ca: None,
+            dispatch: DispatchMode::default(),
+            patience: Duration::from_millis(100),
         }
     }
 }
@@ -92,6 +112,8 @@ pub enum Error {
 /// The Redis side of a queue; disconnects when the last clone is dropped.
 pub struct Streams {
     shared: Arc<Shared>,
+    /// With directed dispatch.
+    job_queues: Option<JobQueues>,
     /// Aborted on drop.
     _sessions: JoinSet<()>,
 }
@@ -119,6 +141,10 @@ struct Status {
 impl Streams {
     /// Starts to connect. See [`crate::Queue::redis`].
     pub async fn start(uri: &str, options: Options) -> Result<Arc<Self>, Error> {
+        let job_queues = match options.dispatch {
+            DispatchMode::Scan => None,
+            DispatchMode::Directed => Some(JobQueues::start(uri, options.clone()).await?),
+        };
         let (client, password) = client(uri, options.tls_ca)?;
         let state = State::Down {
             since: options.clock.now(),
@@ -147,8 +173,13 @@ impl Streams {
         let _ = tokio::time::timeout(FIRST_ATTEMPT, outcome).await;
         Ok(Arc::new(Self {
             shared,
+            job_queues,
             _sessions: sessions,
         }))
+    }
+
+    pub fn job_queues(&self) -> Option<&JobQueues> {
+        self.job_queues.as_ref()
     }
 
     pub fn listeners(&self) -> &Arc<ListenerRegistry> {
@@ -248,7 +279,9 @@ impl Shared {
     }
 
     fn set_down(&self, error: redis::RedisError) {
-        self.send_queue.close();
+        for pool in self.send_queue.close() {
+            self.listeners.wake(&pool, WakeKind::Database);
+        }
         metrics::gauge!(metric::UP).set(0.0);
         let mut text = without_password(error);
         if let Some(password) = self.password.as_deref().filter(|password| !password.is_empty()) {

@@ -8,9 +8,19 @@ use crate::{Queue, metric};
 /// A hint that there may be work.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wake {
+    /// The database may have ready jobs of the pool.
     Pool(Arc<str>),
+    /// Ids of ready jobs are in the queues of the pool, see [`Queue::take`].
+    Queued(Arc<str>),
     /// In any pool: the listener is new, or hints may have been lost during an outage of Redis. Check every pool.
     All,
+}
+
+/// Where the work of a pool may be. The later one includes the earlier one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum WakeKind {
+    Queued,
+    Database,
 }
 
 /// Wakes of some pools. A busy listener finds at most one per pool, or one for all.

@@ -237,6 +237,24 @@ pub async fn open_jobs(tx: &mut Tx<'_>) -> Result<i64> {
     })?)
 }
 
+/// Jobs that succeeded at their first attempt.
+pub async fn performed_once(tx: &mut Tx<'_>) -> Result<i64> {
+    Ok(on!(tx, |conn| {
+        sqlx::query_scalar("SELECT count(*) FROM job WHERE state = 'succeeded' AND attempt = 1")
+            .fetch_one(conn)
+            .await
+    })?)
+}
+
+/// Milliseconds from the recording of each job to its first claim.
+pub async fn pick_ups(tx: &mut Tx<'_>) -> Result<Vec<f64>> {
+    let text = sql!(tx,
+        sqlite: "SELECT (started_at - created_at) / 1000.0 FROM job WHERE started_at IS NOT NULL",
+        postgres: "SELECT (extract(epoch FROM started_at - created_at) * 1000)::float8 FROM job
+                   WHERE started_at IS NOT NULL");
+    Ok(on!(tx, |conn| sqlx::query_scalar(text).fetch_all(conn).await)?)
+}
+
 /// Vacuums and analyses the engine's tables, as a running server does now and then.
 pub async fn tidy(uri: &str) -> Result<()> {
     if uri.starts_with("postgres") {

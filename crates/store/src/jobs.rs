@@ -14,6 +14,7 @@ mod history;
 mod lane_completion;
 mod list;
 mod lost;
+mod ready;
 mod sweep;
 
 pub use bulk::{JobFence, RunningJob, complete, jobs_still_held, running_jobs};
@@ -29,6 +30,7 @@ pub use history::{
 };
 pub use list::{Filter, JobSummary, RunningCount, count_dead, dead, list, running_counts};
 pub use lost::{RescueDelay, exhausted, limit_lock_wait, suspects, take_back};
+pub use ready::ready_jobs;
 pub use sweep::{Candidate, FIRST, due, overdue, ready_plain};
 
 /// A job as it is.

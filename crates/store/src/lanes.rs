@@ -7,7 +7,8 @@
 //! SHARE, which only keeps the lane from being deleted. Deletion takes UPDATE, which excludes both.
 
 use sqlx::FromRow;
-use towpath_domain::JobId;
+use towpath_domain::job::ReadyJob;
+use towpath_domain::{JobId, TenantId, Timestamp};
 
 use crate::error::Result;
 use crate::tx::{Conn, Tx};
@@ -29,8 +30,23 @@ pub struct Lane {
 #[derive(Clone, Debug, FromRow)]
 pub struct PromotedJob {
     pub id: JobId,
+    pub tenant_id: TenantId,
     /// The pool that should wake.
     pub pool: String,
+    pub priority: i64,
+    pub run_at: Timestamp,
+}
+
+impl From<PromotedJob> for ReadyJob {
+    fn from(job: PromotedJob) -> Self {
+        Self {
+            pool: job.pool,
+            tenant: job.tenant_id,
+            priority: job.priority,
+            run_at: job.run_at,
+            id: job.id,
+        }
+    }
 }
 
 /// Makes the lane if it is not there, and locks it.
@@ -181,7 +197,7 @@ pub async fn leave(tx: &mut Tx<'_>, key: &str, places: i64) -> Result<Vec<Promot
                  WHERE id IN (SELECT id FROM job WHERE lane = $1 AND finished_at IS NULL AND state = 'blocked'
                               ORDER BY lane_seq, id
                               LIMIT coalesce((SELECT max(places - held, 0) FROM lane WHERE key = $1), 0))
-                 RETURNING id, pool;
+                 RETURNING id, tenant_id, pool, priority, run_at;
                  UPDATE lane SET held = held + changes() WHERE key = $1 AND changes() > 0",
         // An array, not a join: see `postgres.rs`.
         postgres: "WITH promoted AS (
@@ -190,12 +206,12 @@ pub async fn leave(tx: &mut Tx<'_>, key: &str, places: i64) -> Result<Vec<Promot
                            SELECT id FROM job WHERE lane = $1 AND finished_at IS NULL AND state = 'blocked'
                            ORDER BY lane_seq, id
                            LIMIT coalesce((SELECT greatest(places - held + $2, 0) FROM lane WHERE key = $1), 0)))
-                       RETURNING id, pool
+                       RETURNING id, tenant_id, pool, priority, run_at
                    ),
                    counted AS (
                        UPDATE lane SET held = held - $2 + (SELECT count(*) FROM promoted) WHERE key = $1
                    )
-                   SELECT id, pool FROM promoted");
+                   SELECT id, tenant_id, pool, priority, run_at FROM promoted");
     Ok(on!(tx, |conn| sqlx::query_as(text)
         .bind(key)
         .bind(places)
@@ -240,12 +256,12 @@ pub async fn promote(tx: &mut Tx<'_>, lane: &mut Lane) -> Result<Vec<PromotedJob
         sqlite: "UPDATE job SET state = CASE WHEN lost_leases < 2 THEN 'ready' ELSE 'scheduled' END, lane_held = 1
                  WHERE id IN (SELECT id FROM job WHERE lane = $1 AND finished_at IS NULL AND state = 'blocked'
                               ORDER BY lane_seq, id LIMIT $2 + 0)
-                 RETURNING id, pool",
+                 RETURNING id, tenant_id, pool, priority, run_at",
         // An array, not a join: see `postgres.rs`.
         postgres: "UPDATE job SET state = CASE WHEN lost_leases < 2 THEN 'ready' ELSE 'scheduled' END, lane_held = true
                    WHERE id = ANY (ARRAY (SELECT id FROM job WHERE lane = $1 AND finished_at IS NULL
                                           AND state = 'blocked' ORDER BY lane_seq, id LIMIT $2))
-                   RETURNING id, pool");
+                   RETURNING id, tenant_id, pool, priority, run_at");
     let promoted: Vec<PromotedJob> = on!(tx, |conn| sqlx::query_as(text)
         .bind(&lane.key)
         .bind(free)

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use sqlx::{PgConnection, SqliteConnection};
+use towpath_domain::job::ReadyJob;
 use towpath_domain::{Clock, JobId, ThreadId, Timestamp};
 
 use crate::postgres::StatementClock;
@@ -21,8 +22,10 @@ pub enum Dialect {
 /// What the outside should be told once the transaction is committed. Hints: they may be lost.
 #[derive(Debug, Default, Clone)]
 pub struct Hints {
-    /// Pools that have a job ready.
+    /// Pools that may have ready jobs other than those in [`Hints::ready`].
     pub wakes: Vec<String>,
+    /// Jobs that became ready.
+    pub ready: Vec<ReadyJob>,
     /// Running jobs that were asked to stop.
     pub cancels: Vec<JobId>,
     /// Events for the caller that listens to a thread, in their order.
@@ -33,9 +36,12 @@ impl Hints {
     /// Whether there is nothing to tell.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.wakes.is_empty() && self.cancels.is_empty() && self.events.is_empty()
+        self.wakes.is_empty() && self.ready.is_empty() && self.cancels.is_empty() && self.events.is_empty()
     }
 }
+
+/// Ready jobs that one transaction names. Of more, only the pool is told.
+const READY_NAMED: usize = 10_000;
 
 /// Where hints go after a commit. Must return at once.
 pub(crate) type HintSink = Box<dyn Fn(Hints) + Send + Sync>;
@@ -147,7 +153,16 @@ impl<'c> Tx<'c> {
         }
     }
 
-    /// Tells workers of `pool`, after the commit, that there is work.
+    /// Tells workers, after the commit, that this job is ready.
+    pub fn ready(&mut self, job: ReadyJob) {
+        if self.hints.ready.len() < READY_NAMED {
+            self.hints.ready.push(job);
+        } else {
+            self.wake(&job.pool);
+        }
+    }
+
+    /// Tells workers of `pool`, after the commit, that there is work, if the jobs are not known by their ids.
     pub fn wake(&mut self, pool: &str) {
         if !self.hints.wakes.iter().any(|known| known == pool) {
             self.hints.wakes.push(pool.to_owned());

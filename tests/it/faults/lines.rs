@@ -48,6 +48,12 @@ async fn the_line_to_redis_may_fall_silent() {
 }
 
 #[tokio::test]
+async fn the_line_to_redis_with_ids_of_jobs_may_fall_silent() {
+    let env = [("TOWPATH_QUEUE_DISPATCH", "directed")];
+    harm_with(ProxiedDependency::Redis, &env, &SILENT, Random::new(28)).await;
+}
+
+#[tokio::test]
 async fn the_line_to_the_database_may_be_slow_or_cut() {
     harm(ProxiedDependency::Database, &SLOW_OR_CUT, Random::new(9)).await;
 }
@@ -67,13 +73,20 @@ async fn the_line_to_the_bucket_may_fall_silent() {
     harm(ProxiedDependency::Objects, &SILENT, Random::new(20)).await;
 }
 
-/// Does `harms` to one line of a world of its own, one after another.
-async fn harm(line: ProxiedDependency, harms: &[LineFault], mut dice: Random) {
-    let plan = World::plan(Layout::Cluster { workers: 2 })
+async fn harm(line: ProxiedDependency, harms: &[LineFault], dice: Random) {
+    harm_with(line, &[], harms, dice).await;
+}
+
+/// Does `harms` to one line of a world of its own, with these settings, one after another.
+async fn harm_with(line: ProxiedDependency, env: &[(&str, &str)], harms: &[LineFault], mut dice: Random) {
+    let mut plan = World::plan(Layout::Cluster { workers: 2 })
         .env("TOWPATH_ENGINE_LEASE_SECONDS", LEASE_SECONDS)
         .own_postgres()
         .redis_behind_proxy()
         .objects_in_bucket();
+    for &(name, value) in env {
+        plan = plan.env(name, value);
+    }
     let Some(world) = start(plan).await else { return };
     let place = bucket(&world).await;
     let (behind, proxy) = match line {

@@ -36,6 +36,11 @@ pub enum BenchCommand {
     Threads(BenchThreads),
     /// Rate limits: the cost of counting a request, in memory and over Redis.
     Limits(BenchLimits),
+    /// Dispatch over Redis: worker processes that scan after a wake, against ones that take ids of ready jobs.
+    Dispatch(BenchDispatch),
+    /// A worker process of `dispatch`.
+    #[command(hide = true)]
+    DispatchWorker,
     /// Months of load on the engine: whether tables, database, memory and statement costs stay bounded.
     ///
     /// The clock of the database moves ahead day by day. The last quarter of the days is compared with the second quarter.
@@ -53,6 +58,34 @@ pub struct BenchThreads {
     /// Bytes of the new value of each checkpoint.
     #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub bytes: u32,
+    /// Table for people or JSON for programs.
+    #[arg(long, value_enum, default_value_t)]
+    pub output: Output,
+}
+
+/// `towpath bench dispatch`
+#[derive(Debug, Args)]
+pub struct BenchDispatch {
+    /// A PostgreSQL server; a temporary database is created there.
+    #[arg(long, value_name = "URI")]
+    pub database: String,
+    /// A Redis server.
+    #[arg(long, value_name = "URI")]
+    pub redis: String,
+    /// Jobs of each drain.
+    #[arg(long, default_value_t = 50_000, value_parser = clap::value_parser!(u64).range(1000..))]
+    pub jobs: u64,
+    /// Numbers of worker processes, one measurement each.
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [1, 4, 16],
+          value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub workers: Vec<u16>,
+    /// Numbers of tenants that share the jobs.
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [1, 5000],
+          value_parser = clap::value_parser!(u16).range(1..))]
+    pub tenants: Vec<u16>,
+    /// Slots of each worker process.
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub slots: u16,
     /// Table for people or JSON for programs.
     #[arg(long, value_enum, default_value_t)]
     pub output: Output,

@@ -142,7 +142,7 @@ impl Bench {
             Some(uri) => Queue::redis(uri, towpath_queue::Options::default()).await?,
         };
         let hints = queue.clone();
-        store.on_hints(move |told| told.wakes.iter().for_each(|pool| hints.wake(pool)));
+        store.on_hints(move |told| towpath_durable::send_hints(&hints, &told));
         let mut registry = Registry::default().with::<Job>();
         registry.attach(&store);
         let engine = Engine::new(store.clone(), Settings::default());

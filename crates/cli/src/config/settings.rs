@@ -13,6 +13,7 @@ use towpath_domain::export::Limits;
 use towpath_domain::git::Transport;
 use towpath_domain::{Secret, TenantId, sandbox};
 use towpath_outbound::AllowEntry;
+use towpath_queue::DispatchMode;
 use towpath_sandbox::Isolation;
 use towpath_store::pending_patches::Bounds;
 use towpath_store::quarantine;
@@ -33,6 +34,8 @@ pub struct Settings {
     pub database_connections: u32,
     /// May contain a password.
     pub redis_uri: Option<Secret>,
+    /// How workers learn of ready jobs from Redis.
+    pub dispatch: DispatchMode,
     /// `file:///…` or `s3://…`.
     pub objects: String,
     /// Address of the platform API, or of health and metrics in a process without it.
@@ -314,6 +317,10 @@ impl Settings {
             database_uri: Secret::new(values.text("database_uri")),
             database_connections: values.number("database_connections"),
             redis_uri: values.optional("redis_uri").map(Secret::new),
+            dispatch: match values.text("queue.dispatch") {
+                "directed" => DispatchMode::Directed,
+                _ => DispatchMode::Scan,
+            },
             objects: values.text("objects").to_owned(),
             listen: values.number("listen"),
             public_url: values.optional("public_url").map(str::to_owned),

@@ -121,7 +121,7 @@ impl AgentServer {
         let address = listener.local_addr()?;
         let certificate = Certificate::open(config)?;
         let store = given.store;
-        let queue = queue(&store, given.redis.as_ref()).await?;
+        let queue = queue(&store, given.redis.as_ref(), settings).await?;
         let guard = guard(settings, given.loopback);
         // Taken before the code is loaded, so that concurrent changes are loaded later.
         let seen = if given.watch && given.file.path.is_some() {
@@ -347,10 +347,10 @@ fn guard(settings: &Settings, loopback: bool) -> Guard {
     })
 }
 
-async fn queue(store: &Store, redis: Option<&Secret>) -> anyhow::Result<Queue> {
+async fn queue(store: &Store, redis: Option<&Secret>, settings: &Settings) -> anyhow::Result<Queue> {
     let queue = match redis {
         None => Queue::local(),
-        Some(uri) => Queue::redis(uri.reveal(), towpath_queue::Options::default())
+        Some(uri) => Queue::redis(uri.reveal(), parts::queue_options(settings))
             .await
             .context("redis_uri")?,
     };

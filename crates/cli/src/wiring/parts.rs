@@ -53,19 +53,12 @@ impl SharedParts {
         let settings = &config.settings;
         let queue = match &settings.redis_uri {
             None => Queue::local(),
-            Some(uri) => Queue::redis(uri.reveal(), towpath_queue::Options::default())
+            Some(uri) => Queue::redis(uri.reveal(), queue_options(settings))
                 .await
                 .context("redis_uri")?,
         };
         let hints = queue.clone();
-        store.on_hints(move |told| {
-            for pool in &told.wakes {
-                hints.wake(pool);
-            }
-            if !told.cancels.is_empty() {
-                hints.cancel(&told.cancels);
-            }
-        });
+        store.on_hints(move |told| towpath_durable::send_hints(&hints, &told));
         let aws = config
             .aws
             .iter()
@@ -334,6 +327,13 @@ pub async fn limits(settings: &Settings) -> anyhow::Result<Limits> {
             .context("redis_uri")?,
     };
     Ok(Limits::new(table, own, windows, clock))
+}
+
+pub fn queue_options(settings: &Settings) -> towpath_queue::Options {
+    towpath_queue::Options {
+        dispatch: settings.dispatch,
+        ..towpath_queue::Options::default()
+    }
 }
 
 pub fn scheduler(settings: &Settings) -> towpath_scheduler::Settings {

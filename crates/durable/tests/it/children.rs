@@ -2,10 +2,10 @@
 
 use towpath_domain::job::JobState;
 
-use crate::on_each;
 use crate::support::{Op, Script};
+use crate::{on_each, on_each_form};
 
-on_each! {
+on_each_form! {
     async fn the_last_child_readies_its_parent(world) {
         let workers = world.workers(2);
         let children = (0..5).map(|nth| Script::new(&format!("child {nth}"), [])).collect();
@@ -25,7 +25,7 @@ on_each! {
     }
 }
 
-on_each! {
+on_each_form! {
     async fn a_child_that_ends_badly_readies_its_parent_and_the_siblings_are_cancelled(world) {
         let workers = world.workers(3);
         let children = vec![Script::new("bad", [Op::Fatal]), Script::new("slow", [Op::Gate("never".into())]), Script::new("queued", [])];

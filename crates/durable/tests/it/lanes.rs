@@ -6,10 +6,10 @@ use towpath_domain::job::JobState;
 use towpath_durable::{Lane, Start};
 use towpath_store::{jobs, lanes};
 
-use crate::on_each;
 use crate::support::{Database, Op, PATIENCE, Script, World, fenced};
+use crate::{on_each, on_each_form};
 
-on_each! {
+on_each_form! {
     async fn eight_thousand_jobs_keep_their_order_in_forty_lanes(world) {
         // Eight producers, forty lanes with one slot. A job's number in its lane is the order of recording; jobs must
         // start in that order.
@@ -47,7 +47,7 @@ on_each! {
     }
 }
 
-on_each! {
+on_each_form! {
     async fn no_more_jobs_are_at_work_than_the_lane_has_places(world) {
         let workers = world.workers(8);
         let lane = || Lane::new("export:1", 3);

@@ -8,8 +8,8 @@ use towpath_domain::job::{JobState, MAX_LOST_LEASES};
 use towpath_durable::{ExpiredLeases, LostWorkerScope};
 use towpath_store::{leases, on};
 
-use crate::on_each;
 use crate::support::{Database, LEASE, Op, PATIENCE, Script, World};
+use crate::{on_each, on_each_form};
 
 on_each! {
     async fn a_step_of_many_leases_runs_once(world) {
@@ -310,7 +310,7 @@ async fn leases_of_an_earlier_version_are_kept_until_they_end() {
     assert_eq!(world.rescue().await, 1);
 }
 
-on_each! {
+on_each_form! {
     async fn a_worker_whose_lease_was_ended_goes_on_under_another_id(world) {
         let workers = world.workers(1);
         let job = world.start(Script::new("a", [Op::Gate("go".into())])).await;
@@ -354,7 +354,7 @@ on_each! {
     }
 }
 
-on_each! {
+on_each_form! {
     async fn jobs_that_lost_two_leases_run_one_at_a_time(world) {
         let names = ["a", "b", "c"];
         let mut jobs = Vec::new();
@@ -445,7 +445,7 @@ on_each! {
     }
 }
 
-on_each! {
+on_each_form! {
     async fn draining_hands_back_what_does_not_finish_in_time(world) {
         let workers = world.workers(2);
         let slow = world.start(Script::new("slow", [Op::Step("one".into()), Op::Gate("go".into())])).await;
@@ -463,7 +463,7 @@ on_each! {
     }
 }
 
-on_each! {
+on_each_form! {
     async fn a_paused_pool_claims_nothing_until_it_is_resumed(world) {
         world.store.write(async |tx| towpath_store::pools::pause(tx, Script::POOL_NAME, true).await).await.unwrap();
         let job = world.start(Script::new("a", [])).await;
@@ -509,7 +509,7 @@ on_each! {
     }
 }
 
-on_each! {
+on_each_form! {
     async fn workers_that_are_dropped_hand_back_what_they_have(world) {
         let workers = world.workers(1);
         let job = world.start(Script::new("a", [Op::Gate("never".into())])).await;

@@ -10,6 +10,7 @@ mod batched_write;
 mod cancelling;
 mod children;
 mod claims;
+mod dispatch;
 mod ends;
 mod explaining;
 mod fences;

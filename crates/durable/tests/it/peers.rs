@@ -8,8 +8,8 @@ use towpath_queue::Queue;
 use towpath_store::steps::{self, NewStep};
 use towpath_store::{Conn, Error, jobs, on, pools, workers as worker_rows};
 
-use crate::on_each;
 use crate::support::{Database, LEASE, Op, PATIENCE, RedisServer, Script, World, fenced};
+use crate::{on_each, on_each_form};
 
 /// Records 60 jobs, each after the end of the previous one, and returns the sorted waiting times.
 async fn pick_ups(world: &World) -> Vec<Duration> {
@@ -37,7 +37,7 @@ fn print_waits(what: &str, waits: &[Duration]) {
     );
 }
 
-on_each! {
+on_each_form! {
     async fn r1_a_backlog_of_twenty_thousand_drains(world) {
         world.backlog(20_000).await;
         let began = Instant::now();
@@ -54,7 +54,7 @@ on_each! {
 /// tenths of a lease are stopped correctly, which a short [`LEASE`] would trigger.
 const LONG_LEASE: Duration = Duration::from_secs(8);
 
-on_each! {
+on_each_form! {
     async fn r2_two_healthy_workers_run_each_job_once(world) {
         let world = world.leasing(LONG_LEASE);
         let _scheduler = world.scheduler().await;
@@ -77,7 +77,7 @@ on_each! {
     }
 }
 
-on_each! {
+on_each_form! {
     async fn r3_an_idle_worker_picks_up_at_once(world) {
         // Its polling interval is minutes.
         let workers = world.patient_workers(4);
@@ -152,7 +152,7 @@ on_each! {
     }
 }
 
-on_each! {
+on_each_form! {
     async fn r7_a_worker_restarts_under_its_old_name(world) {
         // Same host and process id, but each process life is a different worker.
         for nth in 0..3 {

@@ -7,7 +7,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use towpath_durable::{Lane, Start, cancel};
 
-use crate::on_each;
+use crate::on_each_form;
 use crate::support::{Op, PATIENCE, Script, World};
 
 const PARENTS: usize = 90;
@@ -79,7 +79,7 @@ async fn disturb(world: &World) {
     }
 }
 
-on_each! {
+on_each_form! {
     async fn a_storm_drains_by_wakes_alone_and_nobody_waits_for_each_other(world) {
         let scheduler = world.scheduler().await;
         let workers = [world.patient_workers(8), world.patient_workers(8), world.patient_workers(8)];

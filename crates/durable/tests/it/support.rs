@@ -52,6 +52,38 @@ macro_rules! on_each {
     };
 }
 
+/// As [`on_each`], and on PostgreSQL with directed dispatch over a separate Redis.
+#[macro_export]
+macro_rules! on_each_form {
+    ($(#[$meta:meta])* async fn $name:ident($world:ident) $body:block) => {
+        mod $name {
+            use super::*;
+
+            async fn body($world: $crate::support::World) $body
+
+            $(#[$meta])*
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn sqlite() {
+                body($crate::support::World::new($crate::support::Database::sqlite().await).await).await;
+            }
+
+            $(#[$meta])*
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn postgres() {
+                let Some(database) = $crate::support::Database::postgres().await else { return };
+                body($crate::support::World::new(database).await).await;
+            }
+
+            $(#[$meta])*
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn directed() {
+                let Some(world) = $crate::support::World::directed().await else { return };
+                body(world).await;
+            }
+        }
+    };
+}
+
 /// Lets this transaction be idle as long as a test holds its locks: a busy machine takes longer than the server's
 /// limit.
 pub async fn stand_still(tx: &mut Tx<'_>) -> towpath_store::Result<()> {
@@ -157,6 +189,8 @@ pub struct World {
     pub registry: Arc<Registry<Shared>>,
     pub shared: Arc<Shared>,
     pub tenant: TenantId,
+    /// With directed dispatch.
+    pub redis: Option<RedisServer>,
     /// Dropped last, with the database.
     pub _database: Database,
 }
@@ -168,6 +202,15 @@ impl World {
 
     pub async fn with_lease(database: Database, lease: Duration) -> Self {
         Self::build(database, lease, Queue::local()).await
+    }
+
+    /// On PostgreSQL, with directed dispatch over a separate Redis, if both are there.
+    pub async fn directed() -> Option<Self> {
+        let database = Database::postgres().await?;
+        let redis = RedisServer::start().await?;
+        let mut world = Self::build(database, LEASE, redis.directed_queue().await).await;
+        world.redis = Some(redis);
+        Some(world)
     }
 
     /// With its own queue, which reports the jobs recorded here.
@@ -190,12 +233,7 @@ impl World {
         registry.attach(&store);
         store.on_hints({
             let queue = queue.clone();
-            move |hints| {
-                for pool in &hints.wakes {
-                    queue.wake(pool);
-                }
-                queue.cancel(&hints.cancels);
-            }
+            move |hints| towpath_durable::send_hints(&queue, &hints)
         });
         let settings = Settings {
             lease,
@@ -209,6 +247,7 @@ impl World {
             registry: Arc::new(registry),
             shared: Arc::default(),
             tenant: TenantId::new(),
+            redis: None,
             _database: database,
         }
     }

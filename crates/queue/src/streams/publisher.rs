@@ -11,6 +11,7 @@ use towpath_domain::JobId;
 use super::send_queue::Batch;
 use super::{BLOCK, KEPT, Shared, within_deadline};
 use crate::metric;
+use crate::wakes::WakeKind;
 
 /// Pause between two exchanges. A single wake goes out at once; many wakes are merged into one per pool and pause,
 /// because every process reads every entry.
@@ -44,6 +45,13 @@ impl<'s> Publisher<'s> {
                 Ok(batch) => {
                     self.send(&batch).await?;
                     self.shared.send_queue.confirm();
+                    for (pool, queued) in &batch.ready {
+                        metrics::counter!(metric::PUSHED, "pool" => pool.clone()).increment(queued.jobs.len() as u64);
+                        // The ids are there now. Listeners of other processes read the entry.
+                        if !queued.jobs.is_empty() {
+                            self.shared.listeners.wake(pool, WakeKind::Queued);
+                        }
+                    }
                     metrics::counter!(metric::SENT, "via" => "redis").increment(batch.wakes.len() as u64);
                     tokio::time::sleep(PAUSE).await;
                 }
@@ -58,15 +66,21 @@ impl<'s> Publisher<'s> {
         // In the order in which a reader processes the entries of one read.
         let cancel = self.shared.cancel_key();
         for jobs in batch.cancels.chunks(JOBS_PER_ENTRY) {
-            self.entry(&mut pipeline, &cancel, Some(&joined(jobs)));
+            self.entry(&mut pipeline, &cancel, Some(("jobs", joined(jobs).as_str())));
         }
         if batch.rescan {
-            self.entry(&mut pipeline, &cancel, Some("*"));
+            self.entry(&mut pipeline, &cancel, Some(("jobs", "*")));
         }
         for (thread, frame) in &batch.events {
             let channel = self.shared.thread_key(*thread);
             let text = format!("{} {frame}", self.shared.origin);
             pipeline.cmd("PUBLISH").arg(channel).arg(text).ignore();
+        }
+        for (pool, queued) in &batch.ready {
+            queued.push(&mut pipeline, &self.shared.prefix, pool);
+            if !queued.jobs.is_empty() {
+                self.entry(&mut pipeline, &self.shared.wake_key(pool), Some(("ids", "1")));
+            }
         }
         for pool in &batch.wakes {
             self.entry(&mut pipeline, &self.shared.wake_key(pool), None);
@@ -77,11 +91,11 @@ impl<'s> Publisher<'s> {
         within_deadline(pipeline.exec_async(&mut self.connection)).await
     }
 
-    fn entry(&self, pipeline: &mut Pipeline, key: &str, jobs: Option<&str>) {
+    fn entry(&self, pipeline: &mut Pipeline, key: &str, field: Option<(&str, &str)>) {
         let entry = pipeline.cmd("XADD").arg(key).arg("MAXLEN").arg("~").arg(KEPT).arg("*");
         entry.arg("by").arg(&self.shared.origin);
-        if let Some(jobs) = jobs {
-            entry.arg("jobs").arg(jobs);
+        if let Some((name, value)) = field {
+            entry.arg(name).arg(value);
         }
         entry.ignore();
     }

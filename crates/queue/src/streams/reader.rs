@@ -10,6 +10,7 @@ use redis::{RedisResult, Value};
 
 use super::{BLOCK, Shared, within_deadline};
 use crate::Signal;
+use crate::wakes::WakeKind;
 
 /// Entries per stream and read; the rest follows at once.
 const ENTRIES: usize = 512;
@@ -52,7 +53,7 @@ impl<'s> Reader<'s> {
         loop {
             for pool in self.follow().await? {
                 // Covers entries between the registration of its listener and its position.
-                self.shared.listeners.wake(&pool);
+                self.shared.listeners.wake(&pool, WakeKind::Database);
             }
             let reply = self.read().await?;
             self.deliver(reply);
@@ -118,8 +119,9 @@ impl<'s> Reader<'s> {
         for (pool, position) in &mut self.pools {
             let entries = streams.remove(&position.key).unwrap_or_default();
             // Listeners of this process got its own wakes directly.
-            if entries.iter().any(|entry| !self.shared.is_own_entry(entry)) {
-                self.shared.listeners.wake(pool);
+            let others = entries.iter().filter(|entry| !self.shared.is_own_entry(entry));
+            if let Some(kind) = others.map(kind_of).max() {
+                self.shared.listeners.wake(pool, kind);
             }
             if let Some(entry) = entries.into_iter().next_back() {
                 position.last = entry.id;
@@ -143,6 +145,14 @@ impl<'s> Reader<'s> {
 impl Shared {
     fn is_own_entry(&self, entry: &StreamId) -> bool {
         text(entry, "by").is_some_and(|by| by == self.origin)
+    }
+}
+
+/// Processes of an earlier version send no ids.
+fn kind_of(entry: &StreamId) -> WakeKind {
+    match text(entry, "ids") {
+        Some(_) => WakeKind::Queued,
+        None => WakeKind::Database,
     }
 }
 

@@ -1,11 +1,13 @@
 //! Hints waiting to be sent to Redis; bounded, however long an outage lasts.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
+use towpath_domain::job::ReadyJob;
 use towpath_domain::{JobId, ThreadId};
 
+use crate::dispatch::{QueuedJobs, WINDOW};
 use crate::metric;
 
 /// Maximum number of waiting signals; more become one "check the rows".
@@ -27,6 +29,8 @@ struct SendQueueState {
     batch: Batch,
     /// Hints in the batch that was taken and not confirmed yet.
     unconfirmed: u64,
+    /// Pools with ids in that batch.
+    unconfirmed_pools: Vec<String>,
     dropped: u64,
 }
 
@@ -34,6 +38,8 @@ struct SendQueueState {
 #[derive(Default)]
 pub struct Batch {
     pub wakes: BTreeSet<String>,
+    /// Ready jobs by pool.
+    pub ready: BTreeMap<String, QueuedJobs>,
     pub cancels: Vec<JobId>,
     /// Events of threads, in order.
     pub events: Vec<(ThreadId, Arc<str>)>,
@@ -45,9 +51,10 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Number of wakes, signals and events.
+    /// Number of wakes, pools with ready jobs, signals and events.
     pub fn hints(&self) -> u64 {
-        (self.wakes.len() + self.cancels.len() + self.events.len()) as u64 + u64::from(self.rescan)
+        let hints = self.wakes.len() + self.ready.len() + self.cancels.len() + self.events.len();
+        hints as u64 + u64::from(self.rescan)
     }
 
     fn is_empty(&self) -> bool {
@@ -60,6 +67,42 @@ impl SendQueue {
         self.put(1, |batch| {
             if !batch.wakes.contains(pool) {
                 batch.wakes.insert(pool.to_owned());
+            }
+        });
+    }
+
+    /// Adds ready jobs to the queues of their pools. Returns false if there is no session; nothing is counted then. Of
+    /// more than the window of a pool, only a wake is kept.
+    pub fn push(&self, jobs: &[ReadyJob]) -> bool {
+        let mut waiting = self.lock_state();
+        if !waiting.has_session {
+            return false;
+        }
+        let was_empty = waiting.batch.is_empty();
+        let batch = &mut waiting.batch;
+        for of_pool in jobs.chunk_by(|one, next| one.pool == next.pool) {
+            let pool = of_pool[0].pool.as_str();
+            let queued = batch.ready.entry(pool.to_owned()).or_default();
+            let room = WINDOW.saturating_sub(queued.jobs.len());
+            queued.jobs.extend(of_pool.iter().take(room).cloned());
+            if of_pool.len() > room && !batch.wakes.contains(pool) {
+                batch.wakes.insert(pool.to_owned());
+            }
+        }
+        drop(waiting);
+        if was_empty {
+            self.ready.notify_one();
+        }
+        true
+    }
+
+    /// Adds the result of a scan to the queues of a pool. Dropped without a session.
+    pub fn refill(&self, pool: &str, jobs: Vec<ReadyJob>, complete: bool) {
+        self.put(0, |batch| {
+            let queued = batch.ready.entry(pool.to_owned()).or_default();
+            if queued.jobs.len() < WINDOW {
+                queued.jobs.extend(jobs);
+                queued.scanned = Some(complete);
             }
         });
     }
@@ -100,12 +143,16 @@ impl SendQueue {
     }
 
     /// Ends the session. Unconfirmed hints are dropped, and so are new ones until the next session, because polling
-    /// finds their state.
-    pub fn close(&self) {
+    /// finds their state. Returns the pools whose listeners in this process were not woken yet.
+    pub fn close(&self) -> Vec<String> {
         let mut waiting = self.lock_state();
         waiting.has_session = false;
-        let lost = std::mem::take(&mut waiting.batch).hints() + std::mem::take(&mut waiting.unconfirmed);
+        let batch = std::mem::take(&mut waiting.batch);
+        let lost = batch.hints() + std::mem::take(&mut waiting.unconfirmed);
         waiting.drop_hints(lost);
+        let mut pools = std::mem::take(&mut waiting.unconfirmed_pools);
+        pools.extend(batch.ready.into_keys());
+        pools
     }
 
     /// Waits until there are hints, and takes all of them. Cancel-safe.
@@ -125,12 +172,15 @@ impl SendQueue {
         }
         let batch = std::mem::take(&mut waiting.batch);
         waiting.unconfirmed = batch.hints();
+        waiting.unconfirmed_pools = batch.ready.keys().cloned().collect();
         Some(batch)
     }
 
     /// Confirms that Redis has the taken batch.
     pub fn confirm(&self) {
-        self.lock_state().unconfirmed = 0;
+        let mut waiting = self.lock_state();
+        waiting.unconfirmed = 0;
+        waiting.unconfirmed_pools.clear();
     }
 
     pub fn dropped(&self) -> u64 {
@@ -183,6 +233,37 @@ mod tests {
         }
         let batch = outbox.take().await;
         assert_eq!(batch.wakes.into_iter().collect::<Vec<_>>(), ["builds", "runs"]);
+    }
+
+    #[tokio::test]
+    async fn ids_that_wait_are_bounded_and_the_rest_is_a_wake() {
+        let outbox = SendQueue::default();
+        let ready = |pool: &str| ReadyJob {
+            pool: pool.to_owned(),
+            tenant: towpath_domain::TenantId::nil(),
+            priority: 0,
+            run_at: towpath_domain::Timestamp::from_micros(0),
+            id: JobId::new(),
+        };
+        assert!(!outbox.push(&[ready("runs")]), "there is no session");
+        outbox.open();
+        let jobs: Vec<_> = (0..WINDOW).map(|_| ready("runs")).collect();
+        assert!(outbox.push(&jobs));
+        assert!(outbox.push(&[ready("runs"), ready("builds")]));
+        outbox.refill("runs", vec![ready("runs")], true);
+        let batch = outbox.take().await;
+        let counts: Vec<_> = batch
+            .ready
+            .iter()
+            .map(|(pool, queued)| (pool.as_str(), queued.jobs.len()))
+            .collect();
+        assert_eq!(counts, [("builds", 1), ("runs", WINDOW)]);
+        assert_eq!(batch.wakes.into_iter().collect::<Vec<_>>(), ["runs"]);
+        assert_eq!(
+            outbox.close(),
+            ["builds", "runs"],
+            "their listeners here are not woken yet"
+        );
     }
 
     #[tokio::test]

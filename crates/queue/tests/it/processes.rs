@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use towpath_domain::WorkerId;
-use towpath_queue::{Options, Queue, State};
+use towpath_queue::{DispatchMode, Options, Queue, State};
 
 /// A queue as two processes see it; the same one for the local queue.
 pub struct Processes {
@@ -15,6 +15,8 @@ pub struct Processes {
     pub there: Queue,
     /// Pools that the reader of the other side knows; `None` without a reader.
     read: Option<Mutex<BTreeSet<String>>>,
+    /// Address of Redis and prefix of the keys.
+    redis: Option<(String, String)>,
 }
 
 impl Processes {
@@ -25,11 +27,21 @@ impl Processes {
             there: here.clone(),
             here,
             read: None,
+            redis: None,
         }
     }
 
     /// Over the Redis that `TOWPATH_TEST_REDIS` names, with its own prefix.
     pub async fn redis() -> Option<Self> {
+        Self::over_redis(DispatchMode::Scan).await
+    }
+
+    /// The same with directed dispatch.
+    pub async fn directed() -> Option<Self> {
+        Self::over_redis(DispatchMode::Directed).await
+    }
+
+    async fn over_redis(dispatch: DispatchMode) -> Option<Self> {
         #[expect(
             clippy::disallowed_methods,
             reason = "the server to test against is handed over in the environment"
@@ -40,13 +52,17 @@ impl Processes {
         };
         let options = Options {
             prefix: format!("towpath-test:{}:", WorkerId::new()),
+            dispatch,
+            // An answer that is late on a busy machine would lose what it took.
+            patience: Duration::from_secs(60),
             ..Options::default()
         };
+        let redis = Some((uri.clone(), options.prefix.clone()));
         let here = Queue::redis(&uri, options.clone()).await.unwrap();
         let there = Queue::redis(&uri, options).await.unwrap();
         for queue in [&here, &there] {
             let up = async {
-                while queue.health().state != State::Up {
+                while queue.health().state != State::Up || queue.can_take() != (dispatch == DispatchMode::Directed) {
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }
             };
@@ -56,7 +72,20 @@ impl Processes {
             here,
             there,
             read: Some(Mutex::default()),
+            redis,
         })
+    }
+
+    /// Deletes keys, without their prefix.
+    pub async fn delete(&self, keys: &[String]) {
+        let (uri, prefix) = self.redis.as_ref().expect("over Redis");
+        let client = redis::Client::open(uri.as_str()).unwrap();
+        let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+        let mut command = redis::cmd("DEL");
+        for key in keys {
+            command.arg(format!("{prefix}{key}"));
+        }
+        command.exec_async(&mut connection).await.unwrap();
     }
 
     /// Those of `pools` that are new to the reader of the other side.

@@ -107,7 +107,7 @@ pub async fn complete(tx: &mut Tx<'_>, held: &[JobFence], lanes: &[String]) -> R
             Conn::Sqlite(conn) => lane_completion::sqlite(conn, now, held, lanes).await?,
             Conn::Postgres(conn) => lane_completion::postgres(conn, now, held, lanes).await?,
         };
-        left.wakes.iter().for_each(|pool| tx.wake(pool));
+        left.promoted.into_iter().for_each(|job| tx.ready(job));
         return Ok(left.completed);
     }
     Ok(match tx.conn() {

@@ -4,7 +4,8 @@
 
 use serde::Deserialize;
 use sqlx::{FromRow, PgConnection, SqliteConnection};
-use towpath_domain::{JobId, Timestamp};
+use towpath_domain::job::ReadyJob;
+use towpath_domain::{JobId, TenantId, Timestamp};
 
 use super::bulk::{self, JobFence};
 use crate::error::{Error, Result};
@@ -13,8 +14,8 @@ use crate::error::{Error, Result};
 pub(super) struct LaneCompletion {
     /// Jobs that ended.
     pub(super) completed: Vec<JobFence>,
-    /// Pools in which others are ready now.
-    pub(super) wakes: Vec<String>,
+    /// Jobs that got a slot. A suspect among them stays `scheduled`.
+    pub(super) promoted: Vec<ReadyJob>,
 }
 
 /// Releases the slots, completes the jobs, and lists which jobs get the slots: in this order, since each reads what the
@@ -42,7 +43,8 @@ const SQLITE_COMPLETE_IN_LANES: &str = concat!(
                  AND j.lane_seq > next.seq ORDER BY j.lane_seq LIMIT 1)
          FROM next WHERE next.free > 1 AND next.seq IS NOT NULL
      )
-     SELECT changes(), json_group_array(json_array(hex(job.id), job.lane, job.pool))
+     SELECT changes(), json_group_array(json_array(hex(job.id), job.lane, job.pool, hex(job.tenant_id),
+                                                   job.priority, job.run_at))
      FROM next CROSS JOIN job
      WHERE job.lane = next.lane AND job.lane_seq = next.seq AND job.finished_at IS NULL AND job.state = 'blocked'"
 );
@@ -75,8 +77,9 @@ const POSTGRES_LEAVE: &str = "WITH locked AS MATERIALIZED (
          FROM lane WHERE key = ANY($4)
      ),
      next AS MATERIALIZED (
-         SELECT j.id, free.key, j.pool FROM free, LATERAL (
-             SELECT i.id, i.pool FROM job i WHERE i.lane = free.key AND i.finished_at IS NULL AND i.state = 'blocked'
+         SELECT j.id, free.key, j.tenant_id, j.pool, j.priority, j.run_at FROM free, LATERAL (
+             SELECT i.id, i.tenant_id, i.pool, i.priority, i.run_at FROM job i
+             WHERE i.lane = free.key AND i.finished_at IS NULL AND i.state = 'blocked'
              ORDER BY i.lane_seq, i.id LIMIT greatest(free.places, 0)
          ) j
      ),
@@ -90,19 +93,36 @@ const POSTGRES_LEAVE: &str = "WITH locked AS MATERIALIZED (
                                      + (SELECT count(*) FROM next WHERE next.key = lane.key)
          WHERE key = ANY($4)
      )
-     SELECT id, fence, NULL AS pool FROM done
+     SELECT id, fence, NULL AS tenant_id, NULL AS pool, NULL AS priority, NULL AS run_at FROM done
      UNION ALL
-     SELECT NULL, NULL, pool FROM (SELECT DISTINCT pool FROM next) pools";
+     SELECT id, NULL, tenant_id, pool, priority, run_at FROM next";
 
-/// A job that gets a slot, as [`SQLITE_COMPLETE_IN_LANES`] lists it: id, lane, pool.
+/// A job that gets a slot, as [`SQLITE_COMPLETE_IN_LANES`] lists it: id, lane, pool, tenant, priority, due time in
+/// microseconds.
 #[derive(Deserialize)]
-struct PromotedJob(serde::de::IgnoredAny, serde::de::IgnoredAny, String);
+struct PromotedJob(JobId, serde::de::IgnoredAny, String, TenantId, i64, i64);
 
+impl From<PromotedJob> for ReadyJob {
+    fn from(job: PromotedJob) -> Self {
+        Self {
+            pool: job.2,
+            tenant: job.3,
+            priority: job.4,
+            run_at: Timestamp::from_micros(job.5),
+            id: job.0,
+        }
+    }
+}
+
+/// A completed job with its fence, or a job that gets a slot with the rest.
 #[derive(FromRow)]
 struct Row {
-    id: Option<JobId>,
+    id: JobId,
     fence: Option<i64>,
+    tenant_id: Option<TenantId>,
     pool: Option<String>,
+    priority: Option<i64>,
+    run_at: Option<Timestamp>,
 }
 
 pub(super) async fn sqlite(
@@ -125,7 +145,7 @@ pub(super) async fn sqlite(
     }
     Ok(LaneCompletion {
         completed: bulk::done_sqlite(conn, now, held, done).await?,
-        wakes: promoted.into_iter().map(|job| job.2).collect(),
+        promoted: promoted.into_iter().map(ReadyJob::from).collect(),
     })
 }
 
@@ -146,16 +166,29 @@ pub(super) async fn postgres(
         .await?;
     let mut left = LaneCompletion {
         completed: Vec::with_capacity(held.len()),
-        wakes: Vec::new(),
+        promoted: Vec::new(),
     };
     for row in rows {
         match row {
             Row {
-                id: Some(id),
-                fence: Some(fence),
-                ..
+                id, fence: Some(fence), ..
             } => left.completed.push(JobFence { id, fence }),
-            Row { pool, .. } => left.wakes.extend(pool),
+            Row {
+                id,
+                tenant_id: Some(tenant),
+                pool: Some(pool),
+                priority: Some(priority),
+                run_at: Some(run_at),
+                ..
+            } => left.promoted.push(ReadyJob {
+                pool,
+                tenant,
+                priority,
+                run_at,
+                id,
+            }),
+            // Neither statement leaves these columns out.
+            Row { id, .. } => return Err(Error::corrupt("job", "pool", id)),
         }
     }
     Ok(left)

@@ -13,6 +13,7 @@ use towpath_domain::{JobId, WorkerId};
 
 use super::bulk;
 use super::bulk::JobFence;
+use super::ready::ReadyRow;
 use crate::error::Result;
 use crate::tx::{Conn, Tx};
 
@@ -41,7 +42,7 @@ const LOST: &str = "its worker stopped renewing the lease";
 pub async fn take_back(tx: &mut Tx<'_>, worker: WorkerId, rest: RescueDelay, limit: i64) -> Result<usize> {
     let (now, known) = (tx.now(), tx.now_param());
     let rests = i64::from(rest == RescueDelay::Backoff);
-    let pools: Vec<String> = match tx.conn() {
+    let back: Vec<ReadyRow> = match tx.conn() {
         Conn::Sqlite(conn) => {
             let held: Vec<JobFence> = sqlx::query_as(
                 "SELECT id, fence FROM job
@@ -66,12 +67,12 @@ pub async fn take_back(tx: &mut Tx<'_>, worker: WorkerId, rest: RescueDelay, lim
             .bind(now)
             .execute(&mut *conn)
             .await?;
-            sqlx::query_scalar(
+            sqlx::query_as(
                 "UPDATE job SET state = CASE WHEN $3 = 0 AND lost_leases = 0 THEN 'ready' ELSE 'scheduled' END,
                                 run_at = $2 + $3 * (1 << min(lost_leases, 2)) * (500 + abs(random() % 1001)) * 1000,
                                 lost_leases = lost_leases + 1, fence = fence + 1, worker_id = NULL, lease_until = NULL
                  WHERE id IN (SELECT unhex(value ->> 0) FROM json_each($1))
-                 RETURNING pool",
+                 RETURNING id, tenant_id, pool, priority, run_at",
             )
             .bind(&held)
             .bind(now)
@@ -80,7 +81,7 @@ pub async fn take_back(tx: &mut Tx<'_>, worker: WorkerId, rest: RescueDelay, lim
             .await?
         }
         Conn::Postgres(conn) => {
-            sqlx::query_scalar(
+            sqlx::query_as(
                 "WITH lost AS MATERIALIZED (
                      SELECT id, fence FROM job
                      WHERE state = 'running' AND worker_id = $2 AND lease_until IS NULL AND cancel_at IS NULL
@@ -97,7 +98,7 @@ pub async fn take_back(tx: &mut Tx<'_>, worker: WorkerId, rest: RescueDelay, lim
                                          + $3 * (1 << least(lost_leases, 2)::int) * (0.5 + random()) * interval '1 second',
                                 lost_leases = lost_leases + 1, fence = fence + 1, worker_id = NULL
                  WHERE id = ANY (ARRAY (SELECT id FROM lost))
-                 RETURNING pool",
+                 RETURNING id, tenant_id, pool, priority, run_at",
             )
             .bind(known)
             .bind(worker)
@@ -109,10 +110,11 @@ pub async fn take_back(tx: &mut Tx<'_>, worker: WorkerId, rest: RescueDelay, lim
             .await?
         }
     };
+    let count = back.len();
     if rest == RescueDelay::Immediate {
-        pools.iter().for_each(|pool| tx.wake(pool));
+        back.into_iter().for_each(|job| tx.ready(job.into()));
     }
-    Ok(pools.len())
+    Ok(count)
 }
 
 /// The jobs of these workers that [`take_back`] leaves because they must end. In id order, at most `limit` after

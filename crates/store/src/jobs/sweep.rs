@@ -3,6 +3,7 @@
 use sqlx::FromRow;
 use towpath_domain::{JobId, Timestamp};
 
+use super::ready::ReadyRow;
 use crate::error::Result;
 use crate::tx::Tx;
 
@@ -45,22 +46,23 @@ pub async fn ready_plain(tx: &mut Tx<'_>, limit: i64) -> Result<usize> {
         sqlite: "UPDATE job SET state = 'ready' WHERE id IN (
                      SELECT id FROM job WHERE state = 'scheduled' AND run_at <= $1 AND (lane IS NULL OR lane_held) AND lost_leases < 2
                      ORDER BY run_at LIMIT $2 + 0)
-                 RETURNING pool",
+                 RETURNING id, tenant_id, pool, priority, run_at",
         // SKIP LOCKED: several schedulers share the work instead of waiting for one another.
         postgres: "UPDATE job SET state = 'ready' WHERE id = ANY (ARRAY (
                        SELECT id FROM job WHERE state = 'scheduled' AND run_at <= towpath_now($1) AND (lane IS NULL OR lane_held)
                        AND lost_leases < 2 ORDER BY run_at LIMIT $2 FOR UPDATE SKIP LOCKED))
-                   RETURNING pool");
+                   RETURNING id, tenant_id, pool, priority, run_at");
     let now = tx.now_param();
-    let pools: Vec<String> = on!(tx, |conn| sqlx::query_scalar(text)
+    let ready: Vec<ReadyRow> = on!(tx, |conn| sqlx::query_as(text)
         .bind(now)
         .bind(limit)
         .fetch_all(conn)
         .await)?;
-    for pool in &pools {
-        tx.wake(pool);
+    let count = ready.len();
+    for job in ready {
+        tx.ready(job.into());
     }
-    Ok(pools.len())
+    Ok(count)
 }
 
 /// Jobs after `after` that are past their deadline. A running job's worker has its own timer, so the caller allows some

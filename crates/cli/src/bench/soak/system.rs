@@ -72,7 +72,7 @@ impl System {
         clock::set_offset(calendar.offset_us);
         let queue = Queue::local();
         let hints = queue.clone();
-        store.on_hints(move |told| told.wakes.iter().for_each(|pool| hints.wake(pool)));
+        store.on_hints(move |told| towpath_durable::send_hints(&hints, &told));
         let mut registry = Registry::default().with::<Job>();
         registry.attach(&store);
         let engine = Engine::new(store.clone(), towpath_durable::Settings::default());

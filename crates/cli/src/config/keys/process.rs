@@ -54,6 +54,13 @@ pub const KEYS: &[Key] = &[
         about: "Redis for wakes between processes; without it, they poll",
     },
     Key {
+        name: "queue.dispatch",
+        environment: &[],
+        default: Fallback::Text("scan"),
+        kind: Kind::Choice(&["scan", "directed"]),
+        about: "how workers learn of ready jobs from Redis, the same in every process: a wake, after which they scan the database (scan), or ids of their own (directed); no effect without redis_uri",
+    },
+    Key {
         name: "objects",
         environment: &["TOWPATH_OBJECTS"],
         default: Fallback::BelowData {

@@ -13,7 +13,7 @@ use towpath_store::{Options, Store, on};
 
 use super::check::{History, JobRequest};
 use super::walk::{KeepPlaceJob, Process, RandomWalkJob, Record, TABLES, open_when_free, registry};
-use crate::support::{Database, LEASE, PATIENCE, broken_invariants, end_lease};
+use crate::support::{Database, LEASE, PATIENCE, RedisServer, broken_invariants, end_lease};
 
 /// How long walks may stand still before the next cancel is sent anyway.
 const STILL: Duration = Duration::from_millis(90);
@@ -109,12 +109,7 @@ async fn open(database: &Database, queue: &Queue) -> Store {
     registry().attach(&store);
     store.on_hints({
         let queue = queue.clone();
-        move |hints| {
-            for pool in &hints.wakes {
-                queue.wake(pool);
-            }
-            queue.cancel(&hints.cancels);
-        }
+        move |hints| towpath_durable::send_hints(&queue, &hints)
     });
     for table in TABLES {
         store
@@ -179,11 +174,23 @@ async fn end_leases(store: &Store, dice: &mut StdRng) -> i64 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_killed_workers_leave_is_whole_on_postgres() {
+    if let Some(database) = Database::postgres().await {
+        kill_workers(&database, &Queue::local()).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_killed_workers_leave_is_whole_with_directed_dispatch() {
     let Some(database) = Database::postgres().await else {
         return;
     };
-    let queue = Queue::local();
-    let store = open(&database, &queue).await;
+    if let Some(redis) = RedisServer::start().await {
+        kill_workers(&database, &redis.directed_queue().await).await;
+    }
+}
+
+async fn kill_workers(database: &Database, queue: &Queue) {
+    let store = open(database, queue).await;
     let record = Arc::new(Record::default());
     let mut dice = StdRng::seed_from_u64(1);
     let start = |record: &Arc<Record>| {

@@ -252,12 +252,7 @@ impl Process {
             registry.attach(&store);
             store.on_hints({
                 let queue = queue.clone();
-                move |hints| {
-                    for pool in &hints.wakes {
-                        queue.wake(pool);
-                    }
-                    queue.cancel(&hints.cancels);
-                }
+                move |hints| towpath_durable::send_hints(&queue, &hints)
             });
             let settings = towpath_scheduler::Settings {
                 lease,

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use redis::AsyncConnectionConfig;
 use redis::aio::MultiplexedConnection;
+use towpath_queue::{DispatchMode, Options, Queue, State};
 
 pub struct RedisServer {
     child: Child,
@@ -48,12 +49,23 @@ impl RedisServer {
     }
 
     /// A connected queue, as in a separate process.
-    pub async fn queue(&self) -> towpath_queue::Queue {
-        let queue = towpath_queue::Queue::redis(&self.uri, towpath_queue::Options::default())
-            .await
-            .unwrap();
+    pub async fn queue(&self) -> Queue {
+        self.queue_with(DispatchMode::Scan).await
+    }
+
+    /// The same with directed dispatch.
+    pub async fn directed_queue(&self) -> Queue {
+        self.queue_with(DispatchMode::Directed).await
+    }
+
+    async fn queue_with(&self, dispatch: DispatchMode) -> Queue {
+        let options = Options {
+            dispatch,
+            ..Options::default()
+        };
+        let queue = Queue::redis(&self.uri, options).await.unwrap();
         let deadline = tokio::time::Instant::now() + super::PATIENCE;
-        while queue.health().state != towpath_queue::State::Up {
+        while queue.health().state != State::Up || queue.can_take() != (dispatch == DispatchMode::Directed) {
             assert!(tokio::time::Instant::now() < deadline, "{:?}", queue.health());
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
