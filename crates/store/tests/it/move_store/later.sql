@@ -79,12 +79,36 @@ INSERT INTO sandbox_token (hash, tenant_id, box_id, kind, port, path, content_ty
 VALUES (@bytes32, @id1, @id246, 'service', 8080, '/', 'text/html', 'inline', @at1, @at9);
 INSERT INTO sandbox_registry (id, tenant_id, name, url, auth_type, credentials, created_at, updated_at)
 VALUES (@id249, @id1, 'ours', 'https://example.com', 'basic', @bytes24, @at1, @at2);
+INSERT INTO sandbox_network (id, tenant_id, config, secrets, version, sent_bytes, received_bytes)
+VALUES (@id246, @id1, '{"rules": []}', @bytes24, 2, 100, 2000);
+
+INSERT INTO model_price (id, tenant_id, name, provider, match_pattern, match_path, start_time, prompt_cost, completion_cost,
+                         prompt_cost_details, completion_cost_details, created_at, modified_at)
+VALUES (@id250, @id1, 'small', 'openai', '^small$', '["model"]', @at1, '0.00000015', '0.0000006', '{"cache_read": 0.1}', '{}',
+        @at1, @at2);
+INSERT INTO model_price_version (tenant_id, version, failed_version, changed_at) VALUES (@id1, 3, 1, @at2);
+
+INSERT INTO prompt (id, tenant_id, name, description, readme, labels, is_archived, last_seq, last_commit_hash, commit_count,
+                    like_count, stored_bytes, created_at, updated_at)
+VALUES (@id260, @id1, 'greeting', 'of users', '# Greeting', '["a"]', FALSE, 1, 'abcdef0123', 1, 1, 20, @at1, @at2);
+INSERT INTO prompt_commit (id, tenant_id, prompt_id, seq, hash, parent_hash, manifest, manifest_hash, description, created_at)
+VALUES (@id261, @id1, @id260, 1, 'abcdef0123', '0123456789', '{"lc": 1}', 'fedcba', 'first', @at1);
+INSERT INTO prompt_tag (tenant_id, prompt_id, name, id, commit_seq, created_at, updated_at)
+VALUES (@id1, @id260, 'prod', @id262, 1, @at1, @at2);
+INSERT INTO prompt_like (tenant_id, prompt_id, key_id) VALUES (@id1, @id260, @id51);
+
+INSERT INTO item_index (tenant_id, space, embedder, fields, walking, walk_namespace, walk_key, last_seq, job_id)
+VALUES (@id1, 2, '{"dims": 3}', '["$"]', TRUE, 'users', 'a', 1, @id10);
+INSERT INTO item_embedding (tenant_id, namespace, key, attempts, due_at) VALUES (@id1, 'users.ann', 'mood', 2, @at9);
+INSERT INTO item_vector (tenant_id, namespace, key, part, space, seq, vector)
+VALUES (@id1, 'users.ann', 'mood', 0, 2, 1, @bytes12);
 
 UPDATE api_key SET scopes = '["traces:read"]', expires_at = @at59, last_used_at = @at3 WHERE id = @id51;
 UPDATE cron SET caller = '{}';
 UPDATE deployment_placement SET database_id = 'a database';
 UPDATE revision_artifact SET image = 'sha256:1';
 UPDATE scheduled_export SET error = 'the destination is gone';
-UPDATE segment SET remove_at = @at59;
+UPDATE segment SET remove_at = @at59, price_version = 3;
+UPDATE store_item SET index_paths = '["text"]';
 UPDATE source_upload SET released_at = @at9;
 UPDATE thread SET rest_status = 'idle';
