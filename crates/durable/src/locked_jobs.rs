@@ -7,8 +7,8 @@ mod lock_set;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
-use towpath_domain::JobId;
 use towpath_domain::job::{EndReason, JobState, ReadyJob, SUSPECT};
+use towpath_domain::{JobId, Timestamp};
 use towpath_store::jobs::{self, ClaimedJob, Job, JobTransition};
 use towpath_store::{self as store, Tx, attempts, lanes};
 
