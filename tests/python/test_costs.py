@@ -30,6 +30,12 @@ BUNDLED = {
     ("amazon_bedrock", "amazon.nova-micro-v1:0"): (
         D("0.000000035"), D("0.00000014"), {"cache_read": D("0.00000000875")}, {},
     ),
+    # A profile of a region costs more than the model.
+    ("amazon_bedrock", "us.anthropic.claude-sonnet-4-5-20250929-v1:0"): (
+        D("0.0000033"), D("0.0000165"), {"cache_creation": D("0.000004125"), "cache_read": D("0.00000033")}, {},
+    ),
+    # The price of the model that this name has meant since December 2025.
+    ("mistral", "mistral-large-latest"): (D("0.0000005"), D("0.0000015"), {"cache_read": D("0.00000005")}, {}),
 }
 # The workspace's own: more digits than a cost has.
 OWN = {

@@ -157,7 +157,7 @@ impl Entry {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use std::collections::BTreeMap;
+    use std::collections::{BTreeMap, BTreeSet};
 
     use super::*;
     use crate::prices::{TokenPrice, default_match_path};
@@ -203,16 +203,70 @@ pub(super) mod tests {
         for (provider, name, expected) in [
             ("openai", "gpt-4o-mini-2024-07-18", "gpt-4o-mini"),
             ("openai", "gpt-4o-2024-08-06", "gpt-4o"),
+            ("openai", "gpt-4o-2024-05-13", "gpt-4o-2024-05-13"),
+            ("openai", "ft:gpt-4o-2024-08-06:acme::9Z", "ft:gpt-4o-2024-08-06"),
             ("azure", "gpt-4o", "gpt-4o"),
+            ("litellm", "openai/gpt-4o", "gpt-4o"),
             ("openai", "gpt-4.1-nano", "gpt-4.1-nano"),
+            ("openai", "gpt-5-pro-2025-10-06", "gpt-5-pro"),
+            ("openai", "o3-mini", "o3-mini"),
             ("anthropic", "claude-sonnet-4-20250514", "claude-sonnet-4"),
+            ("anthropic", "claude-sonnet-4-5-20250929", "claude-sonnet-4-5"),
             ("anthropic", "claude-3-5-haiku-20241022", "claude-3-5-haiku"),
+            ("anthropic", "claude-opus-5", "claude-opus-5"),
+            (
+                "amazon_bedrock",
+                "global.anthropic.claude-haiku-4-5-20251001-v1:0",
+                "claude-haiku-4-5",
+            ),
+            (
+                "amazon_bedrock",
+                "eu.anthropic.claude-haiku-4-5-20251001-v1:0",
+                "anthropic.claude-haiku-4-5",
+            ),
+            ("amazon_bedrock", "eu.amazon.nova-pro-v1:0", "eu.amazon.nova-pro"),
             ("google_genai", "gemini-2.5-flash", "gemini-2.5-flash"),
+            ("google_genai", "models/gemini-2.5-flash-lite", "gemini-2.5-flash-lite"),
+            ("mistral", "mistral-large-2512", "mistral-large-3"),
+            ("deepseek", "deepseek-chat", "deepseek-chat"),
+            ("xai", "grok-4-fast-non-reasoning", "grok-4-fast"),
+            ("groq", "llama-3.3-70b-versatile", "llama-3.3-70b-versatile"),
         ] {
             let found = found(&table, &model(Some(provider), name), None);
             assert_eq!(found.as_deref(), Some(expected), "{name}");
+            // Among prices of several days, one pattern.
+            let fitting = table.fitting(Some(provider), name);
+            let patterns = fitting.iter().map(|&at| &table.entries[at].price.match_pattern);
+            assert_eq!(patterns.collect::<BTreeSet<_>>().len(), 1, "{name}");
         }
-        assert_eq!(found(&table, &model(Some("openai"), "a-model-of-ours"), None), None);
+        for (provider, name) in [
+            ("openai", "a-model-of-ours"),
+            ("openai", "gpt-4o-2024-08-06-of-ours"),
+            ("openai", "my-gpt-4o"),
+            ("openai", "gpt-4o-nano"),
+            ("openai", "gpt-4x1"),
+            ("anthropic", "claude-sonnet-4-9"),
+            ("amazon_bedrock", "moon.anthropic.claude-haiku-4-5-20251001-v1:0"),
+            ("google_genai", "gemini-2.5-flash-image"),
+            ("openai", "grok-4"),
+        ] {
+            assert_eq!(found(&table, &model(Some(provider), name), None), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_bundled_price_applies_from_its_day() {
+        let (_, prices) = bundled();
+        let table = PriceTable::new(0, vec![prices]).unwrap();
+        let model = model(Some("google_genai"), "gemini-3.8-flash");
+        let fitting = table.fitting(model.provider.as_deref(), "gemini-3.8-flash");
+        for (at, prompt) in [
+            ("2026-12-31T23:59:59.999999Z", "0.00000075"),
+            ("2027-01-01T00:00:00Z", "0.0000015"),
+        ] {
+            let price = table.find(&model, Timestamp::parse(at).ok(), &fitting).unwrap();
+            assert_eq!(price.prompt_cost.to_string(), prompt, "{at}");
+        }
     }
 
     #[test]
