@@ -18,7 +18,6 @@ use crate::auth::Tenant;
 use crate::errors::ApiError;
 use crate::extract::{Json, Path};
 
-/// A price of a model.
 #[derive(Serialize, utoipa::ToSchema)]
 #[schema(as = ModelPrice)]
 pub struct ModelPriceView {

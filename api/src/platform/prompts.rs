@@ -22,7 +22,6 @@ use crate::extract::{Json, Pairs, Path};
 use crate::platform::datasets::model::{self, JsonBody};
 use crate::platform::exports::MAX_OFFSET;
 
-/// A prompt.
 #[derive(Serialize, utoipa::ToSchema)]
 #[schema(as = Prompt)]
 pub struct PromptView {
@@ -104,7 +103,6 @@ pub struct OnePrompt {
     repo: PromptView,
 }
 
-/// Prompts of a page.
 #[derive(Serialize, utoipa::ToSchema)]
 #[schema(as = PromptPage)]
 pub struct PromptPage {

@@ -225,12 +225,11 @@ async fn read(
     Ok((shown, next.map(|position| position.to_string())))
 }
 
-/// Reads a page, and where the next one continues.
-async fn read_rows(
-    snapshot: &Snapshot,
-    criteria: &Criteria,
-    wanted: &PageOptions,
-) -> Result<(Vec<(ProjectId, Row)>, Option<Position>), ApiError> {
+/// Rows of a page, and where the next one continues.
+type RowPage = (Vec<(ProjectId, Row)>, Option<Position>);
+
+/// Reads a page.
+async fn read_rows(snapshot: &Snapshot, criteria: &Criteria, wanted: &PageOptions) -> Result<RowPage, ApiError> {
     let resolved = criteria.resolve(snapshot).await?;
     Ok(match resolved.positions {
         None => {

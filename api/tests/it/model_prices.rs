@@ -95,7 +95,7 @@ fn id(number: u32) -> Uuid {
 }
 
 /// A call of a model as the SDK sends it.
-fn call(number: u32, model: &str, usage: Value) -> Value {
+fn call(number: u32, model: &str, usage: &Value) -> Value {
     let run = id(number);
     json!({
         "id": run, "trace_id": run, "dotted_order": format!("20260301T1000{number:02}000000Z{run}"),
@@ -117,7 +117,7 @@ async fn costs_follow_from_the_prices_of_the_workspace(world: World) {
                        "input_token_details": {"cache_read": 900}, "output_token_details": {"reasoning": 4}});
     let sent = json!({"input_tokens": 1, "output_tokens": 1, "total_cost": 0.5});
     let posts = json!({"post": [
-        call(1, "barge", usage.clone()), call(2, "raft", usage), call(3, "barge", sent),
+        call(1, "barge", &usage), call(2, "raft", &usage), call(3, "barge", &sent),
     ]});
     world.post("/runs/batch", &posts).await.expect(202);
     let read = async |number: u32| world.get(&format!("/runs/{}", id(number))).await.expect(200);
@@ -198,7 +198,7 @@ async fn another_workspace_sees_and_pays_nothing(world: World) {
     let path = format!("{PATH}/{}", made["id"].as_str().unwrap());
     world.call(ask(Method::PUT, &path).json(&price)).await.expect(404);
     world.call(ask(Method::DELETE, &path)).await.expect(404);
-    let posts = json!({"post": [call(1, "barge", json!({"input_tokens": 1, "output_tokens": 1}))]});
+    let posts = json!({"post": [call(1, "barge", &json!({"input_tokens": 1, "output_tokens": 1}))]});
     let sent = world.call(ask(Method::POST, "/runs/batch").json(&posts)).await;
     assert_eq!(sent.status, 202);
     let read = world

@@ -24,7 +24,6 @@ use crate::platform::exports::MAX_OFFSET;
 pub struct CommitView {
     #[schema(value_type = Uuid)]
     id: PromptCommitId,
-    /// The prompt.
     #[schema(value_type = Uuid)]
     repo_id: PromptId,
     commit_hash: String,
@@ -75,7 +74,6 @@ pub struct OneCommit {
     commit: CommitView,
 }
 
-/// Commits of a page.
 #[derive(Serialize, utoipa::ToSchema)]
 #[schema(as = PromptCommitPage)]
 pub struct CommitPage {

@@ -14,7 +14,11 @@ use crate::platform::datasets::model::JsonBody;
 #[utoipa::path(post, path = "/repos/", operation_id = "create_with_slash", tag = "prompts", request_body = CreatePrompt,
     responses((status = 200, description = "Created", body = OnePrompt),
               (status = 409, description = "The name is already in use"), ApiError))]
-pub async fn create(app: State<App>, tenant: Tenant, new: JsonBody<CreatePrompt>) -> Result<Json<OnePrompt>, ApiError> {
+pub async fn create(
+    State(app): State<App>,
+    tenant: Tenant,
+    JsonBody(new): JsonBody<CreatePrompt>,
+) -> Result<Json<OnePrompt>, ApiError> {
     super::create(State(app), tenant, JsonBody(new)).await
 }
 

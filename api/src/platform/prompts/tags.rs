@@ -70,7 +70,6 @@ pub async fn list(
     Ok(Json(found.into_iter().map(TagView::from).collect()))
 }
 
-/// A tag for a commit.
 #[derive(Deserialize, utoipa::ToSchema)]
 #[schema(as = NewPromptTag)]
 pub struct TagCommit {

@@ -365,7 +365,7 @@ fn with_figures(
     let [total_tokens, prompt_tokens, completion_tokens] = usage.tokens;
     let [total_cost, prompt_cost, completion_cost] = usage.costs.map(|units| cost(units, Dialect::V2));
     let end = row.fields().end_time.zip(row.key());
-    let latency = end.map(|(end, key)| (end.micros() - key.sort_time.micros()) as f64 / 1e6);
+    let latency = end.map(|(end, key)| end.micros().saturating_sub(key.sort_time.micros()) as f64 / 1e6);
     let figures = [
         ("total_tokens", json!(total_tokens)),
         ("prompt_tokens", json!(prompt_tokens)),

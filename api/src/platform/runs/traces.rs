@@ -68,7 +68,6 @@ pub struct Query {
     max_feedback_modified_at: Option<Timestamp>,
 }
 
-/// A trace.
 #[derive(Serialize, utoipa::ToSchema)]
 #[schema(as = Trace)]
 pub struct TraceView {
