@@ -366,7 +366,7 @@ async fn vectors_are_read_by_name_number_and_filter(database: Database) {
             .read(async |tx| {
                 let mut keys = Vec::new();
                 items::each_vector(tx, tenant, &users, filter, space_of_vectors, |vector| {
-                    keys.push(vector.key)
+                    keys.push(vector.key);
                 })
                 .await?;
                 Ok(keys)
