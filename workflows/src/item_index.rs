@@ -189,33 +189,50 @@ impl ItemIndex {
 
     /// Records a job if something is to be embedded and no job does it.
     pub async fn resume(&self, tenant: TenantId) -> store::Result<()> {
-        let idle = self
+        let (row, has_due) = self
             .0
             .store
             .read(async |tx| {
-                let row = item_vectors::get(tx, tenant).await?;
-                let Some(row) = row.filter(|row| row.job_id.is_none()) else {
-                    return Ok(false);
-                };
-                if row.walking || row.embedder.is_empty() || item_vectors::has_due(tx, tenant).await? {
-                    return Ok(true);
-                }
-                // The extension may have been installed since.
-                let settings = self.settings();
-                let Some(settings) = (*settings).as_ref().filter(|settings| settings.is(&row)) else {
-                    return Ok(false);
-                };
-                let missing = pgvector::missing(tx, tenant, row.space, settings.dims, 1).await?;
-                Ok(matches!(missing, Missing::Vectors(_)))
+                Ok((
+                    item_vectors::get(tx, tenant).await?,
+                    item_vectors::has_due(tx, tenant).await?,
+                ))
             })
             .await?;
-        if idle {
+        let Some(row) = row.filter(|row| row.job_id.is_none()) else {
+            return Ok(());
+        };
+        if has_due || row.walking || row.embedder.is_empty() || self.is_copy_behind(tenant, &row).await {
             self.0
                 .store
                 .write(async |tx| embed_items::start(tx, tenant).await)
                 .await?;
         }
         Ok(())
+    }
+
+    /// Whether the index of pgvector lacks vectors: the extension may have been installed since they were written.
+    async fn is_copy_behind(&self, tenant: TenantId, row: &IndexRow) -> bool {
+        let settings = self.settings();
+        let Some(settings) = (*settings).as_ref().filter(|settings| settings.is(row)) else {
+            return false;
+        };
+        let missing = self
+            .0
+            .store
+            .read(async |tx| pgvector::missing(tx, tenant, row.space, settings.dims, 1).await)
+            .await;
+        match missing {
+            Ok(missing) => matches!(missing, Missing::Vectors(_)),
+            // Searches do without it, and so do sweeps.
+            Err(error) => {
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "the index of pgvector cannot be read"
+                );
+                false
+            }
+        }
     }
 
     /// Queues an item for the embedder, in the transaction that writes it. `index` are its own paths, if it has some.
