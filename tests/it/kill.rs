@@ -4,8 +4,8 @@
 //! Named points are `failpoint::hit("…")` in the source; the list is read from there, so a new point is drilled from
 //! the day it is written. (Those of deployments, `deploy.…`, are drilled by `deployments`, those of compaction, the
 //! index, sweeps and schedules by `upkeep`, those of an agent server's runs, `run.…`, by
-//! `tests/python/agent/test_kills.py`, those of `migrate-store`, `move.…`, by `store_move`.) The printed table has a row per point; a point that was never hit fails the
-//! drill.
+//! `tests/python/agent/test_kills.py`, those of `migrate-store`, `move.…`, by `store_move`.) The printed table has a
+//! row per point; a point that was never hit fails the drill.
 //!
 //! `TOWPATH_TEST_KILLS` is the number of kills that each layout has to survive at least (default 25; the suite
 //! `kill` of `scripts/test` asks for 110, so 220 in all). Several worlds of a layout share them: a round mostly waits.

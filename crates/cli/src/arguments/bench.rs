@@ -76,11 +76,11 @@ pub struct BenchDispatch {
     #[arg(long, default_value_t = 50_000, value_parser = clap::value_parser!(u64).range(1000..))]
     pub jobs: u64,
     /// Numbers of worker processes, one measurement each.
-    #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [1, 4, 16],
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [1_u16, 4, 16],
           value_parser = clap::value_parser!(u16).range(1..=64))]
     pub workers: Vec<u16>,
     /// Numbers of tenants that share the jobs.
-    #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [1, 5000],
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [1_u16, 5000],
           value_parser = clap::value_parser!(u16).range(1..))]
     pub tenants: Vec<u16>,
     /// Slots of each worker process.

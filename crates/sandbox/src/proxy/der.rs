@@ -60,7 +60,9 @@ pub(super) fn boolean_true() -> Vec<u8> {
 }
 
 pub(super) fn bit_string(unused: u8, bytes: &[u8]) -> Vec<u8> {
-    element(BIT_STRING, &[&[unused], bytes].concat())
+    let mut content = vec![unused];
+    content.extend_from_slice(bytes);
+    element(BIT_STRING, &content)
 }
 
 pub(super) fn octet_string(bytes: &[u8]) -> Vec<u8> {
