@@ -12,6 +12,8 @@ use super::{ModelPrice, PriceTable, TokenPrice, default_match_path};
 
 /// Tables of workspaces that are kept in memory.
 const MAX_TABLES: usize = 256;
+/// Prices of all these workspaces together: each has a compiled pattern.
+const MAX_KEPT_PRICES: usize = 4096;
 /// Most prices of the server's file: patterns stay in memory.
 const MAX_FILE_PRICES: usize = 1000;
 
@@ -108,18 +110,22 @@ impl PriceBook {
                 None
             }
         });
-        let sources = std::iter::once(own.collect())
-            .chain(self.common.sources.iter().cloned())
-            .collect();
-        let table =
-            PriceTable::new(version, sources).map_err(|_| Error::corrupt("model_price", "match_pattern", tenant))?;
+        let table = PriceTable::with_own(version, own.collect(), &self.common.table)
+            .map_err(|_| Error::corrupt("model_price", "match_pattern", tenant))?;
         let table = Arc::new(table);
+        self.keep(tenant, &table);
+        Ok(table)
+    }
+
+    fn keep(&self, tenant: TenantId, table: &Arc<PriceTable>) {
+        let own_prices = |table: &Arc<PriceTable>| table.len() - self.common.table.len();
         let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
-        if tables.len() >= MAX_TABLES && !tables.contains_key(&tenant) {
+        tables.remove(&tenant);
+        let kept: usize = tables.values().map(own_prices).sum();
+        if tables.len() >= MAX_TABLES || kept + own_prices(table) > MAX_KEPT_PRICES {
             tables.clear();
         }
-        tables.insert(tenant, Arc::clone(&table));
-        Ok(table)
+        tables.insert(tenant, Arc::clone(table));
     }
 
     fn known(&self, tenant: TenantId, version: i64) -> Option<Arc<PriceTable>> {

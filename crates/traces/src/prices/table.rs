@@ -1,6 +1,7 @@
 //! Prices with their compiled patterns.
 
 use std::cmp::Reverse;
+use std::sync::Arc;
 
 use regex::bytes::{Regex, RegexBuilder};
 use serde::Deserialize;
@@ -18,7 +19,7 @@ const BUNDLED: &str = include_str!("bundled.json");
 #[derive(Debug, Default)]
 pub struct PriceTable {
     version: i64,
-    entries: Vec<Entry>,
+    entries: Vec<Arc<Entry>>,
 }
 
 #[derive(Debug)]
@@ -89,14 +90,21 @@ impl PriceTable {
             // Stable: otherwise the order of the source counts.
             source.sort_by_key(|price| (price.provider.is_none(), Reverse(price.start_time)));
             for price in source {
-                entries.push(Entry {
+                entries.push(Arc::new(Entry {
                     pattern: pattern(&price.match_pattern)?,
                     has_own_path: price.match_path != MATCH_PATH,
                     price,
-                });
+                }));
             }
         }
         Ok(Self { version, entries })
+    }
+
+    /// A table of a workspace's own prices, which precede those of `common`. It shares the patterns of those.
+    pub(super) fn with_own(version: i64, own: Vec<ModelPrice>, common: &Self) -> Result<Self, regex::Error> {
+        let mut table = Self::new(version, vec![own])?;
+        table.entries.extend_from_slice(&common.entries);
+        Ok(table)
     }
 
     /// Grows with every change of the workspace's prices; 0 if it never had its own.
@@ -109,15 +117,21 @@ impl PriceTable {
         self.entries.is_empty()
     }
 
+    /// The number of prices.
+    pub(super) const fn len(&self) -> usize {
+        self.entries.len()
+    }
+
     /// Positions of the prices with the default `match_path` that fit a provider and a name.
     pub(super) fn fitting(&self, provider: Option<&str>, name: &str) -> Vec<usize> {
-        let fits = |(_, entry): &(usize, &Entry)| !entry.has_own_path && entry.is_of(provider) && entry.matches(name);
+        let fits =
+            |(_, entry): &(usize, &Arc<Entry>)| !entry.has_own_path && entry.is_of(provider) && entry.matches(name);
         self.entries.iter().enumerate().filter(fits).map(|(at, _)| at).collect()
     }
 
     /// The price of a model for a run that starts `at`. `fitting` is what [`Self::fitting`] found for it.
     pub(super) fn find(&self, model: &Model, at: Option<Timestamp>, fitting: &[usize]) -> Option<&ModelPrice> {
-        let applies = |(position, entry): &(usize, &Entry)| {
+        let applies = |(position, entry): &(usize, &Arc<Entry>)| {
             let fits = if entry.has_own_path {
                 entry.is_of(model.provider.as_deref()) && entry.matches_parameters(model)
             } else {
