@@ -176,7 +176,7 @@ mod tests {
     fn at(paths: &[&str]) -> Vec<String> {
         let value = json!({
             "text": "bread", "n": 1, "yes": true, "none": null, "blank": " ",
-            "notes": [{"text": "one"}, {"text": "two"}, {"other": "x"}], "deep": {"b": "B", "a": {"c": "C"}}
+            "notes": [{"text": "one"}, {"text": "two"}, {"other": "x"}], "deep": {"a": {"c": "C"}, "b": "B"}
         });
         let paths: Vec<String> = paths.iter().map(|&path| path.to_owned()).collect();
         check(&paths).unwrap();
@@ -195,7 +195,7 @@ mod tests {
         );
         assert_eq!(
             at(&["deep.{b, a.c,missing}", "deep.*"]),
-            ["B", "C", "B", "{\"c\": \"C\"}"]
+            ["B", "C", "{\"c\": \"C\"}", "B"]
         );
         assert_eq!(at(&["deep"]), [r#"{"a": {"c": "C"}, "b": "B"}"#]);
         assert_eq!(

@@ -190,7 +190,7 @@ pub struct World {
     pub shared: Arc<Shared>,
     pub tenant: TenantId,
     /// With directed dispatch.
-    pub redis: Option<RedisServer>,
+    pub _redis: Option<RedisServer>,
     /// Dropped last, with the database.
     pub _database: Database,
 }
@@ -209,7 +209,7 @@ impl World {
         let database = Database::postgres().await?;
         let redis = RedisServer::start().await?;
         let mut world = Self::build(database, LEASE, redis.directed_queue().await).await;
-        world.redis = Some(redis);
+        world._redis = Some(redis);
         Some(world)
     }
 
@@ -247,7 +247,7 @@ impl World {
             registry: Arc::new(registry),
             shared: Arc::default(),
             tenant: TenantId::new(),
-            redis: None,
+            _redis: None,
             _database: database,
         }
     }
