@@ -12,10 +12,11 @@
 //!           absent in an entry that only unblocks the reader of its sender
 //! ```
 //!
-//! Every process has three connections, and with directed dispatch a fourth. One reads with `XREAD BLOCK` from the cancel stream and the streams of all its
-//! pools, without consumer groups, because a half-open member would swallow hints for others. The second one sends. The
-//! third one is for events of threads, see [`thread_follower`]. A session of all three connects, takes its positions in
-//! the streams, tells every listener to check everything, and ends with the first error.
+//! Every process has three connections, and with directed dispatch a fourth. One reads with `XREAD BLOCK` from the
+//! cancel stream and the streams of all its pools, without consumer groups, because a half-open member would swallow
+//! hints for others. The second one sends. The third one is for events of threads, see [`thread_follower`]. A session of
+//! these three connects, takes its positions in the streams, tells every listener to check everything, and ends with the
+//! first error.
 //!
 //! A half-open connection shows no error. So a read blocks for [`BLOCK`] at most and must return within [`DEADLINE`];
 //! the sender has the same deadline and pings when idle.

@@ -268,7 +268,12 @@ impl StoreMove<'_> {
             self.migrate().await?;
             failpoint::hit("move.migrated");
         }
-        let tables = catalog::tables(&mut self.source, &mut self.target).await?;
+        // Servers have added tables of their own to a finished target, for vectors.
+        let tables = if was_finished {
+            Vec::new()
+        } else {
+            catalog::tables(&mut self.source, &mut self.target).await?
+        };
         if stage == Stage::Preparing {
             self.prepare(&tables).await?;
             failpoint::hit("move.prepared");
