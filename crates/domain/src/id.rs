@@ -119,7 +119,6 @@ id! {
     ExampleFileId,
     ComparativeExperimentId,
     FeedbackConfigId,
-    /// The price of a model.
     ModelPriceId,
     AnnotationQueueId,
     PromptId,

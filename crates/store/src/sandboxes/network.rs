@@ -10,7 +10,6 @@ use crate::{Error, Result, Tx};
 
 #[derive(Clone, Debug, sqlx::FromRow)]
 pub struct BoxNetwork {
-    /// The box.
     pub id: BoxId,
     pub tenant_id: TenantId,
     /// JSON; see [`BoxNetwork::config`].
