@@ -36,7 +36,6 @@ pub struct ThreadSummary {
     /// The latest end of a root run.
     pub last_end: Option<Timestamp>,
     pub traces: BTreeSet<Uuid>,
-    /// The root runs.
     pub roots: BTreeSet<TraceRunId>,
 }
 

@@ -42,7 +42,6 @@ pub(super) struct Model {
     pub parameters: Vec<(String, String)>,
 }
 
-/// A file of prices.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PriceFile {
