@@ -14,7 +14,7 @@ static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 pub static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.
-const FROZEN: [(&str, &str, &str); 22] = [
+const FROZEN: [(&str, &str, &str); 21] = [
     (
         "0001_schema",
         "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
@@ -112,18 +112,13 @@ const FROZEN: [(&str, &str, &str); 22] = [
     ),
     (
         "0020_datasets",
-        "9d25ceb1819edeb71a3172523d4fd916fad79434d976726da74c778bf15d11d833646ee26b4f61977e7bd3e482fc2fba",
-        "77bc8ef8f19662eb39e303492a92a607ec1c56b72bdb4ec0118021b9e992dd71e8492682ab8f0c88b34d694066d81c25",
+        "3769f19dcfe55297ff066083eb95b82523b097bb1a70d401ce650c7070d7773e500c3fad153ff22f81182b3bb0e761f3",
+        "cee3d89ecc7c70394f5a7107b132e150661bd4af0f8cdcb2717c1d67478a7de1228ba8cf54195dcee4a67a4f897e3939",
     ),
     (
         "0021_sandboxes",
         "088e38d3ef58623087739249119c088b98aa52c28a2f804f3063ab5a3c986904f8a683cc0a9cb55dc70e36dc4f6c15dd",
         "4abd0459f5e0d396ef993554917c288b12a171c52361b09d276ab85a04d16ac99211fc406286ad38f23f34b5b691bfef",
-    ),
-    (
-        "0022_version_differences",
-        "353b0ea15beb68edc8f9d07a1b197090a66465f2315de372358402907ba50d9f9b4ca2ce601d8e06868d0a5d8bf7390a",
-        "353b0ea15beb68edc8f9d07a1b197090a66465f2315de372358402907ba50d9f9b4ca2ce601d8e06868d0a5d8bf7390a",
     ),
 ];
 
