@@ -61,6 +61,10 @@ CREATE TABLE example (
 );
 CREATE UNIQUE INDEX example_current ON example (tenant_id, example_id) WHERE valid_until IS NULL;
 CREATE INDEX example_listing ON example (tenant_id, dataset_id, created_at DESC, example_id);
+-- Whether a version differs from the one before it: an example begins or ends there. Others are removed, so that a dataset
+-- has at most two versions for each row of its examples.
+CREATE INDEX example_from ON example (tenant_id, dataset_id, valid_from);
+CREATE INDEX example_until ON example (tenant_id, dataset_id, valid_until) WHERE valid_until IS NOT NULL;
 
 -- A file of an example. It is in the database and not an object, so that it comes and goes in the transaction of its rows.
 CREATE TABLE example_file (

@@ -13,7 +13,7 @@ pub static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 pub static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.
-const FROZEN: [(&str, &str, &str); 26] = [
+const FROZEN: [(&str, &str, &str); 25] = [
     (
         "0001_schema",
         "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
@@ -111,8 +111,8 @@ const FROZEN: [(&str, &str, &str); 26] = [
     ),
     (
         "0020_datasets",
-        "9d25ceb1819edeb71a3172523d4fd916fad79434d976726da74c778bf15d11d833646ee26b4f61977e7bd3e482fc2fba",
-        "77bc8ef8f19662eb39e303492a92a607ec1c56b72bdb4ec0118021b9e992dd71e8492682ab8f0c88b34d694066d81c25",
+        "3769f19dcfe55297ff066083eb95b82523b097bb1a70d401ce650c7070d7773e500c3fad153ff22f81182b3bb0e761f3",
+        "cee3d89ecc7c70394f5a7107b132e150661bd4af0f8cdcb2717c1d67478a7de1228ba8cf54195dcee4a67a4f897e3939",
     ),
     (
         "0021_sandboxes",
@@ -120,27 +120,22 @@ const FROZEN: [(&str, &str, &str); 26] = [
         "4abd0459f5e0d396ef993554917c288b12a171c52361b09d276ab85a04d16ac99211fc406286ad38f23f34b5b691bfef",
     ),
     (
-        "0022_version_differences",
-        "353b0ea15beb68edc8f9d07a1b197090a66465f2315de372358402907ba50d9f9b4ca2ce601d8e06868d0a5d8bf7390a",
-        "353b0ea15beb68edc8f9d07a1b197090a66465f2315de372358402907ba50d9f9b4ca2ce601d8e06868d0a5d8bf7390a",
-    ),
-    (
-        "0023_model_prices",
+        "0022_model_prices",
         "f8b36054773c881165313e2f34be75d5e1511ed60459a9c2b736e69c8b64d01161c2d09581818cceb771ba52b052a2d5",
         "f3258de1a4848ef75c9f4ed8a2f1b772de13e3d313a38488fdcc92fa5729e11b1e3b8367513ff9948119c9843260b776",
     ),
     (
-        "0024_prompts",
+        "0023_prompts",
         "3720bda7379cbe861f62dae9cc83cb576916d62c0c8f74189fce2594d56f9b6d07c89eeda044c56c60d0f15a2a797c0a",
         "9c1351d72b1dc5c8ffda22cbe4f70ef5a7a167ba5cd8231d322ca9f78f4ae4fb7a7ec139889e04e9eb83022bb6c02838",
     ),
     (
-        "0025_item_vectors",
+        "0024_item_vectors",
         "294d8657c0b88c82deb3ee49e58a4a24d8078d4d5c097739df29aa86254d138e87096caeb4734db49fa142e26ce81f1e",
         "2ce200cec80b98b287692add1457205982d6cd6d316c897f4aa7902d43b10856b60599cb7459790ba94009b2d4ba5bd4",
     ),
     (
-        "0026_sandbox_network",
+        "0025_sandbox_network",
         "e1a56f28eb5e4679bafaaddc53493de131394c286f2cfdba1cd55ff746327c41e669e838fdfe13feedbfab09966c3fe4",
         "5672a00a39955f06fe8570aa1194871d217166dddf229f69d42779eefd0a1b766f50cdf8b594be10725b3c065f220bea",
     ),
