@@ -17,6 +17,8 @@ from harness import PATIENCE_S, FaultProxy, until
 from world import Server
 
 LEASE_S = 2
+# How long a gate stays closed at most, and its caller waits. Longer than all that a test waits for before it opens one.
+GATE_S = 900
 SECRET = "drill-secret-0123456789abcdef0123456789"
 # Steps of the graphs below by the superstep they belong to.
 SUPERSTEP = {"one": 1, "two": 2, "side": 2, "three": 3}
@@ -70,8 +72,7 @@ class Receiver:
             answers = self.answers.get((step, name))
             status = answers.pop(0) if answers else 200
         if gate is not None:
-            # Longer than the caller that waits for something before it opens this gate.
-            gate.wait(3 * PATIENCE_S)
+            gate.wait(GATE_S)
         if then is not None:
             then()
         return status, json.dumps({"did": step}).encode()
@@ -121,7 +122,10 @@ def graphs(url):
     something 20 times before its call and 20 times after it."""
 
     def call(step):
-        return {"kind": "http", "url": f"{url}/{step}", "body": {"name": {"$": "/name"}}, "map": {"log": "/did"}}
+        return {
+            "kind": "http", "url": f"{url}/{step}", "timeout_ms": 1000 * (GATE_S + 60), "body": {"name": {"$": "/name"}},
+            "map": {"log": "/did"},
+        }  # fmt: skip
 
     channels = {"name": "last-value", "log": "append", "answer": "last-value"}
     walk = {
