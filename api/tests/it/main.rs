@@ -25,6 +25,7 @@ mod model_prices;
 mod operating;
 mod operations;
 mod own_auth;
+mod pages;
 mod prompts;
 mod quarantine;
 #[path = "../../../tests/src/random.rs"]
