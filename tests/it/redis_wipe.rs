@@ -25,6 +25,7 @@ async fn redis_with_ids_of_jobs_may_vanish_at_any_time() {
     vanish("directed").await;
 }
 
+#[expect(clippy::print_stdout, reason = "the table of waits is read")]
 async fn vanish(dispatch: &str) {
     let Some(mut world) = World::plan(Layout::Cluster { workers: 2 })
         .redis_behind_proxy()

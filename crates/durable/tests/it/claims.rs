@@ -3,7 +3,6 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use towpath_domain::job::JobState;
 use towpath_domain::{JobId, TenantId, WorkerId};
 use towpath_durable::{ClaimedJob, Start};
 use towpath_queue::Queue;
@@ -165,14 +164,18 @@ on_each! {
         let drained = world.store.write(async |tx| worker_rows::drain(tx, workers.id()).await).await;
         assert!(drained.unwrap(), "it has a row");
         let _ = workers.drain_requested().wait_for(|requested| *requested).await;
-        let job = world.start(Script::new("a", [Op::Done])).await;
+        let jobs = [world.start(Script::new("a", [Op::Done])).await, world.start(Script::new("b", [Op::Done])).await];
         for _ in 0..50 {
             world.count("SELECT count(*) FROM job").await;
         }
-        assert_eq!(world.job(job).await.state, JobState::Ready, "drained workers claim nothing");
+        // A claim that was open when the drain arrived may still take a job, and the worker has one slot.
+        let ready = world.count("SELECT count(*) FROM job WHERE state = 'ready'").await;
+        assert!(ready >= 1, "drained workers begin no claim");
         let resumed = world.store.write(async |tx| worker_rows::resume(tx, workers.id()).await).await;
         assert!(resumed.unwrap(), "it is still there");
-        world.until_over(job).await;
+        for job in jobs {
+            world.until_over(job).await;
+        }
         assert!(!*workers.drain_requested().borrow());
         workers.drain(PATIENCE).await;
     }
