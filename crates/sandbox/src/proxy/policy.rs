@@ -347,7 +347,10 @@ pub fn check_header(name: &str) -> Result<HeaderName, &'static str> {
 
 /// A header value that is not printed.
 pub fn secret_value(text: &str) -> Result<HeaderValue, &'static str> {
-    let mut value = HeaderValue::from_str(text).map_err(|_| "expected printable ASCII characters")?;
+    let expected = "expected printable ASCII characters";
+    let mut value = HeaderValue::from_str(text).map_err(|_| expected)?;
+    // Printable ASCII only: `from_str` takes any UTF-8.
+    value.to_str().map_err(|_| expected)?;
     value.set_sensitive(true);
     Ok(value)
 }
