@@ -1,7 +1,7 @@
 //! Tokens and costs of whole traces.
 //!
-//! Model calls (`run_type` `llm`) count if any of a trace reports usage, since the runs above often repeat it. Else all
-//! runs of the trace count.
+//! Model calls (`run_type` `llm` or `embedding`) count if any of a trace reports usage, since the runs above often repeat
+//! it. Else all runs of the trace count.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -10,6 +10,7 @@ use std::sync::Arc;
 use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::datatypes::{Decimal128Type, Int64Type, TimestampNanosecondType};
 use towpath_domain::{ProjectId, Timestamp};
+use towpath_traces::prices::PRICED_TYPES;
 use uuid::Uuid;
 
 use crate::Result;
@@ -107,7 +108,7 @@ fn add_rows(sums: &mut HashMap<Uuid, Sums>, rows: &RecordBatch) -> Result<()> {
                 .then(|| Timestamp::from_micros(firsts.value(row) / 1000)),
         };
         let sums = sums.entry(trace).or_default();
-        if types.is_valid(row) && types.value(row) == "llm" {
+        if types.is_valid(row) && PRICED_TYPES.contains(&types.value(row)) {
             sums.models.add(&own);
         } else {
             sums.others.add(&own);
