@@ -24,8 +24,8 @@ async fn price(world: &World) {
     world.post("/model-price-map", &price).await.expect(200);
 }
 
-/// A turn of a chain and its call of a model, which starts with it and takes as many seconds.
-struct Turn<'a> {
+/// A run of a chain named `turn` and its call of a model, which starts with it and takes as many seconds.
+struct TestTrace<'a> {
     root: u32,
     /// Day of the month, hour, minute: `01T1000`.
     start: &'a str,
@@ -35,7 +35,7 @@ struct Turn<'a> {
     example: Option<String>,
 }
 
-impl Turn<'_> {
+impl TestTrace<'_> {
     /// The two runs; the call's id follows that of the root.
     fn runs(&self) -> [Value; 2] {
         let (root, call) = (id(self.root), id(self.root + 1));
@@ -91,7 +91,7 @@ fn has(text: &str, parts: &[&str]) {
 
 async fn a_project_shows_what_its_traces_cost(world: World) {
     price(&world).await;
-    let turn = |root, start, input_tokens| Turn {
+    let turn = |root, start, input_tokens| TestTrace {
         root,
         start,
         project: json!({"session_name": "canal"}),
@@ -101,7 +101,7 @@ async fn a_project_shows_what_its_traces_cost(world: World) {
     };
     // The clock of this world stands at noon of the first day of March.
     let today = turn(1, "01T1000", 1000).runs();
-    let other = Turn {
+    let other = TestTrace {
         project: json!({"session_name": "river"}),
         ..turn(5, "01T1100", 1000)
     };
@@ -169,7 +169,7 @@ async fn a_project_shows_what_its_traces_cost(world: World) {
 
 async fn a_trace_shows_the_cost_of_all_its_runs(world: World) {
     price(&world).await;
-    let turn = Turn {
+    let turn = TestTrace {
         root: 1,
         start: "01T1000",
         project: json!({"session_name": "canal"}),
@@ -211,7 +211,7 @@ async fn experiments_are_compared_by_scores_latency_and_cost(world: World) {
         let new = json!({"name": name, "id": project, "reference_dataset_id": dataset});
         world.post("/sessions", &new).await.expect(200);
     }
-    let turn = |root, project, seconds, input_tokens| Turn {
+    let turn = |root, project, seconds, input_tokens| TestTrace {
         root,
         start: "01T1000",
         project: json!({"session_id": project}),
