@@ -306,6 +306,7 @@ def test_two_experiments_are_read_side_by_side(browser, place):
         first, second = page.locator("#summaries tbody tr").all()
         expect(first).to_contain_text("hasty-1a2b3c4d")
         expect(second.locator(".pill.good")).to_have_text("correct 0.75")
+        expect(second).to_contain_text("2 better, 0 worse")
         # A median is exact to one percent.
         expect(second.locator("[data-is='Median latency'] .pill.bad")).to_have_text(re.compile("^(2.9|3.0) s$"))
         expect(second.locator("[data-is=Cost] .pill.bad")).to_have_text("$0.025")

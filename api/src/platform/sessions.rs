@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value};
 use towpath_domain::{ProjectId, Rejection, TenantId, Timestamp};
+use towpath_query::feedback::stats;
 use towpath_store::projects::{self, NewProject, Project, ProjectChange};
 use towpath_workflows::delete_project;
 use uuid::Uuid;
@@ -228,11 +229,11 @@ async fn session_stats(app: &App, tenant: Tenant, session: &Session) -> Result<V
     });
     let (counted, of_experiment) = counted.await?;
     let mut numbers = runs::statistics_json(&counted);
-    if let Some((roots, (on_runs, on_experiment))) = of_experiment {
+    if let Some((roots, feedback)) = of_experiment {
         // Clients compare it with the number of results.
         numbers["run_count"] = roots.into();
-        numbers["feedback_stats"] = on_runs;
-        numbers["session_feedback_stats"] = on_experiment;
+        numbers["feedback_stats"] = stats(feedback.on_runs.iter());
+        numbers["session_feedback_stats"] = stats(feedback.on_experiment.iter());
     }
     Ok(numbers)
 }

@@ -147,6 +147,8 @@ struct Cell {
 struct Score {
     key: String,
     value: String,
+    /// How many examples have a better score than in the first experiment, and how many a worse one.
+    changes: Option<String>,
     /// Compared with the first experiment.
     tone: &'static str,
 }
@@ -345,6 +347,7 @@ fn compared_scores(
     let compared = scores.iter().map(|(key, value)| Score {
         key: key.clone(),
         value: format!("{value:.2}"),
+        changes: None,
         tone: score_tone(first.and_then(|first| first.get(key)), *value, lower.contains(key)),
     });
     compared.collect()

@@ -236,6 +236,10 @@ async fn experiments_are_compared_by_scores_latency_and_cost(world: World) {
         &[">first<", "pill \">right 0.25", "pill \">$0.0045", "1\u{202f}100"],
     );
     has(second, &["pill good\">right 0.75", "pill good\">$0.003", "600"]);
+    assert!(
+        second.contains("1 better, 0 worse") && !first.contains("better"),
+        "{results}"
+    );
     // A median has an error of one percent.
     let slower = second.split("pill bad\">").nth(1).unwrap();
     assert!(slower.starts_with("4.0 s") || slower.starts_with("3.9 s"), "{slower}");

@@ -1,15 +1,18 @@
 //! Totals of compared experiments.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use towpath_domain::{ProjectId, TenantId};
+use towpath_query::feedback::stats;
 use towpath_query::statistics::Statistics;
+use towpath_store::feedback::Feedback;
 use towpath_store::projects::Project;
+use uuid::Uuid;
 
 use super::{Score, compared_scores, mean_scores, score_tone};
 use crate::app::App;
-use crate::platform::datasets::results;
+use crate::platform::datasets::results::{self, ExperimentFeedback};
 use crate::platform::runs::{self, Criteria};
 use crate::ui::traces::dollars;
 use crate::ui::{PageError, formatting};
@@ -39,6 +42,22 @@ struct Totals {
     roots: Statistics,
     all: Statistics,
     scores: BTreeMap<String, f64>,
+    by_example: HashMap<Uuid, BTreeMap<String, f64>>,
+}
+
+/// The mean scores of each example.
+fn scores_by_example(given: &ExperimentFeedback) -> HashMap<Uuid, BTreeMap<String, f64>> {
+    let mut by_example: HashMap<Uuid, Vec<&Feedback>> = HashMap::new();
+    for feedback in &given.on_runs {
+        let example = feedback.run_id.and_then(|run| given.examples.get(&run));
+        if let Some(example) = example {
+            by_example.entry(*example).or_default().push(feedback);
+        }
+    }
+    let means = by_example
+        .into_iter()
+        .map(|(example, given)| (example, mean_scores(&stats(given.into_iter()))));
+    means.collect()
 }
 
 impl Totals {
@@ -52,11 +71,12 @@ impl Totals {
             };
             let roots = runs::counted(&snapshot, &criteria(Some(true))).await?;
             let all = runs::counted(&snapshot, &criteria(None)).await?;
-            let (on_runs, _) = results::feedback(reader, tenant, experiment).await?;
+            let given = results::feedback(reader, tenant, experiment).await?;
             Ok(Self {
                 roots,
                 all,
-                scores: mean_scores(&on_runs),
+                scores: mean_scores(&stats(given.on_runs.iter())),
+                by_example: scores_by_example(&given),
             })
         });
         Ok(read.await?)
@@ -71,6 +91,25 @@ impl Totals {
         cost
     }
 
+    /// Says how many examples have a better score than in the first experiment, and how many a worse one.
+    fn changes(&self, first: &Self, key: &str, lower_is_better: bool) -> String {
+        let (mut better, mut worse) = (0_i64, 0_i64);
+        for (example, scores) in &self.by_example {
+            let before = first.by_example.get(example).and_then(|scores| scores.get(key));
+            let Some(now) = scores.get(key) else { continue };
+            match score_tone(before, *now, lower_is_better) {
+                "good" => better += 1,
+                "bad" => worse += 1,
+                _ => {}
+            }
+        }
+        format!(
+            "{} better, {} worse",
+            formatting::count(better),
+            formatting::count(worse)
+        )
+    }
+
     /// As shown beside the first experiment; `None` for the first one itself.
     fn summary(&self, name: &str, first: Option<&Self>, lower: &BTreeSet<String>) -> Summary {
         let failed = (self.roots.errors > 0).then(|| Measure {
@@ -78,11 +117,15 @@ impl Totals {
             tone: tone(first.map(|first| first.roots.errors as f64), self.roots.errors as f64),
         });
         let [tokens, ..] = self.all.token_sums;
+        let mut scores = compared_scores(&self.scores, first.map(|first| &first.scores), lower);
+        for score in &mut scores {
+            score.changes = first.map(|first| self.changes(first, &score.key, lower.contains(&score.key)));
+        }
         Summary {
             name: name.to_owned(),
             runs: count(self.roots.runs),
             failed,
-            scores: compared_scores(&self.scores, first.map(|first| &first.scores), lower),
+            scores,
             latency: self.median_seconds().map(|seconds| Measure {
                 text: formatting::span(Duration::try_from_secs_f64(seconds).unwrap_or_default()),
                 tone: tone(first.and_then(Self::median_seconds), seconds),
