@@ -121,7 +121,8 @@ def test_the_vitest_plugin_records_cases_as_examples(world, tmp_path, release):
     (tmp_path / "node_modules").symlink_to(modules)
     cases = (HERE / "cases.mjs").read_text().replace("NAME OF THE SUITE", suite)
     (tmp_path / "cases.test.mjs").write_text(cases.replace('"langsmith/', f'"{release}/'))
-    config = f'export default {{ test: {{ reporters: ["{release}/vitest/reporter"] }} }};\n'
+    # Its cache would be in the folder of all packages.
+    config = f'export default {{ cacheDir: "cache", test: {{ reporters: ["{release}/vitest/reporter"] }} }};\n'
     (tmp_path / "vitest.config.mjs").write_text(config)
     command = ["node", str(modules / "vitest" / "vitest.mjs"), "run", "--root", str(tmp_path)]
     environment = tracing(world) | {"NO_COLOR": "1", "TMPDIR": str(tmp_path)}
