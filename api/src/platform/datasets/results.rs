@@ -285,12 +285,12 @@ fn join_filters(filters: &[String]) -> Option<String> {
     }
 }
 
-/// Feedback of an experiment.
+/// Feedback of an experiment, and which examples it is about.
 pub(crate) struct ExperimentFeedback {
     /// On its newest root trace runs.
     pub(crate) on_runs: Vec<Feedback>,
     pub(crate) on_experiment: Vec<Feedback>,
-    /// Examples of these trace runs.
+    /// The example that each of these trace runs belongs to.
     pub(crate) examples: HashMap<TraceRunId, Uuid>,
 }
 
