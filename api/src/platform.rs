@@ -90,7 +90,7 @@ fn keyed_routes(purpose: Purpose) -> OpenApiRouter<App> {
         .merge(both_places(router(
             traces().merge(evaluations()).merge(prompt_repositories()),
         )))
-        .merge(with_api_prefixes(router(bulk_examples())))
+        .merge(with_api_prefixes(router(bulk_examples().merge(prompt_directories()))))
         .merge(router(traces_v2()))
         .merge(below_api_host(router(control_plane())))
         .merge(with_api_prefixes(router(sandboxes::routes())))
@@ -202,6 +202,13 @@ fn prompt_repositories() -> Routes<App> {
         .routes(routes!(prompts::slashes::list_commits))
         .routes(routes!(prompts::commits::get))
         .routes(routes!(prompts::likes::create))
+}
+
+/// Routes of agents and skills, which are refused.
+fn prompt_directories() -> Routes<App> {
+    Routes::default()
+        .routes(routes!(prompts::directories::get, prompts::directories::delete))
+        .routes(routes!(prompts::directories::create))
 }
 
 /// Bulk routes of examples; official clients use a separate path prefix for them.

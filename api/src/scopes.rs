@@ -169,6 +169,17 @@ const ROUTE_SCOPES: &[RouteScope] = &[
     line("GET", "/commits/{owner}/{repo}/", TracesRead),
     line("GET", "/commits/{owner}/{repo}/{commit}", TracesRead),
     line("POST", "/likes/{owner}/{repo}", TracesWrite),
+    line("GET", "/v1/platform/hub/repos/{owner}/{repo}/directories", TracesRead),
+    line(
+        "DELETE",
+        "/v1/platform/hub/repos/{owner}/{repo}/directories",
+        WorkspaceAdmin,
+    ),
+    line(
+        "POST",
+        "/v1/platform/hub/repos/{owner}/{repo}/directories/commits",
+        TracesWrite,
+    ),
     line("POST", "/annotation-queues", TracesWrite),
     line("GET", "/annotation-queues", TracesRead),
     line("GET", "/annotation-queues/{queue_id}", TracesRead),

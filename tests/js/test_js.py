@@ -24,6 +24,8 @@ HERE = pathlib.Path(__file__).parent
 FIRST_DAY = "2024-02-28"
 PAST = f"{FIRST_DAY}T00:00:00Z", "2024-03-02T00:00:00Z"
 MODES = ("multipart", "single")
+# The release that users have pinned, and the newest one: packages of package.json.
+RELEASES = ("langsmith", "langsmith-newest")
 
 
 def send(url, tenant, project, mode, trees):
@@ -35,6 +37,16 @@ def send(url, tenant, project, mode, trees):
     # The client reports what it had to drop as a warning and continues.
     assert done.stderr.strip() == "", done.stderr
     return json.loads(done.stdout)
+
+
+def tracing(world):
+    """The variables by which the client finds the server."""
+    return {name: os.environ[name] for name in ("PATH", "HOME", "TOWPATH_TEST_NODE_MODULES")} | {
+        "LANGSMITH_TRACING": "true",
+        "LANGSMITH_ENDPOINT": f"http://{world.api}",
+        "LANGSMITH_API_KEY": harness.KEY,
+        "LANGSMITH_WORKSPACE_ID": world.tenant,
+    }
 
 
 def multipart_bodies(sent):
@@ -74,6 +86,70 @@ def test_a_prompt_is_pushed_and_pulled(world):
         "likes": [1, 0],
         "gone": None,
     }
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_two_experiments_are_evaluated_and_compared(world, release):
+    name = f"js-questions-{uuid.uuid4().hex}"
+    command = ["node", str(HERE / "evaluator.mjs"), release, f"http://{world.api}", harness.KEY, world.tenant, name]
+    done = subprocess.run(command, env=tracing(world), capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    # A failed target or evaluator is reported here, and the evaluation continues.
+    assert "Error" not in done.stderr, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {
+        "rows": ["boat", "canal", "lock"],
+        "exact": [1, 1, 1],
+        "loud": ["BOAT", "CANAL"],
+        "compared": [[0, 1], [0, 1]],
+        "address": True,
+        # Its three runs of a tool are not counted.
+        "counted": [3, 3, 1],
+        "attached": {"lock": "lock", "boat": "boat", "canal": "canal"},
+        "modified": True,
+        "before": {"answer": "lock"},
+        "after": {"answer": "gate"},
+        "splits": ["hard", "test", "train"],
+        "experiments": 2,
+        "gone": True,
+    }
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_the_vitest_plugin_records_cases_as_examples(world, tmp_path, release):
+    suite = f"js-cases-{uuid.uuid4().hex}"
+    modules = pathlib.Path(os.environ["TOWPATH_TEST_NODE_MODULES"])
+    (tmp_path / "node_modules").symlink_to(modules)
+    cases = (HERE / "cases.mjs").read_text().replace("NAME OF THE SUITE", suite)
+    (tmp_path / "cases.test.mjs").write_text(cases.replace('"langsmith/', f'"{release}/'))
+    # Its cache would be in the folder of all packages.
+    config = f'export default {{ cacheDir: "cache", test: {{ reporters: ["{release}/vitest/reporter"] }} }};\n'
+    (tmp_path / "vitest.config.mjs").write_text(config)
+    command = ["node", str(modules / "vitest" / "vitest.mjs"), "run", "--root", str(tmp_path)]
+    environment = tracing(world) | {"NO_COLOR": "1", "TMPDIR": str(tmp_path)}
+    # The examples of the second run exist already.
+    for _ in range(2):
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert "1 failed | 2 passed" in done.stdout, done.stdout + done.stderr
+        assert f'Experiment starting for dataset "{suite}"' in done.stdout
+
+    (dataset,) = world.call("GET", f"/datasets?name={suite}")
+    assert dataset["example_count"] == 3 and dataset["metadata"] == {"__ls_runner": "vitest"}
+    hard = world.call("GET", f"/examples?dataset={dataset['id']}&splits=hard")
+    assert [(one["inputs"], one["outputs"]) for one in hard] == [({"number": 3}, {"double": 6})]
+    assert hard[0]["metadata"] == {"of": "vitest", "dataset_split": ["hard"]}
+    experiments = world.call("GET", f"/sessions?reference_dataset={dataset['id']}&include_stats=true")
+    assert len(experiments) == 2
+    for experiment in experiments:
+        assert experiment["run_count"] == 3
+        given = {key: (stats["n"], round(stats["avg"], 2)) for key, stats in experiment["feedback_stats"].items()}
+        assert given == {"pass": (3, 0.67), "near": (2, 0.9), "exact": (1, 1)}
+        asked = {"session_ids": [experiment["id"]], "limit": 100}
+        rows = world.call("POST", f"/datasets/{dataset['id']}/runs", asked)
+        results = {row["inputs"]["number"]: run for row in rows for run in row["runs"]}
+        assert {number: bool(run["error"]) for number, run in results.items()} == {1: False, 2: True, 3: False}
+        assert [results[number]["outputs"] for number in (1, 3)] == [{"double": 2}, {"double": 6}]
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -40,6 +40,10 @@ async def ask(client, project, roots):
     streamed = [
         run.name async for run in client.runs.streaming.query_v2_items(project_ids=[project], is_root=True, selects=["NAME"], page_size=1)
     ]
+    subtrees = client.runs.query_v2(
+        project_ids=[project], is_root=True, include_subtree_usage=True, selects=["TOTAL_TOKENS", "COMPLETION_TOKENS"]
+    )
+    subtrees = [(named[run.id], run.total_tokens, run.completion_tokens) async for run in subtrees]
     traces = client.traces.query(project_id=project, selects=["NAME", "TOTAL_TOKENS"], page_size=2)
     traces = [(named[one.root_run.id], one.root_run.name, one.trace_aggregates.total_tokens) async for one in traces]
     failed = client.traces.query(project_id=project, trace_filter='eq(status, "error")')
@@ -57,6 +61,7 @@ async def ask(client, project, roots):
     return {
         "models": models,
         "streamed": streamed,
+        "subtrees": subtrees,
         "traces": traces,
         "failed": failed,
         "children": [(run.name, run.status) for run in children.items],

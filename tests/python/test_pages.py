@@ -91,6 +91,7 @@ def fill(place):
         for at in range(0, len(runs), 200):
             place.call("POST", "/runs/batch", {"post": runs[at : at + 200]}, 202)
     place.call("POST", "/runs/batch", {"post": conversation()}, 202)
+    evaluate(place)
     place.completed(export(place, destination(place, "warehouse"), "support-agent", 14))
     archive = destination(place, "archive")
     # What was a folder is a file: nothing can be written there, and retrying would not help.
@@ -125,6 +126,32 @@ def run(project, day, n):
         "end_time": (start + dt.timedelta(seconds=3)).isoformat(),
         "dotted_order": start.strftime("%Y%m%dT%H%M%S%fZ") + run_id,
     }
+
+
+def evaluate(place):
+    """Two experiments on two examples: the second one answers better, more slowly and for more money."""
+    dataset = place.call("POST", "/datasets", {"name": "canal-questions"})["id"]
+    questions = ["How long does a boat take through the staircase of locks?", "Who opens the gates?"]
+    examples = [
+        {"id": str(uuid.uuid4()), "dataset_id": dataset, "inputs": {"question": text}, "outputs": {"answer": "see the log"}}
+        for text in questions
+    ]
+    place.call("POST", "/examples/bulk", examples)
+    for n, (name, score, seconds, cost) in enumerate([("hasty-1a2b3c4d", 0.25, 1, 0.002), ("careful-5e6f7a8b", 0.75, 3, 0.0125)]):
+        project = place.call("POST", "/sessions", {"name": name, "reference_dataset_id": dataset})["id"]
+        runs = [run(name, n, at) for at in range(len(examples))]
+        for one, example in zip(runs, examples):
+            start = dt.datetime.fromisoformat(one["start_time"])
+            one |= {
+                "run_type": "llm",
+                "reference_example_id": example["id"],
+                "end_time": (start + dt.timedelta(seconds=seconds)).isoformat(),
+                "outputs": {"answer": "with water", "usage_metadata": {"input_tokens": 400, "output_tokens": 30, "total_cost": cost}},
+            }
+        place.call("POST", "/runs/batch", {"post": runs}, 202)
+        for one in runs:
+            body = {"run_id": one["id"], "session_id": project, "key": "correct", "score": score}
+            place.call("POST", "/feedback", body, 202)
 
 
 def conversation():
@@ -263,6 +290,33 @@ def test_traces_are_found_by_filters_and_read_as_trees(browser, place):
         expect(page.locator(".facts")).to_contain_text("449 (412 in, 37 out)")
         # Others' addresses lead nowhere.
         assert page.goto(address(place, f"traces/{uuid.uuid4()}")).status == 404
+
+
+def side_by_side(page, place):
+    page.goto(address(place, "datasets"))
+    page.get_by_role("link", name="canal-questions").click()
+    page.get_by_role("link", name="hasty-1a2b3c4d").click()
+    page.get_by_role("link", name="Compare").click()
+    page.wait_for_selector("table.compared")
+
+
+def test_two_experiments_are_read_side_by_side(browser, place):
+    with reader(browser, place) as page:
+        side_by_side(page, place)
+        first, second = page.locator("#summaries tbody tr").all()
+        expect(first).to_contain_text("hasty-1a2b3c4d")
+        expect(second.locator(".pill.good")).to_have_text("correct 0.75")
+        expect(second).to_contain_text("2 better, 0 worse")
+        # A median is exact to one percent.
+        expect(second.locator("[data-is='Median latency'] .pill.bad")).to_have_text(re.compile("^(2.9|3.0) s$"))
+        expect(second.locator("[data-is=Cost] .pill.bad")).to_have_text("$0.025")
+        expect(first.locator("[data-is=Cost] .pill")).to_have_text("$0.004")
+        rows = page.locator("table.compared tbody tr")
+        expect(rows).to_have_count(2)
+        expect(rows.first.locator("[data-is='Latency, cost']").last).to_contain_text("$0.0125")
+        expect(rows.first.locator(".pill.good")).to_have_text("correct 0.75")
+        rows.first.locator("[data-is=careful-5e6f7a8b] a").click()
+        expect(page.locator(".facts")).to_contain_text("$0.0125")
 
 
 @contextlib.contextmanager
@@ -528,7 +582,7 @@ def test_foreign_posts_are_refused(browser, place):
 
 @pytest.mark.parametrize(
     "name",
-    [*PAGES, "project", "trace", "job", "export", "exports/destinations", "deployment", "revision", "sandbox", "quarantine", "quarantined", "sign-in"],
+    [*PAGES, "project", "trace", "datasets", "dataset", "prompts", "job", "export", "exports/destinations", "deployment", "revision", "sandbox", "quarantine", "quarantined", "sign-in"],
 )
 @pytest.mark.parametrize("look", ["light", "dark", "phone"])
 def test_every_page_fits_and_is_pictured(browser, place, name, look):
@@ -560,6 +614,8 @@ def test_every_page_fits_and_is_pictured(browser, place, name, look):
                 page.locator("tbody tr a").first.click()
                 page.locator(".branch").last.click()
                 page.wait_for_selector("#outputs")
+        elif name == "dataset":
+            side_by_side(page, place)
         elif name == "export":
             page.goto(address(place, "exports"))
             page.locator("tbody tr", has_text="warehouse").locator("a").click()

@@ -35,6 +35,7 @@ def test_traces_and_threads_are_queried(world, program):
     assert json.loads(done.stdout.splitlines()[-1]) == {
         "models": [["model", 7]] * 3,
         "streamed": ["turn"] * 3,
+        "subtrees": [[2, 7, 4], [1, 7, 4], [0, 7, 4]],
         "traces": [[2, "turn", 7], [1, "turn", 7], [0, "turn", 7]],
         "failed": [2],
         "children": [["turn", "SUCCESS"], ["model", "SUCCESS"]],

@@ -1,6 +1,7 @@
 //! Prompts of a workspace, as the tracing clients keep them. Submodules hold their commits, tags and likes.
 
 pub mod commits;
+pub mod directories;
 pub mod likes;
 pub mod slashes;
 pub mod tags;
@@ -8,6 +9,7 @@ pub mod tags;
 use std::collections::HashSet;
 
 use axum::extract::State;
+use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use towpath_domain::prompt::OWNER;
@@ -148,10 +150,10 @@ fn prompt_not_found(error: store::Error) -> ApiError {
 /// All prompts of a workspace have the owner `-`.
 fn check_owner(owner: &str) -> Result<(), ApiError> {
     if owner == OWNER {
-        Ok(())
-    } else {
-        Err(ApiError::not_found("prompt"))
+        return Ok(());
     }
+    let text = format!("prompt not found: the owner of every prompt here is `{OWNER}`; use its name alone");
+    Err(ApiError::new(StatusCode::NOT_FOUND, text))
 }
 
 /// Create a prompt without commits.

@@ -57,7 +57,9 @@ impl From<towpath_query::Error> for ApiError {
     fn from(error: towpath_query::Error) -> Self {
         match error {
             towpath_query::Error::FlushBehind => Self::unavailable(error.to_string(), Duration::from_secs(2)),
-            towpath_query::Error::TooManyTraces { .. } => Self::bad_request(error.to_string()),
+            towpath_query::Error::TooManyTraces { .. } | towpath_query::Error::TooManyRuns { .. } => {
+                Self::bad_request(error.to_string())
+            }
             towpath_query::Error::Store(error) => error.into(),
             error => Self::internal(&error),
         }

@@ -27,6 +27,7 @@ use crate::extract::{Json, Path, whole};
 use crate::platform::names;
 pub(crate) use criteria::position;
 pub use criteria::{Criteria, parse};
+pub(crate) use traces::{trace_of, usage_of};
 use view::cost;
 use view::{Dialect, FIELDS, PageEnrichment, TraceRunView};
 

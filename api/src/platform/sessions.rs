@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value};
 use towpath_domain::{ProjectId, Rejection, TenantId, Timestamp};
+use towpath_query::feedback::stats;
 use towpath_store::projects::{self, NewProject, Project, ProjectChange};
 use towpath_workflows::delete_project;
 use uuid::Uuid;
@@ -154,7 +155,8 @@ const PARAMETERS: [&str; 13] = [
            ("reference_dataset" = Option<Uuid>, Query, description = "Experiments of this dataset"),
            ("reference_free" = Option<bool>, Query, description = "Without a dataset, or with one"),
            ("metadata" = Option<String>, Query, description = "A JSON object that `extra.metadata` contains"),
-           ("include_stats" = Option<bool>, Query, description = "Include statistics, for at most 10 projects"),
+           ("include_stats" = Option<bool>, Query,
+            description = "Include statistics, for at most 10 projects; by default those of an experiment that `name` names"),
            ("limit" = Option<i64>, Query, minimum = 1, maximum = 100, description = "Maximum results; default 100"),
            ("offset" = Option<i64>, Query, minimum = 0, maximum = 1_000_000_000, description = "Results to skip")),
     responses((status = 200, description = "Tracing projects", body = Vec<Session>), ApiError))]
@@ -180,7 +182,7 @@ pub async fn list(State(app): State<App>, tenant: Tenant, sent: Pairs) -> Result
         without_reference: sent.flag("reference_free")?,
         metadata,
     };
-    let statistics = sent.flag("include_stats")?.unwrap_or(false);
+    let statistics = sent.flag("include_stats")?;
     let limit = sent.number("limit", 1..=100)?.unwrap_or(100);
     let offset = sent.number("offset", 0..=MAX_OFFSET)?.unwrap_or(0);
     let found = app
@@ -191,8 +193,10 @@ pub async fn list(State(app): State<App>, tenant: Tenant, sent: Pairs) -> Result
         .into_iter()
         .map(Session::try_from)
         .collect::<Result<Vec<_>, _>>()?;
-    if statistics {
-        for session in sessions.iter_mut().take(MAX_COUNTED_PROJECTS) {
+    for session in sessions.iter_mut().take(MAX_COUNTED_PROJECTS) {
+        // To compare experiments, the JavaScript client needs their statistics, but does not request them.
+        let is_named_experiment = wanted.name.is_some() && session.reference_dataset_id.is_some();
+        if statistics.unwrap_or(is_named_experiment) {
             session.statistics = Some(session_stats(&app, tenant, session).await?);
         }
     }
@@ -211,18 +215,25 @@ async fn session_stats(app: &App, tenant: Tenant, session: &Session) -> Result<V
             ..runs::Criteria::default()
         };
         let counted = runs::counted(&snapshot, &criteria).await?;
-        // Only for experiments: other projects may have very many runs.
-        let feedback = match is_experiment {
-            true => Some(results::feedback(reader, tenant.id, id).await?),
-            false => None,
+        if !is_experiment {
+            return Ok((counted, None));
+        }
+        let criteria = runs::Criteria {
+            is_root: Some(true),
+            ..criteria
         };
-        Ok((counted, feedback))
+        let roots = runs::counted(&snapshot, &criteria).await?.runs;
+        // Only for experiments: other projects may have very many runs.
+        let feedback = results::feedback(reader, tenant.id, id).await?;
+        Ok((counted, Some((roots, feedback))))
     });
-    let (counted, feedback) = counted.await?;
+    let (counted, of_experiment) = counted.await?;
     let mut numbers = runs::statistics_json(&counted);
-    if let Some((on_runs, on_experiment)) = feedback {
-        numbers["feedback_stats"] = on_runs;
-        numbers["session_feedback_stats"] = on_experiment;
+    if let Some((roots, feedback)) = of_experiment {
+        // Clients compare it with the number of results.
+        numbers["run_count"] = roots.into();
+        numbers["feedback_stats"] = stats(feedback.on_runs.iter());
+        numbers["session_feedback_stats"] = stats(feedback.on_experiment.iter());
     }
     Ok(numbers)
 }

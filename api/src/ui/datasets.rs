@@ -1,5 +1,7 @@
 //! Datasets, their experiments, and results of one or two experiments.
 
+mod summary;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use askama::Template;
@@ -7,6 +9,7 @@ use axum::extract::{Path, Query, State};
 use axum::response::Redirect;
 use serde::Deserialize;
 use towpath_domain::{DatasetId, ProjectId, TenantId};
+use towpath_query::TraceUsage;
 use towpath_query::feedback::stats;
 use towpath_store::datasets::examples::{self, Example, Filter};
 use towpath_store::datasets::{self, Dataset};
@@ -15,11 +18,13 @@ use towpath_store::{self as store, feedback_configs};
 use towpath_traces::row::Row as TraceRow;
 use uuid::Uuid;
 
-use super::traces::{latency, preview, tone};
+use super::traces::{dollars, latency, preview, tone};
 use super::{PageError, PageRequest, PageResult, formatting};
 use crate::app::App;
 use crate::errors::ApiError;
 use crate::platform::datasets::results;
+use crate::platform::runs;
+use summary::{Summary, summaries};
 
 const PATH: &str = "/ui/datasets";
 /// Datasets of a page.
@@ -102,6 +107,7 @@ struct Detail {
     experiments: Vec<Experiment>,
     /// Names of the compared experiments.
     compared: Vec<String>,
+    summaries: Vec<Summary>,
     chosen: String,
     rows: Vec<Row>,
     next: Option<i64>,
@@ -133,12 +139,16 @@ struct Cell {
     failed: bool,
     tone: &'static str,
     latency: Option<String>,
+    /// Of the whole trace.
+    cost: Option<String>,
     scores: Vec<Score>,
 }
 
 struct Score {
     key: String,
     value: String,
+    /// How many examples have a better score than in the first experiment, and how many a worse one.
+    changes: Option<String>,
     /// Compared with the first experiment.
     tone: &'static str,
 }
@@ -195,7 +205,9 @@ pub(super) async fn detail(
     };
     let next = (examples.len() as i64 > EXAMPLES_PER_PAGE).then_some(offset + EXAMPLES_PER_PAGE);
     examples.truncate(EXAMPLES_PER_PAGE as usize);
-    let mut cells = cells(&app, tenant, &examples, &compared).await?;
+    let lower = lower_is_better_keys(&app, tenant).await?;
+    let mut cells = cells(&app, tenant, &examples, &compared, &lower).await?;
+    let summaries = summaries(&app, tenant, &compared, &lower).await?;
     let now = app.clock.now();
     let first = compared.first().map(|project| project.id);
     let experiments = all.into_iter().map(|project| Experiment {
@@ -221,6 +233,7 @@ pub(super) async fn detail(
         experiments: experiments.collect(),
         chosen: ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
         rows: rows.collect(),
+        summaries,
         compared: compared.into_iter().map(|project| project.name).collect(),
         name: dataset.name,
         next,
@@ -260,6 +273,7 @@ async fn cells(
     tenant: TenantId,
     examples: &[Example],
     experiments: &[Project],
+    lower: &BTreeSet<String>,
 ) -> Result<HashMap<Uuid, Vec<Cell>>, PageError> {
     if experiments.is_empty() {
         return Ok(HashMap::new());
@@ -269,12 +283,19 @@ async fn cells(
     let read = app.queries.run(move |reader| async move {
         let snapshot = reader.snapshot(tenant).await?;
         let rows = results::root_runs(&snapshot, &ids, &asked).await?;
-        let runs: Vec<_> = rows.iter().map(|(_, row)| row.id()).collect();
-        let feedback = snapshot.feedback(&runs).await?;
-        Ok((rows, feedback))
+        let run_ids: Vec<_> = rows.iter().map(|(_, row)| row.id()).collect();
+        let feedback = snapshot.feedback(&run_ids).await?;
+        let mut usage = HashMap::new();
+        for of_project in rows.chunk_by(|(project, _), (next, _)| project == next) {
+            let Some((project, _)) = of_project.first() else {
+                continue;
+            };
+            let found = runs::usage_of(&snapshot, *project, of_project).await?;
+            usage.extend(found.into_iter().map(|(trace, usage)| ((*project, trace), usage)));
+        }
+        Ok((rows, feedback, usage))
     });
-    let (rows, feedback) = read.await?;
-    let lower = lower_is_better_keys(app, tenant).await?;
+    let (rows, feedback, usage) = read.await?;
     let mut cells: HashMap<Uuid, Vec<Cell>> = HashMap::new();
     for example in examples {
         let mut first: Option<BTreeMap<String, f64>> = None;
@@ -289,21 +310,11 @@ async fn cells(
                 mean_scores(&stats(own))
             });
             let scores = scores.unwrap_or_default();
-            let mut cell = run.map(|(_, row)| run_cell(row)).unwrap_or_default();
+            let cell = run.map(|(project, row)| run_cell(row, usage.get(&(*project, runs::trace_of(row)))));
+            let mut cell = cell.unwrap_or_default();
             cell.project = experiment.id.to_string();
             cell.experiment.clone_from(&experiment.name);
-            cell.scores = scores
-                .iter()
-                .map(|(key, value)| Score {
-                    key: key.clone(),
-                    value: format!("{value:.2}"),
-                    tone: score_tone(
-                        first.as_ref().and_then(|first| first.get(key)),
-                        *value,
-                        lower.contains(key),
-                    ),
-                })
-                .collect();
+            cell.scores = compared_scores(&scores, first.as_ref(), lower);
             first.get_or_insert(scores);
             cells.entry(example.example_id.0).or_default().push(cell);
         }
@@ -327,6 +338,21 @@ fn mean_scores(stats: &serde_json::Value) -> BTreeMap<String, f64> {
         .collect()
 }
 
+/// Scores, each compared with that of the first experiment.
+fn compared_scores(
+    scores: &BTreeMap<String, f64>,
+    first: Option<&BTreeMap<String, f64>>,
+    lower: &BTreeSet<String>,
+) -> Vec<Score> {
+    let compared = scores.iter().map(|(key, value)| Score {
+        key: key.clone(),
+        value: format!("{value:.2}"),
+        changes: None,
+        tone: score_tone(first.and_then(|first| first.get(key)), *value, lower.contains(key)),
+    });
+    compared.collect()
+}
+
 /// Color of a score compared with another one.
 fn score_tone(before: Option<&f64>, now: f64, lower_is_better: bool) -> &'static str {
     let Some(before) = before else { return "" };
@@ -337,7 +363,7 @@ fn score_tone(before: Option<&f64>, now: f64, lower_is_better: bool) -> &'static
     }
 }
 
-fn run_cell(row: &TraceRow) -> Cell {
+fn run_cell(row: &TraceRow, usage: Option<&TraceUsage>) -> Cell {
     let said = row.fields();
     let derived = towpath_traces::derive::derive(row);
     let error = said.error.as_deref().filter(|error| !error.is_empty());
@@ -350,6 +376,7 @@ fn run_cell(row: &TraceRow) -> Cell {
         failed: error.is_some(),
         tone: tone(&derived.status),
         latency: latency(derived.start_time, said.end_time),
+        cost: usage.and_then(|usage| usage.costs[0]).map(dollars),
         ..Cell::default()
     }
 }

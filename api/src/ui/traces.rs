@@ -23,6 +23,8 @@ use crate::app::App;
 use crate::errors::ApiError;
 
 pub(super) const PATH: &str = "/ui/traces";
+/// The smallest cost that is shown by its digits: a millionth of a dollar.
+const SHOWN_UNITS: i128 = 10_i128.pow(COST_SCALE as u32 - 6);
 /// Projects of a page.
 const LIMIT: i64 = 100;
 
@@ -138,7 +140,10 @@ fn tokens(derived: &Derived<'_>) -> Option<String> {
 }
 
 /// A cost in dollars: `$0.0042`.
-fn dollars(units: i128) -> String {
+pub(super) fn dollars(units: i128) -> String {
+    if (1..SHOWN_UNITS).contains(&units) {
+        return "< $0.000001".to_owned();
+    }
     let value = units as f64 / 10_f64.powi(i32::from(COST_SCALE));
     let text = format!("{value:.6}");
     let text = text.trim_end_matches('0');
@@ -157,6 +162,9 @@ mod tests {
             (42_000_000, "$0.0042"),
             (15_000_000_000, "$1.50"),
             (20_000_000_000, "$2.00"),
+            (10_000, "$0.000001"),
+            (9_999, "< $0.000001"),
+            (0, "$0.00"),
         ] {
             assert_eq!(dollars(units), text);
         }

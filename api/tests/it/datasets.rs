@@ -409,6 +409,12 @@ async fn results_show_runs_with_their_examples(world: World) {
         "start_time": "2026-03-01T12:00:00Z", "end_time": "2026-03-01T12:00:01Z", "reference_example_id": id(1),
     });
     world.post("/runs", &run).await.expect(202);
+    let child = json!({
+        "id": id(10), "trace_id": id(5), "parent_run_id": id(5), "session_id": id(8), "name": "tool", "run_type": "tool",
+        "dotted_order": format!("20260301T120000000000Z{}.20260301T120000100000Z{}", id(5), id(10)), "inputs": {},
+        "start_time": "2026-03-01T12:00:00.1Z",
+    });
+    world.post("/runs", &child).await.expect(202);
     for judged in [
         json!({"id": id(6), "run_id": id(5), "key": "right", "score": 1}),
         json!({"id": id(7), "session_id": id(8), "key": "all right", "score": 0.5}),
@@ -447,6 +453,16 @@ async fn results_show_runs_with_their_examples(world: World) {
         .expect(200);
     assert_eq!(read["feedback_stats"]["right"]["n"], 1, "{read}");
     assert_eq!(read["session_feedback_stats"]["all right"]["avg"], 0.5);
+    assert_eq!(read["run_count"], 1, "the run of a tool is not a result");
+    // An experiment has statistics if it is named, unless they are declined.
+    for (query, count) in [
+        ("name=first", Some(1)),
+        ("name=first&include_stats=False", None),
+        ("name_contains=first", None),
+    ] {
+        let found = world.get(&format!("/sessions?{query}")).await.expect(200);
+        assert_eq!(found[0].get("run_count").cloned(), count.map(Value::from), "{query}");
+    }
 
     let compared =
         json!({"id": id(4), "experiment_ids": [id(8), id(9)], "reference_dataset_id": dataset, "name": "both"});

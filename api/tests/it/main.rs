@@ -4,6 +4,7 @@ mod accepted_json;
 mod agent;
 mod auth;
 mod contract;
+mod cost_pages;
 mod dashboard;
 mod datasets;
 mod deployments;

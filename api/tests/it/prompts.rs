@@ -438,3 +438,40 @@ async fn pages_show_prompts_and_their_commits(world: World) {
     let leads = page("/prompts/greeting").await;
     assert_eq!(leads.headers["location"], "/ui/prompts?name=greeting");
 }
+
+#[tokio::test]
+async fn what_other_hubs_have_is_refused_by_name() {
+    let world = World::new().await;
+    prompt(&world, "keeper").await;
+    for (method, path, text) in [
+        (
+            Method::GET,
+            "/v1/platform/hub/repos/-/keeper/directories?repo_type=agent",
+            "agents and skills",
+        ),
+        (
+            Method::DELETE,
+            "/api/v1/platform/hub/repos/-/keeper/directories",
+            "agents and skills",
+        ),
+        (
+            Method::POST,
+            "/v1/platform/hub/repos/-/keeper/directories/commits",
+            "agents and skills",
+        ),
+        (Method::GET, "/repos/someone/keeper", "use its name alone"),
+        (Method::GET, "/commits/someone/keeper/latest", "use its name alone"),
+    ] {
+        let call = Call::new(method, path).in_workspace(world.tenant);
+        let refused = world.call(call).await;
+        assert_eq!(refused.status, 404, "{path}");
+        assert!(refused.text.contains(text), "{path}: {}", refused.text);
+    }
+    let agent = json!({"repo_handle": "other", "repo_type": "agent"});
+    let refused = world.post("/repos", &agent).await;
+    assert_eq!(refused.status, 400);
+    assert!(refused.text.contains("type agent is not available"), "{}", refused.text);
+    let listed = world.get("/repos?repo_type=agent").await.expect(200);
+    assert_eq!(listed, json!({"repos": [], "total": 0}));
+    world.get("/repos/-/keeper").await.expect(200);
+}

@@ -8,6 +8,7 @@ use crate::world::{Call, World, on_both_databases};
 
 on_both_databases!(
     a_trace_has_the_usage_of_all_its_runs,
+    a_run_has_the_usage_of_all_runs_below_it,
     the_runs_of_a_trace_are_listed,
     threads_are_found_by_their_traces,
     a_thread_has_figures,
@@ -123,6 +124,61 @@ async fn a_trace_has_the_usage_of_all_its_runs(world: World) {
         assert_eq!(refused.status, status, "{wrong}: {}", refused.text);
         assert_eq!(refused.json()["status"], status, "{}", refused.text);
     }
+}
+
+async fn a_run_has_the_usage_of_all_runs_below_it(world: World) {
+    let at = |second: u128| format!("2026-03-01T10:00:{second:02}.000000Z");
+    let link = |step: &u128| format!("20260301T1000{step:02}000000Z{}", id(*step));
+    let run = |path: &[u128], kind: &str, outputs: Value| {
+        let number = path[path.len() - 1];
+        let order: Vec<String> = path.iter().map(link).collect();
+        json!({
+            "id": id(number), "trace_id": id(1), "dotted_order": order.join("."), "session_name": "canal", "name": kind,
+            "parent_run_id": path.len().checked_sub(2).map(|above| id(path[above])), "run_type": kind,
+            "start_time": at(number), "end_time": at(9), "inputs": {}, "outputs": outputs,
+            "events": if number == 3 { json!([{"name": "new_token", "time": at(5)}]) } else { json!([]) },
+        })
+    };
+    let usage =
+        json!({"usage_metadata": {"input_tokens": 3, "output_tokens": 4, "total_tokens": 7, "total_cost": 0.25}});
+    let runs = json!({"post": [
+        run(&[1], "chain", json!({})),
+        run(&[1, 2], "chain", json!({})),
+        run(&[1, 2, 3], "llm", usage.clone()),
+        run(&[1, 4], "embedding", usage),
+    ]});
+    world.post("/runs/batch", &runs).await.expect(202);
+    let found = world.get("/sessions?name=canal").await.expect(200);
+    let items = async |more: Value| {
+        let mut asked = json!({
+            "project_ids": [found[0]["id"]],
+            "selects": ["TOTAL_TOKENS", "PROMPT_TOKENS", "TOTAL_COST", "FIRST_TOKEN_TIME"],
+        });
+        asked.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        world.post("/api/v2/runs/query", &asked).await.expect(200)["items"].clone()
+    };
+    let row = |number: u128, tokens: Value, prompt: Value, cost: Value, first: Option<u128>| {
+        json!({"id": id(number), "total_tokens": tokens, "prompt_tokens": prompt, "total_cost": cost,
+               "first_token_time": first.map(at)})
+    };
+    let none = || Value::Null;
+    let own = [
+        row(4, json!(7), json!(3), json!(0.25), None),
+        row(3, json!(7), json!(3), json!(0.25), Some(5)),
+        row(2, none(), none(), none(), None),
+        row(1, none(), none(), none(), None),
+    ];
+    assert_eq!(items(json!({})).await, json!(own));
+    assert_eq!(items(json!({"include_subtree_usage": false})).await, json!(own));
+    let middle = row(2, json!(7), json!(3), json!(0.25), Some(5));
+    let root = row(1, json!(14), json!(6), json!(0.5), Some(5));
+    let all = items(json!({"include_subtree_usage": true})).await;
+    assert_eq!(all, json!([own[0], own[1], middle, root]));
+    // Neither filters nor the range of times change what is below.
+    let narrow = json!({"include_subtree_usage": true, "is_root": true, "max_start_time": at(2)});
+    assert_eq!(items(narrow).await, json!([root]));
+    let names = items(json!({"include_subtree_usage": true, "selects": ["NAME"], "is_root": true})).await;
+    assert_eq!(names, json!([{"id": id(1), "name": "chain"}]));
 }
 
 async fn the_runs_of_a_trace_are_listed(world: World) {

@@ -15,6 +15,7 @@ pub mod predicate;
 mod row_fetcher;
 pub mod snapshot;
 pub mod statistics;
+mod subtree_usage;
 pub mod threads;
 mod trace_usage;
 
@@ -33,6 +34,9 @@ pub enum Error {
     /// A filter on traces matches more of them than are kept in memory.
     #[error("the filter matches more than {limit} traces; narrow the range of start times")]
     TooManyTraces { limit: usize },
+    /// The traces of a page have more runs than are kept in memory.
+    #[error("the traces of these runs have more than {limit} runs; query fewer runs, or without include_subtree_usage")]
+    TooManyRuns { limit: usize },
     #[error(transparent)]
     Store(#[from] towpath_store::Error),
     #[error(transparent)]

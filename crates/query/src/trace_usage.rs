@@ -1,23 +1,26 @@
 //! Tokens and costs of whole traces.
 //!
-//! Model calls (`run_type` `llm`) count if any of a trace reports usage, since the runs above often repeat it. Else all
-//! runs of the trace count.
+//! Model calls (`run_type` `llm` or `embedding`) count if any of a trace reports usage, since the runs above often repeat
+//! it. Else all runs of the trace count.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 
-use arrow::array::{Array, AsArray, RecordBatch};
+use arrow::array::{
+    Array, ArrayRef, AsArray, Decimal128Array, Int64Array, RecordBatch, StringArray, TimestampNanosecondArray,
+};
 use arrow::datatypes::{Decimal128Type, Int64Type, TimestampNanosecondType};
 use towpath_domain::{ProjectId, Timestamp};
+use towpath_traces::prices::PRICED_TYPES;
 use uuid::Uuid;
 
 use crate::Result;
 use crate::predicate::Predicate;
 use crate::snapshot::Snapshot;
 
-/// Columns that [`TraceUsage`] needs.
-const COLUMNS: [&str; 9] = [
+/// Columns that [`UsageColumns`] needs.
+pub(crate) const COLUMNS: [&str; 9] = [
     "trace_id",
     "run_type",
     "total_tokens",
@@ -57,15 +60,28 @@ impl TraceUsage {
     }
 }
 
-/// Usage of the model calls of a trace, and of its other runs.
+/// Usage of the model calls among some runs, and of the other runs.
 #[derive(Clone, Copy, Default)]
-struct Sums {
+pub(crate) struct UsageSums {
     models: TraceUsage,
     others: TraceUsage,
 }
 
-impl Sums {
-    fn total(self) -> TraceUsage {
+impl UsageSums {
+    #[cfg(test)]
+    pub(crate) fn of_model(models: TraceUsage) -> Self {
+        Self {
+            models,
+            ..Self::default()
+        }
+    }
+
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.models.add(&other.models);
+        self.others.add(&other.others);
+    }
+
+    pub(crate) fn total(self) -> TraceUsage {
         let first_token = self.models.first_token.into_iter().chain(self.others.first_token).min();
         let counted = if self.models.is_known() {
             self.models
@@ -76,22 +92,58 @@ impl Sums {
     }
 }
 
-fn add_rows(sums: &mut HashMap<Uuid, Sums>, rows: &RecordBatch) -> Result<()> {
-    let column = |name: &str| {
-        rows.column_by_name(name)
-            .ok_or_else(|| towpath_traces::columnar::Error::Columns(format!("column {name} is missing")))
-    };
-    let traces = column("trace_id")?.as_string::<i32>();
-    let types = column("run_type")?.as_string::<i32>();
-    let tokens = |name: &str| column(name).map(AsArray::as_primitive::<Int64Type>);
-    let costs = |name: &str| column(name).map(AsArray::as_primitive::<Decimal128Type>);
-    let tokens = [
-        tokens("total_tokens")?,
-        tokens("prompt_tokens")?,
-        tokens("completion_tokens")?,
-    ];
-    let costs = [costs("total_cost")?, costs("prompt_cost")?, costs("completion_cost")?];
-    let firsts = column("first_token_time")?.as_primitive::<TimestampNanosecondType>();
+/// The columns of a batch that usage is read from.
+pub(crate) struct UsageColumns<'a> {
+    types: &'a StringArray,
+    /// Total, prompt and completion tokens.
+    tokens: [&'a Int64Array; 3],
+    /// Total, prompt and completion cost.
+    costs: [&'a Decimal128Array; 3],
+    first_tokens: &'a TimestampNanosecondArray,
+}
+
+fn column<'a>(rows: &'a RecordBatch, name: &str) -> Result<&'a ArrayRef> {
+    let missing = || towpath_traces::columnar::Error::Columns(format!("column {name} is missing"));
+    Ok(rows.column_by_name(name).ok_or_else(missing)?)
+}
+
+impl<'a> UsageColumns<'a> {
+    pub(crate) fn of(rows: &'a RecordBatch) -> Result<Self> {
+        let tokens = |name: &str| column(rows, name).map(AsArray::as_primitive::<Int64Type>);
+        let costs = |name: &str| column(rows, name).map(AsArray::as_primitive::<Decimal128Type>);
+        Ok(Self {
+            types: column(rows, "run_type")?.as_string::<i32>(),
+            tokens: [
+                tokens("total_tokens")?,
+                tokens("prompt_tokens")?,
+                tokens("completion_tokens")?,
+            ],
+            costs: [costs("total_cost")?, costs("prompt_cost")?, costs("completion_cost")?],
+            first_tokens: column(rows, "first_token_time")?.as_primitive::<TimestampNanosecondType>(),
+        })
+    }
+
+    /// Adds the usage of a row.
+    pub(crate) fn add_row(&self, row: usize, sums: &mut UsageSums) {
+        let first_token = self.first_tokens.is_valid(row).then(|| self.first_tokens.value(row));
+        let own = TraceUsage {
+            tokens: self
+                .tokens
+                .map(|column| column.is_valid(row).then(|| column.value(row))),
+            costs: self.costs.map(|column| column.is_valid(row).then(|| column.value(row))),
+            first_token: first_token.map(|nanoseconds| Timestamp::from_micros(nanoseconds / 1000)),
+        };
+        if self.types.is_valid(row) && PRICED_TYPES.contains(&self.types.value(row)) {
+            sums.models.add(&own);
+        } else {
+            sums.others.add(&own);
+        }
+    }
+}
+
+fn add_rows(sums: &mut HashMap<Uuid, UsageSums>, rows: &RecordBatch) -> Result<()> {
+    let usage = UsageColumns::of(rows)?;
+    let traces = column(rows, "trace_id")?.as_string::<i32>();
     for row in 0..rows.num_rows() {
         if traces.is_null(row) {
             continue;
@@ -99,19 +151,7 @@ fn add_rows(sums: &mut HashMap<Uuid, Sums>, rows: &RecordBatch) -> Result<()> {
         let Ok(trace) = traces.value(row).parse::<Uuid>() else {
             continue;
         };
-        let own = TraceUsage {
-            tokens: tokens.map(|column| column.is_valid(row).then(|| column.value(row))),
-            costs: costs.map(|column| column.is_valid(row).then(|| column.value(row))),
-            first_token: firsts
-                .is_valid(row)
-                .then(|| Timestamp::from_micros(firsts.value(row) / 1000)),
-        };
-        let sums = sums.entry(trace).or_default();
-        if types.is_valid(row) && types.value(row) == "llm" {
-            sums.models.add(&own);
-        } else {
-            sums.others.add(&own);
-        }
+        usage.add_row(row, sums.entry(trace).or_default());
     }
     Ok(())
 }
@@ -131,7 +171,7 @@ impl Snapshot {
         let extent = self.extent(traces, Some(&projects), range).await?;
         let range = extent.clip_range(range);
         let predicate = Predicate::new(None, &[Arc::new(traces.iter().copied().collect())])?;
-        let mut sums: HashMap<Uuid, Sums> = HashMap::new();
+        let mut sums: HashMap<Uuid, UsageSums> = HashMap::new();
         for (project, parts) in self.scope(&projects, &range, Some(&extent)).await? {
             let mut matches = self.matches(project, &parts, range.clone(), &predicate, &COLUMNS);
             while let Some(batch) = matches.next().await? {
@@ -170,9 +210,9 @@ mod tests {
     fn runs_above_a_model_call_do_not_count_again() {
         let models = usage(Some(3), None);
         let others = usage(Some(8), Some(10));
-        let total = Sums { models, others }.total();
+        let total = UsageSums { models, others }.total();
         assert_eq!(total, usage(Some(3), Some(10)));
         let none = TraceUsage::default();
-        assert_eq!(Sums { models: none, others }.total(), others);
+        assert_eq!(UsageSums { models: none, others }.total(), others);
     }
 }

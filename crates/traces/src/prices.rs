@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use towpath_domain::{Rejection, Timestamp};
 
 pub use book::{PriceBook, price};
-pub use cost::Pricer;
+pub use cost::{PRICED_TYPES, Pricer};
 pub use table::PriceTable;
 
 use crate::derive::decimal;

@@ -4,10 +4,11 @@ use std::collections::{HashMap, HashSet};
 
 use axum::extract::State;
 use serde::Deserialize;
-use towpath_domain::{DatasetId, ExampleId, ProjectId, Rejection, TenantId, Timestamp};
+use towpath_domain::{DatasetId, ExampleId, ProjectId, Rejection, TenantId, Timestamp, TraceRunId};
 use towpath_query::{Direction, Reader, RunQuery, Snapshot};
 use towpath_store::datasets::examples::{self, Example};
 use towpath_store::datasets::versions::AsOf;
+use towpath_store::feedback::Feedback;
 use towpath_store::projects;
 use towpath_traces::row::Row;
 use uuid::Uuid;
@@ -284,12 +285,21 @@ fn join_filters(filters: &[String]) -> Option<String> {
     }
 }
 
-/// Feedback of an experiment by key, on its root trace runs and on the experiment itself.
+/// Feedback of an experiment, and which examples it is about.
+pub(crate) struct ExperimentFeedback {
+    /// On its newest root trace runs.
+    pub(crate) on_runs: Vec<Feedback>,
+    pub(crate) on_experiment: Vec<Feedback>,
+    /// The example that each of these trace runs belongs to.
+    pub(crate) examples: HashMap<TraceRunId, Uuid>,
+}
+
+/// Reads the feedback of an experiment.
 pub(crate) async fn feedback(
     reader: Reader,
     tenant: TenantId,
     experiment: ProjectId,
-) -> Result<(serde_json::Value, serde_json::Value), ApiError> {
+) -> Result<ExperimentFeedback, ApiError> {
     let snapshot = reader.snapshot(tenant).await?;
     let criteria = Criteria {
         projects: vec![experiment],
@@ -307,9 +317,13 @@ pub(crate) async fn feedback(
         limit: RUN_BATCH_SIZE,
     };
     let mut ids = HashSet::new();
+    let mut examples = HashMap::new();
     loop {
         let page = snapshot.page(&question).await?;
-        ids.extend(page.rows.iter().map(|(_, row)| row.id()));
+        for (_, row) in &page.rows {
+            ids.insert(row.id());
+            examples.extend(row.fields().reference_example_id.map(|example| (row.id(), example)));
+        }
         match page.next {
             // Only the newest runs count: an experiment has a run for each example.
             Some(_) if ids.len() >= MAX_RUNS => break,
@@ -318,10 +332,9 @@ pub(crate) async fn feedback(
         }
     }
     let ids: Vec<_> = ids.into_iter().collect();
-    let on_runs = snapshot.feedback(&ids).await?;
-    let on_experiment = snapshot.project_feedback(experiment).await?;
-    Ok((
-        towpath_query::feedback::stats(on_runs.iter()),
-        towpath_query::feedback::stats(on_experiment.iter()),
-    ))
+    Ok(ExperimentFeedback {
+        on_runs: snapshot.feedback(&ids).await?,
+        on_experiment: snapshot.project_feedback(experiment).await?,
+        examples,
+    })
 }

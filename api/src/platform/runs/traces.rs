@@ -144,7 +144,7 @@ impl SelectedSums {
 }
 
 /// The trace of a root run.
-pub(super) fn trace_of(row: &Row) -> Uuid {
+pub(crate) fn trace_of(row: &Row) -> Uuid {
     derive(row).trace_id.unwrap_or(row.id().0)
 }
 
@@ -154,7 +154,7 @@ pub(super) fn around(first: Timestamp, last: Timestamp) -> Range<Timestamp> {
 }
 
 /// Usage of the traces of root runs.
-pub(super) async fn usage_of(
+pub(crate) async fn usage_of(
     snapshot: &Snapshot,
     project: ProjectId,
     rows: &[(ProjectId, Row)],

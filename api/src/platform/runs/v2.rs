@@ -1,16 +1,20 @@
 //! Version 2 of trace queries: other names and larger pages. Layers around the handlers convert errors to problem
 //! details.
 
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
 use axum::extract::State;
 use axum::response::Response;
 use http::HeaderMap;
 use serde::{Deserialize, Serialize};
 use towpath_domain::{ProjectId, Timestamp, TraceRunId};
-use towpath_query::Direction;
+use towpath_query::{Direction, Snapshot};
+use towpath_traces::row::Row;
 use uuid::Uuid;
 
-use super::view::{Dialect, FIELDS, TraceRunView, V2_FIELDS};
-use super::{Criteria, PageOptions, cursor, event_stream, limit, one, read, refuse};
+use super::traces::{around, trace_of};
+use super::view::{Dialect, FIELDS, TraceRunView, USAGE_FIELDS, V2_FIELDS};
+use super::{Criteria, PageOptions, cursor, event_stream, limit, one, read_rows, refuse, show};
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
@@ -56,7 +60,7 @@ pub struct Query {
     page_size: Option<i64>,
     /// `next` cursor of the previous page.
     cursor: Option<String>,
-    /// Refused if true: not available in this build. Traces have the usage of all their runs.
+    /// Selected tokens, costs and `FIRST_TOKEN_TIME` of a run include those of all runs below it.
     include_subtree_usage: Option<bool>,
     /// Refused: not available in this build.
     ai_search: Option<String>,
@@ -118,7 +122,6 @@ pub async fn query(
     refuse(&[
         ("ai_search", asked.ai_search.is_some()),
         ("sem_filter", asked.sem_filter.is_some()),
-        ("include_subtree_usage", asked.include_subtree_usage == Some(true)),
         ("reference_dataset_id", asked.reference_dataset_id.is_some()),
         ("min_feedback_modified_at", asked.min_feedback_modified_at.is_some()),
         ("max_feedback_modified_at", asked.max_feedback_modified_at.is_some()),
@@ -148,12 +151,66 @@ pub async fn query(
         ..Criteria::default()
     };
     criteria.admit()?;
+    let with_subtrees =
+        asked.include_subtree_usage == Some(true) && wanted.fields.iter().any(|name| USAGE_FIELDS.contains(name));
     let own = app.clone();
-    let read = app
-        .queries
-        .run(move |reader| read(own, reader, tenant, criteria, wanted));
-    let (items, next_cursor) = read.await?;
-    event_stream::answer(&headers, &Page { items, next_cursor })
+    let read = app.queries.run(move |reader| async move {
+        let snapshot = reader.snapshot(tenant.id).await?;
+        let (rows, next) = read_rows(&snapshot, &criteria, &wanted).await?;
+        let mut items = show(&own, &snapshot, tenant, &rows, &wanted.fields, wanted.dialect).await?;
+        if with_subtrees {
+            replace_usage(&snapshot, &rows, &mut items).await?;
+        }
+        Ok(Page {
+            items,
+            next_cursor: next.map(|position| position.to_string()),
+        })
+    });
+    event_stream::answer(&headers, &read.await?)
+}
+
+/// The runs of a page in one project.
+struct PageRuns {
+    traces: BTreeSet<Uuid>,
+    ids: HashSet<Uuid>,
+    first: Timestamp,
+    last: Timestamp,
+}
+
+/// Replaces the usage of runs that have runs below them by that of both.
+async fn replace_usage(
+    snapshot: &Snapshot,
+    rows: &[(ProjectId, Row)],
+    items: &mut [TraceRunView],
+) -> Result<(), ApiError> {
+    let mut projects: BTreeMap<ProjectId, PageRuns> = BTreeMap::new();
+    for (project, row) in rows {
+        let Some(start) = row.key().map(|key| key.sort_time) else {
+            continue;
+        };
+        let runs = projects.entry(*project).or_insert_with(|| PageRuns {
+            traces: BTreeSet::new(),
+            ids: HashSet::new(),
+            first: start,
+            last: start,
+        });
+        runs.traces.insert(trace_of(row));
+        runs.ids.insert(row.id().0);
+        runs.first = runs.first.min(start);
+        runs.last = runs.last.max(start);
+    }
+    let mut usage = HashMap::new();
+    for (project, runs) in projects {
+        let range = around(runs.first, runs.last);
+        let found = snapshot.subtree_usage(project, &runs.traces, &runs.ids, &range).await?;
+        usage.extend(found.into_iter().map(|(run, usage)| ((project, run), usage)));
+    }
+    for ((project, row), item) in rows.iter().zip(items) {
+        if let Some(usage) = usage.get(&(*project, row.id().0)) {
+            item.replace_usage(usage, Dialect::V2)?;
+        }
+    }
+    Ok(())
 }
 
 /// Get one trace run. `project_id` and `start_time` are accepted but not needed.

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use towpath_domain::json::Value as Read;
 use towpath_domain::trace::{self, DottedOrderPart, format_part};
 use towpath_domain::{ProjectId, TenantId, Timestamp, TraceRunId};
-use towpath_query::Snapshot;
 use towpath_query::feedback::stats;
+use towpath_query::{Snapshot, TraceUsage};
 use towpath_store::feedback::{self, Attachment, Feedback};
 use towpath_traces::derive::{COST_SCALE, derive_priced};
 use towpath_traces::prices::Pricer;
@@ -38,6 +38,26 @@ impl TraceRunView {
         let value = to_raw_value(value).map_err(|error| ApiError::internal(&error))?;
         self.0.push((name, value));
         Ok(self)
+    }
+
+    /// Replaces the tokens, the costs and the time of the first token, where they are selected.
+    pub fn replace_usage(&mut self, usage: &TraceUsage, dialect: Dialect) -> Result<(), ApiError> {
+        let [total_tokens, prompt_tokens, completion_tokens] = usage.tokens;
+        let [total_cost, prompt_cost, completion_cost] = usage.costs;
+        for (name, shown) in &mut self.0 {
+            let value = match *name {
+                "total_tokens" => json!(total_tokens),
+                "prompt_tokens" => json!(prompt_tokens),
+                "completion_tokens" => json!(completion_tokens),
+                "total_cost" => cost(total_cost, dialect),
+                "prompt_cost" => cost(prompt_cost, dialect),
+                "completion_cost" => cost(completion_cost, dialect),
+                "first_token_time" => json!(usage.first_token),
+                _ => continue,
+            };
+            *shown = to_raw_value(&value).map_err(|error| ApiError::internal(&error))?;
+        }
+        Ok(())
     }
 }
 
@@ -88,6 +108,17 @@ pub const FIELDS: [&str; 39] = [
     "trace_tier",
     "app_path",
     "s3_urls",
+];
+
+/// Fields that the usage of a subtree replaces.
+pub const USAGE_FIELDS: [&str; 7] = [
+    "total_tokens",
+    "prompt_tokens",
+    "completion_tokens",
+    "total_cost",
+    "prompt_cost",
+    "completion_cost",
+    "first_token_time",
 ];
 
 /// Fields of v2 alone.

@@ -1,13 +1,17 @@
 //! Runs of a project, newest first, with a filter.
 
+use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use askama::Template;
 use axum::extract::{Path, Query, State};
+use http::StatusCode;
 use serde::Deserialize;
+use towpath_domain::Timestamp;
 use towpath_domain::filter::{Filter, FilterError};
-use towpath_domain::{ProjectId, Timestamp};
-use towpath_query::{Direction, Position, RunQuery};
+use towpath_query::statistics::Statistics;
+use towpath_query::{Direction, Position, RunQuery, Snapshot, TraceUsage};
 use towpath_store::quarantine;
 use towpath_traces::derive::derive_priced;
 use towpath_traces::prices::Pricer;
@@ -17,7 +21,7 @@ use super::content::preview;
 use super::{dollars, latency, project, static_page, tokens, tone};
 use crate::app::App;
 use crate::errors::ApiError;
-use crate::platform::runs::Criteria;
+use crate::platform::runs::{self, Criteria};
 use crate::ui::quarantine::Banner;
 use crate::ui::{PageRequest, PageResult, formatting};
 
@@ -32,6 +36,10 @@ const IDEAS: [(&str, &str); 5] = [
     ("Many tokens", "gt(total_tokens, 10000)"),
 ];
 
+/// Periods of the totals, in days, with their labels. The first one is the default.
+const PERIODS: [(u32, &str); 3] = [(1, "24 hours"), (7, "7 days"), (30, "30 days")];
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
 /// Filter and position of the page.
 #[derive(Default, Deserialize)]
 #[serde(default)]
@@ -41,6 +49,8 @@ pub(in crate::ui) struct ListTraceRuns {
     /// `all`, or root runs only.
     runs: String,
     cursor: String,
+    /// Period of the totals.
+    days: String,
 }
 
 #[derive(Template)]
@@ -55,9 +65,25 @@ struct Page {
     any: bool,
     ideas: [(&'static str, &'static str); 5],
     mistake: Option<FilterProblem>,
+    days: u32,
+    periods: Vec<Period>,
+    totals: Option<Totals>,
     rows: Vec<RunRow>,
     next: Option<String>,
     later: bool,
+}
+
+struct Period {
+    days: u32,
+    label: &'static str,
+    chosen: bool,
+}
+
+/// Sums over the runs of a period that the filter selects; of whole traces, over all of their runs.
+struct Totals {
+    runs: String,
+    tokens: String,
+    cost: Option<String>,
 }
 
 /// Position and text of an error in a filter.
@@ -115,7 +141,10 @@ pub(in crate::ui) async fn page(
     let after = after
         .transpose()
         .map_err(|error| ApiError::bad_request(format!("cursor: {error}")))?;
-    let (mut rows, mut next) = (Vec::new(), None);
+    let period = which.days.parse::<u32>().ok();
+    let days = period.filter(|days| PERIODS.iter().any(|(known, _)| known == days));
+    let days = days.unwrap_or(PERIODS[0].0);
+    let (mut rows, mut next, mut totals) = (Vec::new(), None, None);
     if mistake.is_none() {
         let criteria = Criteria {
             projects: vec![project.id],
@@ -123,7 +152,15 @@ pub(in crate::ui) async fn page(
             filter: Some(filter.clone()),
             ..Criteria::default()
         };
-        let tenant = project.tenant_id;
+        let now = app.clock.now();
+        let summed = Criteria {
+            projects: vec![project.id],
+            start: Some(now.minus(DAY * days)),
+            filter: all.then(|| filter.clone()),
+            trace_filter: (!all).then(|| filter.clone()),
+            ..Criteria::default()
+        };
+        let (tenant, of) = (project.tenant_id, project.id);
         let read = app.queries.run(move |reader| async move {
             let snapshot = reader.snapshot(tenant).await?;
             let resolved = criteria.resolve(&snapshot).await?;
@@ -136,14 +173,21 @@ pub(in crate::ui) async fn page(
                 after,
                 limit: LIMIT,
             };
-            Ok((
-                snapshot.page(&question).await?,
-                Pricer::new(Arc::clone(snapshot.prices())),
-            ))
+            let page = snapshot.page(&question).await?;
+            let usage = match all {
+                true => HashMap::new(),
+                false => runs::usage_of(&snapshot, of, &page.rows).await?,
+            };
+            let totals = count(&snapshot, &summed).await?;
+            Ok((page, usage, totals, Pricer::new(Arc::clone(snapshot.prices()))))
         });
-        let (page, mut pricer) = read.await?;
-        let now = app.clock.now();
-        rows = page.rows.iter().map(|found| line(found, now, &mut pricer)).collect();
+        let (page, usage, counted, mut pricer) = read.await?;
+        let shown = page.rows.iter().map(|(_, row)| {
+            let trace = (!all).then(|| usage.get(&runs::trace_of(row))).flatten();
+            line(row, trace, now, &mut pricer)
+        });
+        rows = shown.collect();
+        totals = counted.map(|counted| Totals::new(&counted));
         next = page.next.map(|next| next.to_string());
     }
     let tenant = project.tenant_id;
@@ -151,6 +195,11 @@ pub(in crate::ui) async fn page(
         .store
         .read(async |tx| quarantine::usage_of(tx, tenant).await)
         .await?;
+    let periods = PERIODS.into_iter().map(|(period, label)| Period {
+        days: period,
+        label,
+        chosen: period == days,
+    });
     let content = Page {
         id: project.id.to_string(),
         workspace: project.tenant_id.to_string(),
@@ -161,6 +210,9 @@ pub(in crate::ui) async fn page(
         all,
         ideas: IDEAS,
         mistake,
+        days,
+        periods: periods.collect(),
+        totals,
         rows,
         next,
         later: after.is_some(),
@@ -168,7 +220,32 @@ pub(in crate::ui) async fn page(
     static_page(&asked, "Traces", &content)
 }
 
-fn line((_, row): &(ProjectId, Row), now: Timestamp, pricer: &mut Pricer) -> RunRow {
+impl Totals {
+    fn new(counted: &Statistics) -> Self {
+        let [tokens, ..] = counted.token_sums;
+        let [cost, ..] = counted.cost_sums;
+        Self {
+            runs: match counted.runs {
+                1 => "1 run".to_owned(),
+                runs => format!("{} runs", formatting::count(i64::try_from(runs).unwrap_or(i64::MAX))),
+            },
+            tokens: formatting::count(tokens),
+            cost: cost.map(dollars),
+        }
+    }
+}
+
+/// Statistics of runs; `None` if the filter selects too many traces.
+async fn count(snapshot: &Snapshot, criteria: &Criteria) -> Result<Option<Statistics>, ApiError> {
+    match runs::counted(snapshot, criteria).await {
+        Ok(counted) => Ok(Some(counted)),
+        Err(error) if error.status() == StatusCode::BAD_REQUEST => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// A run with its own usage, or with that of its trace.
+fn line(row: &Row, trace: Option<&TraceUsage>, now: Timestamp, pricer: &mut Pricer) -> RunRow {
     let said = row.fields();
     let derived = derive_priced(row, pricer);
     let error = said.error.as_deref().filter(|error| !error.is_empty());
@@ -188,8 +265,13 @@ fn line((_, row): &(ProjectId, Row), now: Timestamp, pricer: &mut Pricer) -> Run
         ),
         failed: error.is_some(),
         latency: latency(derived.start_time, said.end_time),
-        tokens: tokens(&derived),
-        cost: derived.usage.total_cost.map(dollars),
+        tokens: match trace {
+            Some(trace) => trace.tokens[0].map(formatting::count),
+            None => tokens(&derived),
+        },
+        cost: trace
+            .map_or(derived.usage.total_cost, |trace| trace.costs[0])
+            .map(dollars),
         started: derived.start_time.map(formatting::moment).unwrap_or_default(),
         age: derived
             .start_time

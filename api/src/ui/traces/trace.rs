@@ -1,7 +1,7 @@
 //! A trace as a tree of runs on a time axis, with details of one run.
 
 use std::borrow::Cow;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use askama::Template;
@@ -41,7 +41,7 @@ struct Page {
     title: String,
     count: usize,
     more: bool,
-    /// Of the shown runs.
+    /// Cost of all runs of the trace.
     cost: Option<String>,
     tree: Vec<TreeRow>,
     run: RunDetail,
@@ -90,6 +90,7 @@ struct TraceData {
     run: Row,
     rows: Vec<Row>,
     more: bool,
+    cost: Option<i128>,
     feedback: Vec<Feedback>,
     attachments: Vec<Attachment>,
     prices: Arc<PriceTable>,
@@ -129,6 +130,7 @@ pub(in crate::ui) async fn page(
             ..Criteria::default()
         };
         let resolved = criteria.resolve(&snapshot).await?;
+        let range = resolved.range.clone();
         let question = RunQuery {
             projects: resolved.projects,
             range: resolved.range,
@@ -139,6 +141,7 @@ pub(in crate::ui) async fn page(
             limit: MOST,
         };
         let page = snapshot.page(&question).await?;
+        let usage = snapshot.trace_usage(of, &BTreeSet::from([trace]), &range).await?;
         let mut rows: Vec<Row> = page.rows.into_iter().map(|(_, row)| row).collect();
         // In a very large trace the selected run is always shown.
         if !rows.iter().any(|row| row.id() == id) {
@@ -149,6 +152,7 @@ pub(in crate::ui) async fn page(
             attachments: attached(&snapshot, id).await?,
             prices: Arc::clone(snapshot.prices()),
             more: page.next.is_some(),
+            cost: usage.get(&trace).and_then(|usage| usage.costs[0]),
             rows,
             run,
         })
@@ -164,7 +168,7 @@ pub(in crate::ui) async fn page(
         title: name(&read.rows.first().map_or_else(String::new, name_of)),
         count: read.rows.len(),
         more: read.more,
-        cost: total_cost(&read.rows, &mut pricer).map(dollars),
+        cost: read.cost.map(dollars),
         tree: tree(&read.rows, id, &mut pricer),
         run: run_detail(&app, &read, &mut pricer),
     };
@@ -203,14 +207,6 @@ fn name(text: &str) -> String {
     } else {
         text.to_owned()
     }
-}
-
-/// Costs of these runs together; `None` if none is known.
-fn total_cost(rows: &[Row], pricer: &mut Pricer) -> Option<i128> {
-    let costs = rows
-        .iter()
-        .filter_map(|row| derive_priced(row, pricer).usage.total_cost);
-    costs.reduce(i128::saturating_add)
 }
 
 /// Runs as a tree, siblings in order of their start.

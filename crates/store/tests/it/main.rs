@@ -9,6 +9,7 @@ mod access;
 mod agent;
 mod bulk;
 mod database;
+mod deletion;
 mod dropped;
 mod full;
 mod item_vectors;

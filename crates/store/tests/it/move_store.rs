@@ -10,7 +10,7 @@ use towpath_store::{Error, Options, Store};
 use crate::migrations::filled::{self, ROWS};
 use crate::migrations::{EmptyDatabase, RawConnection, SQLITE};
 
-const LATER: &str = include_str!("move_store/later.sql");
+pub const LATER: &str = include_str!("move_store/later.sql");
 
 /// Every row is a batch, so that there are many places to stop at.
 const SMALL: MoveOptions = MoveOptions {

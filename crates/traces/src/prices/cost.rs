@@ -12,7 +12,7 @@ use crate::derive::{COST_SCALE, Usage, decimal};
 use crate::row::Row;
 
 /// Types of runs that call a model themselves. What the runs around them report is the same call again.
-const PRICED_TYPES: [&str; 2] = ["llm", "embedding"];
+pub const PRICED_TYPES: [&str; 2] = ["llm", "embedding"];
 /// Models whose prices are remembered.
 const MAX_MODELS: usize = 256;
 /// More tokens than any call has; with the highest price, its cost is within 128 bits.
