@@ -137,3 +137,26 @@ async def test_the_authors_auth_decides_who_sees_and_calls_what(serve, project, 
         with pytest.raises(MCPError, match="Unknown tool"):
             await bob.call_tool("hers", {"steps": []})
     assert httpx.post(f"{server.url}/mcp", json={}, timeout=60).status_code == 401
+
+
+def test_the_authors_auth_judges_each_message_of_a_batch(serve, project):
+    project.write(config=CONFIG | {"auth": {"path": "./auth.py:auth"}}, auth=AUTH)
+    server, _ = serve()
+    user(server, "ann").assistants.create("agent", name="hers", metadata={"note": "x"})
+    called = {"name": "hers", "arguments": {"steps": []}}
+    batch = [
+        {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": called},
+        {"jsonrpc": "2.0", "id": 2, "method": "tools/list"},
+    ]
+
+    def answers(name):
+        answer = httpx.post(f"{server.url}/mcp", json=batch, headers={"authorization": f"Bearer {name}"}, timeout=60)
+        assert answer.status_code == 200, answer.text
+        return {one["id"]: one for one in answer.json()}
+
+    of_ann, of_bob = answers("ann"), answers("bob")
+    assert of_ann[1]["result"]["structuredContent"]["steps"] == ["first", "second"]
+    assert of_bob[1]["error"]["code"] == -32602
+    named = [{tool["name"] for tool in of[2]["result"]["tools"]} for of in (of_ann, of_bob)]
+    assert "hers" in named[0] and "hers" not in named[1]
+    assert httpx.post(f"{server.url}/mcp", json=batch, timeout=60).status_code == 401

@@ -13,6 +13,7 @@ use towpath_store::assistants::Assistant;
 use towpath_workflows::a2a;
 
 use super::failure::Failure;
+use super::options::AgentOptions;
 use super::rpc::Call;
 use super::stream::{self, StreamStart};
 use super::tasks::{authorize, detail, find, internal_error, read, task_json, wait_ended};
@@ -51,7 +52,7 @@ pub(super) async fn send(
     assistant: &Assistant,
     call: &Call,
 ) -> Result<Response, Failure> {
-    let request = SendMessage::parse(app, call)?;
+    let request = SendMessage::parse(app, assistant, call)?;
     let RecordedTask { task, reader } = request.record(app, headers, assistant).await?;
     let (dialect, history) = (call.dialect, request.history_length);
     if request.returns_immediately {
@@ -74,7 +75,7 @@ pub(super) async fn stream(
     assistant: &Assistant,
     call: &Call,
 ) -> Result<Response, Failure> {
-    let request = SendMessage::parse(app, call)?;
+    let request = SendMessage::parse(app, assistant, call)?;
     let RecordedTask { task, reader } = request.record(app, headers, assistant).await?;
     let said = vec![request.message.to_json(call.dialect, task.id)];
     let first = task.to_json(call.dialect, Some(said));
@@ -91,8 +92,9 @@ pub(super) async fn stream(
 }
 
 impl<'a> SendMessage<'a> {
-    fn parse(app: &AgentApp, call: &'a Call) -> Result<Self, Failure> {
+    fn parse(app: &AgentApp, assistant: &Assistant, call: &'a Call) -> Result<Self, Failure> {
         let message = Message::parse(call.params.get("message"))?;
+        AgentOptions::of(assistant).check_media_types(&message.media_types)?;
         let nothing = Object::new();
         let configuration = params::object_param(&call.params, "configuration")?.unwrap_or(&nothing);
         // Each version has its own name for this field.

@@ -5,6 +5,7 @@
 
 mod error;
 mod events;
+mod fields;
 mod message;
 mod outcome;
 mod part;
@@ -12,7 +13,8 @@ mod task;
 
 pub use error::{A2aError, ErrorCode};
 pub use events::{artifact_update, status_update, task_event};
-pub use message::{Message, Role};
+pub use fields::field;
+pub use message::{MediaType, Message, Role};
 pub use outcome::{Interrupt, Outcome, reply_parts};
 pub use part::{Part, Source};
 pub use task::{Task, TaskId, TaskState, history};
