@@ -3,7 +3,7 @@
 use axum::response::Response;
 use http::HeaderMap;
 use serde_json::{Value, json};
-use towpath_domain::agent::a2a::{A2aError, ErrorCode, Message, Task, TaskId, TaskState, task_event};
+use towpath_domain::agent::a2a::{A2aError, ErrorCode, Message, Task, TaskId, TaskState, message_event, task_event};
 use towpath_domain::agent::{Object, RunRequest};
 use towpath_domain::{Rejection, RunId, ThreadId};
 use towpath_store as store;
@@ -60,9 +60,13 @@ pub(super) async fn send(
         return Ok(call.success_response(task_event(dialect, task.to_json(dialect, said))));
     }
     let (app_of_answer, assistant) = (app.clone(), assistant.id);
+    let begins_task = request.message.task.is_none();
     Ok(call.deferred_response(app, async move {
         wait_ended(reader).await?;
         let row = read(&app_of_answer, assistant, task.id, detail(history)).await?;
+        if begins_task && let Some(message) = row.task().map_err(internal_error)?.direct_message(dialect) {
+            return Ok(message_event(dialect, message));
+        }
         let task = task_json(&row, dialect, history).map_err(internal_error)?;
         Ok(task_event(dialect, task))
     }))

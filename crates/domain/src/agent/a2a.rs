@@ -12,7 +12,7 @@ mod part;
 mod task;
 
 pub use error::{A2aError, ErrorCode};
-pub use events::{artifact_update, status_update, task_event};
+pub use events::{artifact_update, message_event, status_update, task_event};
 pub use fields::field;
 pub use message::{MediaType, Message, Role};
 pub use outcome::{Interrupt, Outcome, reply_parts};

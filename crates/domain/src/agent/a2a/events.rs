@@ -16,6 +16,15 @@ pub fn task_event(dialect: Dialect, task: Value) -> Value {
     }
 }
 
+/// The event of a message without a task.
+#[must_use]
+pub fn message_event(dialect: Dialect, message: Value) -> Value {
+    match dialect {
+        Dialect::V03 => message,
+        Dialect::V10 => json!({ "message": message }),
+    }
+}
+
 /// A change of state, or a message of the assistant in between.
 #[must_use]
 pub fn status_update(dialect: Dialect, task: &Task, said: Option<(&[Part], Timestamp)>) -> Value {

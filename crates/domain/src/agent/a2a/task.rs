@@ -151,6 +151,17 @@ impl Task {
         task
     }
 
+    /// The response of a task that needs none: it names the context and no task.
+    #[must_use]
+    pub fn direct_message(&self, dialect: Dialect) -> Option<Value> {
+        let Some(Outcome::Message(parts)) = &self.outcome else {
+            return None;
+        };
+        let mut message = self.message_json(dialect, "message", parts);
+        message.as_object_mut()?.remove("taskId");
+        Some(message)
+    }
+
     /// Its `status`.
     #[must_use]
     pub fn status_json(&self, dialect: Dialect) -> Value {
@@ -269,6 +280,20 @@ mod tests {
         assert_eq!(new["status"]["state"], "TASK_STATE_COMPLETED");
         assert_eq!(new["artifacts"][0]["parts"], json!([{"text": "hi"}]));
         assert!(new.get("kind").is_none() && new["history"] == json!([]));
+    }
+
+    #[test]
+    fn a_direct_message_names_no_task() {
+        let mut task = task();
+        assert_eq!(task.direct_message(Dialect::V10), None);
+        task.outcome = Some(Outcome::Message(vec![Part::Text { text: "hi".to_owned() }]));
+        let message = task.direct_message(Dialect::V10).unwrap();
+        assert_eq!(
+            message,
+            json!({"messageId": format!("{}-message", task.run), "role": "ROLE_AGENT", "parts": [{"text": "hi"}],
+                   "contextId": task.id.thread.to_string()})
+        );
+        assert_eq!(task.direct_message(Dialect::V03).unwrap()["kind"], "message");
     }
 
     #[test]
