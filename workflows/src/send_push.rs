@@ -140,6 +140,7 @@ mod tests {
             };
             let mut task = Task {
                 id,
+                context: None,
                 run: id.run,
                 state,
                 updated_at: Timestamp::from_micros(0),

@@ -155,9 +155,31 @@ impl AssistantId {
     }
 }
 
+/// The namespace of the threads whose ids follow from the names that clients gave their contexts.
+const CONTEXTS: Uuid = uuid::uuid!("b2a6a4a4-6d8e-5f0e-9b1c-3f1d7f1c2a60");
+
+impl ThreadId {
+    /// The thread of a context: its id, or one that follows from its name and the workspace.
+    #[must_use]
+    pub fn of_context(tenant: TenantId, name: &str) -> Self {
+        name.parse()
+            .unwrap_or_else(|_| Self(Uuid::new_v5(&CONTEXTS, format!("{tenant}:{name}").as_bytes())))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_context_is_a_thread() {
+        let (tenant, thread) = (TenantId::new(), ThreadId::new());
+        assert_eq!(ThreadId::of_context(tenant, &thread.to_string()), thread);
+        let named = ThreadId::of_context(tenant, "a conversation");
+        assert_eq!(ThreadId::of_context(tenant, "a conversation"), named);
+        assert_ne!(ThreadId::of_context(tenant, "another"), named);
+        assert_ne!(ThreadId::of_context(TenantId::new(), "a conversation"), named);
+    }
 
     #[test]
     fn the_assistant_of_a_graph_has_the_id_that_clients_compute() {

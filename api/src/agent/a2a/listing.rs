@@ -4,7 +4,7 @@ use axum::response::Response;
 use serde_json::{Value, json};
 use towpath_domain::agent::Object;
 use towpath_domain::agent::a2a::{A2aError, Dialect, TaskState};
-use towpath_domain::{RunId, ThreadId, Timestamp};
+use towpath_domain::{RunId, TenantId, ThreadId, Timestamp};
 use towpath_store::a2a_tasks::{self, MAX_COUNTED, TaskDetail, TaskFilter, TaskRow};
 use towpath_store::assistants::Assistant;
 
@@ -42,7 +42,7 @@ struct PageToken {
 
 /// Tasks of an assistant, latest change first.
 pub(super) async fn list(app: &AgentApp, assistant: &Assistant, call: &Call) -> Result<Response, Failure> {
-    let mut request = ListTasks::parse(&call.params)?;
+    let mut request = ListTasks::parse(&call.params, app.tenant)?;
     let searched = auth::authorize_operation(app, ("threads", "search"), None, Object::new()).await;
     let (narrowed, _) = searched.map_err(Failure::Http)?;
     request.filter.metadata = narrowed
@@ -99,7 +99,7 @@ impl ListTasks {
         Ok(shown)
     }
 
-    fn parse(params: &Object) -> Result<Self, A2aError> {
+    fn parse(params: &Object, tenant: TenantId) -> Result<Self, A2aError> {
         let size = params::count_param(params, "pageSize")?.unwrap_or(DEFAULT_PAGE_SIZE);
         if !(1..=MAX_PAGE_SIZE).contains(&size) {
             return Err(A2aError::invalid_params(format!(
@@ -128,8 +128,7 @@ impl ListTasks {
         });
         Ok(Self {
             filter: TaskFilter {
-                // An invalid context has no tasks.
-                thread: thread.map(|text| text.parse().unwrap_or(ThreadId(uuid::Uuid::nil()))),
+                thread: thread.map(|name| ThreadId::of_context(tenant, &name)),
                 state,
                 since: since.transpose()?,
                 metadata: None,
@@ -171,7 +170,7 @@ mod tests {
 
     fn request(params: Value) -> Result<ListTasks, A2aError> {
         let Value::Object(params) = params else { unreachable!() };
-        ListTasks::parse(&params)
+        ListTasks::parse(&params, TenantId::new())
     }
 
     #[test]

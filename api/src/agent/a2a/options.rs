@@ -7,7 +7,7 @@ use towpath_store::assistants::Assistant;
 /// Media types of messages, unless the metadata name others.
 const DEFAULT_MEDIA_TYPES: [&str; 2] = ["application/json", "text/plain"];
 
-/// The options of an agent.
+/// What the owner of an assistant chooses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct AgentOptions {
     /// Versions of the protocol, the newest first.

@@ -56,7 +56,7 @@ pub(super) async fn send(
     let RecordedTask { task, reader } = request.record(app, headers, assistant).await?;
     let (dialect, history) = (call.dialect, request.history_length);
     if request.returns_immediately {
-        let said = (history != Some(0)).then(|| vec![request.message.to_json(dialect, task.id)]);
+        let said = (history != Some(0)).then(|| vec![request.message.to_json(dialect, &task)]);
         return Ok(call.success_response(task_event(dialect, task.to_json(dialect, said))));
     }
     let (app_of_answer, assistant) = (app.clone(), assistant.id);
@@ -81,7 +81,7 @@ pub(super) async fn stream(
 ) -> Result<Response, Failure> {
     let request = SendMessage::parse(app, assistant, call)?;
     let RecordedTask { task, reader } = request.record(app, headers, assistant).await?;
-    let said = vec![request.message.to_json(call.dialect, task.id)];
+    let said = vec![request.message.to_json(call.dialect, &task)];
     let first = task.to_json(call.dialect, Some(said));
     Ok(stream::respond(
         app,
@@ -147,9 +147,9 @@ impl<'a> SendMessage<'a> {
         before: Option<&TaskRow>,
     ) -> Result<Option<RecordedTask>, Failure> {
         let run = RunId::new();
-        let thread = match before {
-            Some(row) => row.thread_id,
-            None => self.message.context.unwrap_or_else(ThreadId::new),
+        let (thread, context) = match before {
+            Some(row) => (row.thread_id, row.context.clone()),
+            None => self.new_context(app),
         };
         let id = match before {
             Some(row) => row.task_id(),
@@ -173,7 +173,7 @@ impl<'a> SendMessage<'a> {
                     }
                     let recorded = ready.record(app, tx).await?;
                     if before.is_none() {
-                        a2a::begin(tx, app.tenant, assistant.id, id).await?;
+                        a2a::begin(tx, app.tenant, assistant.id, id, context.as_deref()).await?;
                     }
                     if let Some(push) = &self.push {
                         let named = push::with_default_id(push, id);
@@ -190,6 +190,7 @@ impl<'a> SendMessage<'a> {
             };
             let task = Task {
                 id,
+                context,
                 run,
                 state: TaskState::Submitted,
                 updated_at: recorded.updated_at,
@@ -198,6 +199,16 @@ impl<'a> SendMessage<'a> {
             Ok::<_, Failure>(Some(RecordedTask { task, reader }))
         })
         .await
+    }
+
+    /// The thread of a new task, and the client's name of the context where it is not the id of the thread.
+    fn new_context(&self, app: &AgentApp) -> (ThreadId, Option<String>) {
+        let Some(name) = &self.message.context else {
+            return (ThreadId::new(), None);
+        };
+        let thread = ThreadId::of_context(app.tenant, name);
+        let name = (*name != thread.to_string()).then(|| name.clone());
+        (thread, name)
     }
 
     fn run_request(
@@ -239,7 +250,8 @@ impl<'a> SendMessage<'a> {
         let Some(id) = TaskId::parse(text) else {
             return Err(A2aError::task_not_found(text.chars().take(100).collect::<String>()).into());
         };
-        if self.message.context.is_some_and(|context| context != id.thread) {
+        let context = self.message.context.as_deref();
+        if context.is_some_and(|name| ThreadId::of_context(app.tenant, name) != id.thread) {
             let text = format!("message.contextId: the task is of context {}", id.thread);
             return Err(A2aError::invalid_params(text).into());
         }

@@ -98,7 +98,7 @@ pub(super) struct Call {
     pub params: Object,
 }
 
-/// A message.
+/// A message of JSON-RPC 2.0.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Message {
     Request(Call),

@@ -13,7 +13,7 @@ pub static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 pub static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.
-const FROZEN: [(&str, &str, &str); 25] = [
+const FROZEN: [(&str, &str, &str); 26] = [
     (
         "0001_schema",
         "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
@@ -138,6 +138,11 @@ const FROZEN: [(&str, &str, &str); 25] = [
         "0025_sandbox_network",
         "e1a56f28eb5e4679bafaaddc53493de131394c286f2cfdba1cd55ff746327c41e669e838fdfe13feedbfab09966c3fe4",
         "5672a00a39955f06fe8570aa1194871d217166dddf229f69d42779eefd0a1b766f50cdf8b594be10725b3c065f220bea",
+    ),
+    (
+        "0027_a2a_context",
+        "464795cff292b714ba96a14aad0d846a4fe7715e813406aa8297a784ce1d1e7e11ea5912e428773b645a79b33681330c",
+        "9fe92c639d8af010d4cf6dffdaa0fe45127311090b18d12e7405c452f0f799b2b2e7f84b4a8cb77cf6f34d79b9f01b00",
     ),
 ];
 

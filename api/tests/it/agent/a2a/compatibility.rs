@@ -4,13 +4,14 @@ use http::Method;
 use serde_json::{Value, json};
 use towpath_workflows::run_agent::POOL;
 
-use super::{ask, code, data, done, open, result, rpc, text};
+use super::{ask, code, data, done, events, open, result, rpc, text};
 use crate::agent::{Agent, on_both_databases};
 use crate::world::{Answer, Call, call};
 
 on_both_databases!(
     a_slash_behind_the_path_leads_to_the_same_agent,
     fields_may_have_the_names_of_the_protocol_buffer,
+    a_context_may_have_a_name_of_its_client,
     media_types_that_an_agent_does_not_name_are_refused,
     an_agent_may_have_one_version,
     bodies_that_are_not_json_by_their_type_are_refused,
@@ -57,6 +58,52 @@ async fn fields_may_have_the_names_of_the_protocol_buffer(agent: Agent) {
     let config = json!({"task_id": begun["id"], "id": "mine", "url": "https://example.com/hook"});
     let made = result(&agent, "echo", "CreateTaskPushNotificationConfig", &config).await;
     assert_eq!((&made["taskId"], &made["id"]), (&begun["id"], &json!("mine")));
+}
+
+async fn a_context_may_have_a_name_of_its_client(agent: Agent) {
+    let named = |context: &str| {
+        let mut message = data(&json!({"log": []}));
+        message["message"]["contextId"] = json!(context);
+        message
+    };
+    let first = done(&agent, "human", &named("a conversation")).await;
+    assert_eq!(first["contextId"], "a conversation");
+    assert_eq!(first["status"]["message"]["contextId"], "a conversation");
+    let mut answer = named("a conversation");
+    answer["message"]["taskId"] = first["id"].clone();
+    assert_eq!(
+        done(&agent, "human", &answer).await["status"]["state"],
+        "TASK_STATE_COMPLETED"
+    );
+    // The next task of the name is on the same thread, another name is another thread.
+    let second = done(&agent, "human", &named("a conversation")).await;
+    let other = done(&agent, "human", &named("another")).await;
+    let thread = |task: &Value| task["id"].as_str().unwrap().split(':').next().unwrap().to_owned();
+    assert_eq!(thread(&second), thread(&first));
+    assert_ne!(thread(&other), thread(&first));
+    for context in ["a conversation", &thread(&first)] {
+        let page = result(&agent, "human", "ListTasks", &json!({"contextId": context})).await;
+        assert_eq!(page["totalSize"], 2, "{context}");
+        assert_eq!(page["tasks"][0]["contextId"], "a conversation");
+    }
+    let mut elsewhere = named("another");
+    elsewhere["message"]["taskId"] = second["id"].clone();
+    assert_eq!(code(&agent, "human", "SendMessage", &elsewhere).await, -32602);
+    assert_eq!(
+        code(&agent, "human", "SendMessage", &named(&"x".repeat(257))).await,
+        -32602
+    );
+    let id = json!({"id": second["id"]});
+    let canceled = result(&agent, "human", "tasks/cancel", &id).await;
+    assert_eq!(canceled["contextId"], "a conversation");
+    let streamed = open(&agent, "human", "message/stream", &named("another")).await;
+    agent.perform(POOL).await;
+    assert!(
+        events(streamed)
+            .await
+            .iter()
+            .all(|event| event["contextId"] == "another")
+    );
 }
 
 async fn media_types_that_an_agent_does_not_name_are_refused(agent: Agent) {

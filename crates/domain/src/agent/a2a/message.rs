@@ -5,8 +5,7 @@ use serde_json::{Map, Value, json};
 use super::error::{A2aError, ErrorCode};
 use super::fields::field;
 use super::part::Part;
-use super::{Dialect, TaskId};
-use crate::ThreadId;
+use super::{Dialect, Task, TaskId};
 use crate::agent::Object;
 
 const MAX_PARTS: usize = 100;
@@ -49,8 +48,8 @@ pub struct Message {
     pub id: String,
     pub role: Role,
     pub parts: Vec<Part>,
-    /// The context named by the message.
-    pub context: Option<ThreadId>,
+    /// The context named by the message: the id of a thread, or a name of the client's.
+    pub context: Option<String>,
     /// The task named by the message. Text, because an invalid id is answered with "not found".
     pub task: Option<String>,
     /// The media types that its parts name.
@@ -112,15 +111,16 @@ impl Message {
                 media_types.push(MediaType { place, name });
             }
         }
-        let context = optional_id(message, "contextId")?.map(|text| {
-            let id = text.parse::<ThreadId>();
-            id.map_err(|_| A2aError::invalid_params("message.contextId: must be a UUID, or absent for a new context"))
-        });
+        let context = optional_id(message, "contextId")?;
+        if context.as_ref().is_some_and(|name| name.len() > MAX_ID_LENGTH) {
+            let text = format!("message.contextId: expected at most {MAX_ID_LENGTH} bytes");
+            return Err(A2aError::invalid_params(text));
+        }
         Ok(Self {
             id,
             role,
             parts: read,
-            context: context.transpose()?,
+            context,
             task: optional_id(message, "taskId")?,
             media_types,
         })
@@ -184,7 +184,7 @@ impl Message {
     }
 
     #[must_use]
-    pub fn to_json(&self, dialect: Dialect, task: TaskId) -> Value {
+    pub fn to_json(&self, dialect: Dialect, task: &Task) -> Value {
         message_json(dialect, &self.id, self.role, &self.parts, task)
     }
 
@@ -229,11 +229,11 @@ impl Message {
     }
 }
 
-pub(super) fn message_json(dialect: Dialect, id: &str, role: Role, parts: &[Part], task: TaskId) -> Value {
+pub(super) fn message_json(dialect: Dialect, id: &str, role: Role, parts: &[Part], task: &Task) -> Value {
     let parts: Vec<Value> = parts.iter().map(|part| part.to_json(dialect)).collect();
     let mut message = json!({
         "messageId": id, "role": role.as_str(dialect), "parts": parts,
-        "taskId": task.to_string(), "contextId": task.thread.to_string(),
+        "taskId": task.id.to_string(), "contextId": task.context_id(),
     });
     if dialect == Dialect::V03 {
         message["kind"] = json!("message");
@@ -253,7 +253,7 @@ fn optional_id(of: &Map<String, Value>, key: &str) -> Result<Option<String>, A2a
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::RunId;
+    use crate::{RunId, ThreadId};
 
     #[expect(clippy::needless_pass_by_value, reason = "what `json!` makes is given away")]
     fn message(parts: Value) -> Message {
@@ -270,7 +270,8 @@ mod tests {
             ("role", json!("boss")),
             ("parts", json!([])),
             ("parts", json!("a")),
-            ("contextId", json!("no-uuid")),
+            ("contextId", json!(5)),
+            ("contextId", json!("x".repeat(MAX_ID_LENGTH + 1))),
             ("taskId", json!(5)),
         ] {
             let mut sent = whole.clone();
@@ -319,13 +320,12 @@ mod tests {
 
     #[test]
     fn fields_may_have_the_names_of_the_protocol_buffer() {
-        let context = ThreadId::new();
         let sent = json!({"message_id": "m", "role": "ROLE_USER", "parts": [{"text": "a"}],
-                          "context_id": context, "task_id": "t"});
+                          "context_id": "c", "task_id": "t"});
         let read = Message::parse(Some(&sent)).unwrap();
         assert_eq!(
-            (read.id.as_str(), read.context, read.task.as_deref()),
-            ("m", Some(context), Some("t"))
+            (read.id.as_str(), read.context.as_deref(), read.task.as_deref()),
+            ("m", Some("c"), Some("t"))
         );
     }
 
