@@ -2,7 +2,9 @@
 
 use http::Method;
 use serde_json::{Value, json};
+use towpath_api::agent::Settings;
 use towpath_workflows::run_agent::POOL;
+use towpath_workflows::send_webhook::WebhookRules;
 
 use super::{ask, code, data, done, events, open, result, rpc, text};
 use crate::agent::{Agent, on_both_databases};
@@ -14,6 +16,7 @@ on_both_databases!(
     a_context_may_have_a_name_of_its_client,
     media_types_that_an_agent_does_not_name_are_refused,
     an_agent_may_have_one_version,
+    push_notifications_that_are_off_are_not_supported,
     bodies_that_are_not_json_by_their_type_are_refused,
     a_call_without_an_id_is_performed_and_not_answered,
     errors_of_streams_are_plain_in_the_newer_version,
@@ -166,6 +169,30 @@ async fn an_agent_may_have_one_version(agent: Agent) {
     assert_eq!(card["supportedInterfaces"][0]["protocolVersion"], "0.3");
     assert_eq!(card["protocolVersion"], "0.3.0");
     assert_eq!(code(&agent, &older, "SendMessage", &text("hello")).await, -32009);
+}
+
+async fn push_notifications_that_are_off_are_not_supported(agent: Agent) {
+    let without = agent.beside_with(Settings {
+        webhooks: WebhookRules {
+            off: true,
+            ..WebhookRules::default()
+        },
+        ..Settings::default()
+    });
+    let card = Call::new(Method::GET, "/a2a/echo/.well-known/agent-card.json");
+    let card = call(&without, card).await.expect(200);
+    assert_eq!(card["capabilities"]["pushNotifications"], false);
+    let params = json!({"taskId": "t", "id": "mine", "url": "https://example.com"});
+    for method in [
+        "CreateTaskPushNotificationConfig",
+        "GetTaskPushNotificationConfig",
+        "ListTaskPushNotificationConfigs",
+        "DeleteTaskPushNotificationConfig",
+    ] {
+        let asked = Call::new(Method::POST, "/a2a/echo").json(&rpc(method, &params));
+        let refused = call(&without, asked).await.expect(200);
+        assert_eq!(refused["error"]["code"], -32003, "{method}");
+    }
 }
 
 async fn bodies_that_are_not_json_by_their_type_are_refused(agent: Agent) {
