@@ -163,6 +163,35 @@ def test_the_authors_auth_judges_each_message_of_a_batch(serve, project):
     assert httpx.post(f"{server.url}/mcp", json=batch, timeout=60).status_code == 401
 
 
+NO_RUNS = """
+    from langgraph_sdk import Auth
+
+    auth = Auth()
+
+    @auth.authenticate
+    async def authenticate(authorization: str | None):
+        return {"identity": "ann", "permissions": []}
+
+    @auth.on.threads.create_run
+    async def create_run(ctx, value):
+        raise Auth.exceptions.HTTPException(status_code=403, detail="not today")
+"""
+
+
+def test_a_refused_call_is_an_error_of_its_own_in_a_batch(serve, project):
+    project.write(config=CONFIG | {"auth": {"path": "./auth.py:auth"}}, auth=NO_RUNS)
+    server, _ = serve()
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "agent", "arguments": {"steps": []}}}
+    alone = httpx.post(f"{server.url}/mcp", json=call, timeout=60)
+    assert (alone.status_code, alone.json()["detail"]) == (403, "not today")
+    batch = [call, {"jsonrpc": "2.0", "id": 2, "method": "ping"}]
+    answer = httpx.post(f"{server.url}/mcp", json=batch, timeout=60)
+    assert answer.status_code == 200, answer.text
+    answers = {one["id"]: one for one in answer.json()}
+    assert answers[1]["error"] == {"code": -32803, "message": "not today", "data": {"status": 403}}
+    assert answers[2]["result"] == {}
+
+
 def tool_call(mode, name, arguments, session):
     """Headers and body of a call that is told of each step."""
     meta = {"progressToken": 1}
