@@ -110,8 +110,8 @@ test("tasks of a context are listed, and addresses of a task are told and forgot
 
 test("a client of version 0.3 is served in its version", async () => {
   const body = { graph_id: graph("human"), metadata: { a2a: { versions: ["0.3"] } } };
-  const headers = { "content-type": "application/json" };
-  const made = await fetch(`${process.env.TOWPATH_AGENT_URL}/assistants`, { method: "POST", headers, body: JSON.stringify(body) });
+  const request = { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) };
+  const made = await fetch(`${process.env.TOWPATH_AGENT_URL}/assistants`, request);
   const { assistant_id: id } = await made.json();
   const url = `${process.env.TOWPATH_AGENT_URL}/a2a/${id}/`;
   const older = new ClientFactory({ transports: [new JsonRpcTransportFactory({ legacyCompat: { enabled: true } })] });

@@ -1,5 +1,6 @@
-// The agent server through both generations of the official JavaScript client of the Model Context Protocol. TOWPATH_AGENT_URL
-// says where it is, and TOWPATH_AGENT_GRAPHS what the names of its graphs begin with; tests/python/agent starts it and this.
+// The agent server through both generations of the official JavaScript client of the Model Context Protocol.
+// TOWPATH_AGENT_URL says where it is, and TOWPATH_AGENT_GRAPHS what the names of its graphs begin with; tests/python/agent
+// starts it and this.
 import assert from "node:assert/strict";
 import { randomUUID } from "node:crypto";
 import { test } from "node:test";

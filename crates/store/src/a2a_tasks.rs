@@ -126,7 +126,8 @@ fn select(tx: &Tx<'_>, detail: TaskDetail) -> Query {
     query
 }
 
-/// Records a task that a run begins. `context` is the client's name of its context, where that is not the id of the thread.
+/// Records a task that a run begins. `context` is the client's name of its context, where that is not the id of the
+/// thread.
 pub async fn begin(
     tx: &mut Tx<'_>,
     tenant: TenantId,

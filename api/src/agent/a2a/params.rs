@@ -1,5 +1,5 @@
-//! Reads parameters. Empty fields count as absent, since protobuf writes them so. A field may have its name of the protocol
-//! buffer, too.
+//! Reads parameters. Empty fields count as absent, since protobuf writes them so. A field may have its name of the
+//! protocol buffer, too.
 
 use serde_json::Value;
 use towpath_domain::agent::Object;

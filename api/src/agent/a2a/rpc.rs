@@ -196,7 +196,8 @@ impl Call {
         Json(self.envelope(Ok(result))).into_response()
     }
 
-    /// An error response. For a streaming method of version 0.3 it is the only event: some of its clients read nothing else.
+    /// An error response. For a streaming method of version 0.3 it is the only event: some of its clients read nothing
+    /// else.
     pub(super) fn error_response(&self, refusal: &A2aError) -> Response {
         let answer = self.envelope(Err(refusal));
         match self.method {

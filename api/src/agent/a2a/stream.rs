@@ -1,8 +1,8 @@
 //! Streams of a task: the task, messages of the assistant, artifacts and the final state.
 //!
-//! Events have the ids of the run's log. A client that resumes with `Last-Event-ID` gets each event once; without it, the
-//! stream starts at the beginning of the stored log. Messages are sent whole, so repeated ones do no harm. All streams of
-//! a task get the same events, so times in them are those of the log.
+//! Events have the ids of the run's log. A client that resumes with `Last-Event-ID` gets each event once; without it,
+//! the stream starts at the beginning of the stored log. Messages are sent whole, so repeated ones do no harm. All
+//! streams of a task get the same events, so times in them are those of the log.
 //!
 //! A stream ends when the task ends or asks for input. One of a task that asks already begins with the next run.
 

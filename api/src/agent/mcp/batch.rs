@@ -1,8 +1,8 @@
 //! Batches: several messages in one body.
 //!
-//! Messages are handled in order, so a cancellation finds a call of its own batch. The runs of the calls go on side by side, and
-//! each answer goes out when its run is over. An error of HTTP, which a request alone would be answered with, becomes an error of
-//! its entry: the batch has one status.
+//! Messages are handled in order, so a cancellation finds a call of its own batch. The runs of the calls go on side by
+//! side, and each answer goes out when its run is over. An error of HTTP, which a request alone would be answered with,
+//! becomes an error of its entry: the batch has one status.
 
 use std::convert::Infallible;
 
