@@ -159,11 +159,15 @@ impl AssistantId {
 const CONTEXTS: Uuid = uuid::uuid!("b2a6a4a4-6d8e-5f0e-9b1c-3f1d7f1c2a60");
 
 impl ThreadId {
-    /// The thread of a context: its id, or one that follows from its name and the workspace.
+    /// The thread of a context: its id, or one that follows from its name, the workspace and the caller. Without the
+    /// caller, a name would tell whether another one uses it.
     #[must_use]
-    pub fn of_context(tenant: TenantId, name: &str) -> Self {
-        name.parse()
-            .unwrap_or_else(|_| Self(Uuid::new_v5(&CONTEXTS, format!("{tenant}:{name}").as_bytes())))
+    pub fn of_context(tenant: TenantId, caller: Option<&str>, name: &str) -> Self {
+        name.parse().unwrap_or_else(|_| {
+            let owner = format!("{tenant}:{}", caller.unwrap_or_default());
+            let names = Uuid::new_v5(&CONTEXTS, owner.as_bytes());
+            Self(Uuid::new_v5(&names, name.as_bytes()))
+        })
     }
 }
 
@@ -174,11 +178,17 @@ mod tests {
     #[test]
     fn a_context_is_a_thread() {
         let (tenant, thread) = (TenantId::new(), ThreadId::new());
-        assert_eq!(ThreadId::of_context(tenant, &thread.to_string()), thread);
-        let named = ThreadId::of_context(tenant, "a conversation");
-        assert_eq!(ThreadId::of_context(tenant, "a conversation"), named);
-        assert_ne!(ThreadId::of_context(tenant, "another"), named);
-        assert_ne!(ThreadId::of_context(TenantId::new(), "a conversation"), named);
+        assert_eq!(ThreadId::of_context(tenant, Some("ann"), &thread.to_string()), thread);
+        let named = ThreadId::of_context(tenant, Some("ann"), "a conversation");
+        assert_eq!(ThreadId::of_context(tenant, Some("ann"), "a conversation"), named);
+        for other in [
+            ThreadId::of_context(tenant, Some("ann"), "another"),
+            ThreadId::of_context(tenant, Some("bob"), "a conversation"),
+            ThreadId::of_context(tenant, None, "a conversation"),
+            ThreadId::of_context(TenantId::new(), Some("ann"), "a conversation"),
+        ] {
+            assert_ne!(other, named);
+        }
     }
 
     #[test]

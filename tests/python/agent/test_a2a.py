@@ -326,3 +326,7 @@ def test_a_stranger_reaches_no_task(serve, project):
     assert ask("ann", "GetTask", {"id": task["id"]})["result"] == task
     kept = ask("ann", "ListTaskPushNotificationConfigs", {"taskId": task["id"]})["result"]["configs"]
     assert [one["url"] for one in kept] == [config["url"]]
+    # A name of a context is each caller's own: it does not tell whether another one uses it.
+    named = [ask(caller, "SendMessage", message(contextId="ours"))["result"]["task"] for caller in ("bob", "ann", "ann")]
+    of_ours = [ask(caller, "ListTasks", {"contextId": "ours"})["result"]["tasks"] for caller in ("ann", "bob")]
+    assert [[one["id"] for one in tasks] for tasks in of_ours] == [[named[2]["id"], named[1]["id"]], [named[0]["id"]]]

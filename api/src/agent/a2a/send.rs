@@ -206,7 +206,7 @@ impl<'a> SendMessage<'a> {
         let Some(name) = &self.message.context else {
             return (ThreadId::new(), None);
         };
-        let thread = ThreadId::of_context(app.tenant, name);
+        let thread = context_thread(app, name);
         let name = (*name != thread.to_string()).then(|| name.clone());
         (thread, name)
     }
@@ -250,19 +250,29 @@ impl<'a> SendMessage<'a> {
         let Some(id) = TaskId::parse(text) else {
             return Err(A2aError::task_not_found(text.chars().take(100).collect::<String>()).into());
         };
-        let context = self.message.context.as_deref();
-        if context.is_some_and(|name| ThreadId::of_context(app.tenant, name) != id.thread) {
-            let text = format!("message.contextId: the task is of context {}", id.thread);
-            return Err(A2aError::invalid_params(text).into());
-        }
         authorize(app, "read", id).await?;
         let row = find(app, assistant.id, id, TaskDetail::STATE).await?;
+        if let Some(name) = &self.message.context
+            && row.context.as_ref() != Some(name)
+            && context_thread(app, name) != id.thread
+        {
+            let text = format!(
+                "message.contextId: the task is of context {}",
+                row.without_outcome().context_id()
+            );
+            return Err(A2aError::invalid_params(text).into());
+        }
         if row.state.is_final() {
             let text = format!("Task {id} has ended and accepts no message. Start a new task in the same context");
             return Err(A2aError::new(ErrorCode::UnsupportedOperation, text).into());
         }
         Ok(Some(row))
     }
+}
+
+/// The thread of a context of the caller.
+pub(super) fn context_thread(app: &AgentApp, name: &str) -> ThreadId {
+    ThreadId::of_context(app.tenant, auth::identity().as_deref(), name)
 }
 
 /// Restores the fixed fields, which auth handlers of the graphs' author may have replaced.
