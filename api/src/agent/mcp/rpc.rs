@@ -180,7 +180,8 @@ fn parse_message(message: Value) -> Result<Message, InvalidMessage> {
 pub(super) fn is_id(value: &Value) -> bool {
     match value {
         Value::String(_) => true,
-        Value::Number(number) => !number.is_f64(),
+        // Integers that are too large for 64 bits are read as floats.
+        Value::Number(number) => number.as_f64().is_some_and(|number| number.fract() == 0.0),
         _ => false,
     }
 }
@@ -245,6 +246,8 @@ mod tests {
         };
         let request = message(r#"{"jsonrpc": "2.0", "id": 0, "method": "ping"}"#);
         assert!(matches!(request, Message::Request(call) if call.id == json!(0) && call.method == "ping"));
+        let large = message(r#"{"jsonrpc": "2.0", "id": 36893488147419103232, "method": "ping"}"#);
+        assert!(matches!(large, Message::Request(_)));
         let notification = message(r#"{"jsonrpc": "2.0", "method": "notifications/initialized"}"#);
         assert!(matches!(notification, Message::Notification { method, .. } if method.ends_with("initialized")));
         for response in [
