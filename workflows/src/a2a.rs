@@ -12,9 +12,15 @@ use crate::send_push::{self, SendPush};
 
 /// Records the task of a run, in the transaction that records the run. A task of the same thread that waits for input
 /// is canceled.
-pub async fn begin(tx: &mut Tx<'_>, tenant: TenantId, assistant: AssistantId, task: TaskId) -> store::Result<()> {
+pub async fn begin(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    assistant: AssistantId,
+    task: TaskId,
+    context: Option<&str>,
+) -> store::Result<()> {
     supersede(tx, tenant, task.thread).await?;
-    a2a_tasks::begin(tx, tenant, assistant, task).await
+    a2a_tasks::begin(tx, tenant, assistant, task, context).await
 }
 
 /// Continues a task with a run that is about to be recorded. Locks the thread's lane, so that the task keeps the state

@@ -82,7 +82,7 @@ impl Workflow for SendPush {
 fn apply_rules(task: &mut Task, rules: &WebhookRules) {
     let Some(allowed) = &rules.fields else { return };
     let field = match &task.outcome {
-        Some(TaskOutcome::Answer(_) | TaskOutcome::Question(_)) => "values",
+        Some(TaskOutcome::Answer(_) | TaskOutcome::Message(_) | TaskOutcome::Question(_)) => "values",
         Some(TaskOutcome::Failure(_)) => "error",
         None => return,
     };
@@ -140,6 +140,7 @@ mod tests {
             };
             let mut task = Task {
                 id,
+                context: None,
                 run: id.run,
                 state,
                 updated_at: Timestamp::from_micros(0),

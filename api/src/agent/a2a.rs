@@ -11,6 +11,7 @@ pub(super) mod card;
 
 mod failure;
 mod listing;
+mod options;
 mod params;
 mod push;
 mod rpc;
@@ -23,15 +24,16 @@ use std::sync::Arc;
 
 use axum::extract::{FromRequestParts, Request};
 use axum::response::{IntoResponse, Response};
-use http::HeaderMap;
-use http::header::ACCEPT;
+use http::header::{ACCEPT, CONTENT_TYPE};
 use http::request::Parts;
+use http::{HeaderMap, StatusCode};
 use serde_json::{Map, Value};
 use towpath_domain::agent::a2a::{A2aError, ErrorCode};
 use towpath_store::assistants::Assistant;
 
 use self::failure::Failure;
-use self::rpc::{Call, Method};
+use self::options::AgentOptions;
+use self::rpc::{Call, InvalidCall, Method};
 use super::app::AgentApp;
 use super::errors::AgentError;
 use super::extract::{Path, read_bytes};
@@ -40,7 +42,10 @@ use crate::client::Client;
 use crate::routes::{Routes, routes};
 
 pub(super) fn routes() -> Routes<AgentApp> {
-    Routes::default().routes(routes!(call)).merge(card::routes())
+    Routes::default()
+        .routes(routes!(call))
+        .routes(routes!(call_with_slash))
+        .merge(card::routes())
 }
 
 /// The server, and the request without its body.
@@ -68,7 +73,7 @@ impl FromRequestParts<AgentApp> for RequestContext {
 pub(super) struct RpcRequest {
     /// `2.0`.
     jsonrpc: String,
-    /// A string or a number; repeated in the response.
+    /// A string or a number; repeated in the response. A notification has none.
     id: Option<Value>,
     /// Such as `SendMessage` (version 1.0) or `message/send` (version 0.3).
     method: String,
@@ -98,9 +103,28 @@ pub(super) struct RpcAnswer {
             description = "For SubscribeToTask: id of the last received event")),
     responses((status = 200, description = "A result or an error; a stream of them for streaming methods",
                content((RpcAnswer = "application/json"), (sse::Event = "text/event-stream"))),
+              (status = 204, description = "A call without an id was performed"),
               (status = 404, description = "No such assistant, or the protocol is disabled"), AgentError))]
 pub(crate) async fn call(context: RequestContext, Path(name): Path<String>, request: Request) -> Response {
-    let RequestContext { app, headers, .. } = &context;
+    respond(&context, &name, request).await
+}
+
+/// Call an assistant with the Agent2Agent protocol, at the path with a slash at its end, as some clients write it.
+#[utoipa::path(post, path = "/a2a/{assistant_id}/", tag = "a2a", request_body = RpcRequest,
+    params(("assistant_id" = String, Path, description = "The assistant, or the name of a graph"),
+           ("A2A-Version" = Option<String>, Header, description = "0.3 or 1.0"),
+           ("Last-Event-ID" = Option<String>, Header,
+            description = "For SubscribeToTask: id of the last received event")),
+    responses((status = 200, description = "A result or an error; a stream of them for streaming methods",
+               content((RpcAnswer = "application/json"), (sse::Event = "text/event-stream"))),
+              (status = 204, description = "A call without an id was performed"),
+              (status = 404, description = "No such assistant, or the protocol is disabled"), AgentError))]
+pub(crate) async fn call_with_slash(context: RequestContext, Path(name): Path<String>, request: Request) -> Response {
+    respond(&context, &name, request).await
+}
+
+async fn respond(context: &RequestContext, name: &str, request: Request) -> Response {
+    let RequestContext { app, headers, .. } = context;
     if !accepts_response_type(headers) {
         let text = "Accept: expected application/json or text/event-stream";
         return AgentError::bad_request(text).into_response();
@@ -109,23 +133,29 @@ pub(crate) async fn call(context: RequestContext, Path(name): Path<String>, requ
         Ok(body) => body,
         Err(error) => return error.into_response(),
     };
+    if !is_json(headers) {
+        return InvalidCall::content_type().respond();
+    }
     let call = match rpc::parse_call(headers, body) {
         Ok(call) => call,
         Err(refused) => return refused.respond(),
     };
-    let answered = match assistant(app, &name).await {
-        Ok(assistant) => perform(&context, &assistant, &call).await,
+    let answered = match assistant(app, name).await {
+        Ok(assistant) => perform(context, &assistant, &call).await,
         Err(failure) => Err(failure),
     };
     match answered {
-        Ok(response) => response,
         Err(Failure::Http(response)) => *response,
+        // Its caller is interested in neither a result nor an error.
+        _ if call.is_notification => StatusCode::NO_CONTENT.into_response(),
+        Ok(response) => response,
         Err(Failure::Rpc(refusal)) => call.error_response(&refusal),
     }
 }
 
 async fn perform(context: &RequestContext, assistant: &Assistant, call: &Call) -> Result<Response, Failure> {
     let RequestContext { app, headers, .. } = context;
+    AgentOptions::of(assistant).check_version(call.dialect)?;
     match call.method {
         Method::Send => send::send(app, headers, assistant, call).await,
         Method::Stream => send::stream(app, headers, assistant, call).await,
@@ -168,9 +198,41 @@ fn accepts_response_type(headers: &HeaderMap) -> bool {
             })
 }
 
+/// Whether a body is JSON by its content type, or has none.
+fn is_json(headers: &HeaderMap) -> bool {
+    let Some(value) = headers.get(CONTENT_TYPE) else {
+        return true;
+    };
+    let essence = value.to_str().unwrap_or("?").split(';').next().unwrap_or_default();
+    let essence = essence.trim().to_ascii_lowercase();
+    match essence.strip_prefix("application/") {
+        Some(subtype) => subtype == "json" || subtype.ends_with("+json"),
+        None => essence.is_empty(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bodies_are_json() {
+        for (content_type, expected) in [
+            (None, true),
+            (Some(""), true),
+            (Some("application/json"), true),
+            (Some("Application/JSON; charset=utf-8"), true),
+            (Some("application/a2a+json"), true),
+            (Some("text/plain"), false),
+            (Some("application/x-www-form-urlencoded"), false),
+        ] {
+            let mut headers = HeaderMap::new();
+            if let Some(content_type) = content_type {
+                headers.insert(CONTENT_TYPE, content_type.parse().unwrap());
+            }
+            assert_eq!(is_json(&headers), expected, "{content_type:?}");
+        }
+    }
 
     #[test]
     fn callers_say_what_they_take() {

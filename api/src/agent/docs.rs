@@ -36,10 +36,14 @@ fn complete(mut document: OpenApi) -> OpenApi {
 fn name_operations(document: &mut OpenApi) {
     for (path, item) in &mut document.paths.paths {
         let words = path.split(|letter: char| !letter.is_ascii_alphanumeric());
-        let place: String = words
+        let mut place: String = words
             .filter(|word| !word.is_empty())
             .map(|word| format!("_{word}"))
             .collect();
+        // The path without it may be another one.
+        if path.len() > 1 && path.ends_with('/') {
+            place.push_str("_slash");
+        }
         let operations = [
             ("get", &mut item.get),
             ("post", &mut item.post),

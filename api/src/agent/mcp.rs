@@ -1,7 +1,7 @@
 //! The Model Context Protocol: every assistant is a tool, at `/mcp` over streamable HTTP.
 //!
 //! ```text
-//! POST /mcp    one JSON-RPC message
+//! POST /mcp    one JSON-RPC message, or a batch of them
 //!   initialize, server/discover ─► what this server can do
 //!   tools/list ─► assistants
 //!   tools/call ─► Ready::start_read ─► the run's end ─► its state
@@ -10,6 +10,7 @@
 //! What a method does is judged as the same operation on assistants and threads is. Nothing is kept between requests, so they
 //! may reach any process. This server sends no requests and no messages that nobody asked for: GET is answered 405.
 
+mod batch;
 mod call;
 mod failure;
 mod lifecycle;
@@ -34,7 +35,7 @@ use uuid::Uuid;
 use self::call::{ResponseForm, sse_event};
 use self::failure::Failure;
 use self::lifecycle::Lifecycle;
-use self::rpc::{Call, ErrorCode, Message, RpcError};
+use self::rpc::{Call, ErrorCode, Message, Payload, RpcError};
 use self::session::SESSION_HEADER;
 use super::answer::Json;
 use super::app::AgentApp;
@@ -94,7 +95,8 @@ pub(super) struct McpAnswer {
 }
 
 /// Send a message of the Model Context Protocol. `MCP-Protocol-Version` names the revision, once it is agreed on. Up to 2025-11-25
-/// errors about a request are answered with 200; since 2026-07-28 with the status that the protocol names.
+/// errors about a request are answered with 200; since 2026-07-28 with the status that the protocol names. Revision 2025-03-26 also
+/// has batches: a list of messages, answered with a list.
 #[utoipa::path(post, path = "/mcp", tag = "mcp", request_body = McpMessage,
     responses((status = 200, description = "A result or an error; with a progress token a stream of notifications and then that",
                content((McpAnswer = "application/json"), (sse::Event = "text/event-stream"))),
@@ -114,20 +116,12 @@ pub(crate) async fn post(State(app): State<AgentApp>, headers: HeaderMap, reques
         Ok(body) => body,
         Err(error) => return error.into_response(),
     };
-    let lifecycle = Lifecycle::from_headers(&headers);
-    match rpc::parse_message(body) {
-        Ok(Message::Request(call)) => {
-            let lifecycle = Lifecycle::of_request(&headers, &call);
-            handle_request(&app, &headers, lifecycle, takes, &call).await
-        }
-        Ok(Message::Notification { method, params }) => {
-            handle_notification(&app, &headers, lifecycle, &method, &params).await
-        }
-        Ok(Message::Response) if lifecycle == Lifecycle::Handshake => StatusCode::ACCEPTED.into_response(),
-        Ok(Message::Response) => {
-            let error = RpcError::new(ErrorCode::InvalidRequest, "Expected a request or a notification");
-            error_response(StatusCode::BAD_REQUEST, &Value::Null, &error)
-        }
+    match rpc::parse_payload(body) {
+        Ok(Payload::Single(message)) => handle_message(&app, &headers, takes, message).await,
+        Ok(Payload::Batch(entries)) => match lifecycle::check_batch(&headers) {
+            Ok(()) => batch::handle(&app, &headers, takes, entries).await,
+            Err(error) => error_response(StatusCode::BAD_REQUEST, &Value::Null, &error),
+        },
         Err((id, error)) => error_response(StatusCode::BAD_REQUEST, &id, &error),
     }
 }
@@ -155,6 +149,25 @@ async fn redirect(State(app): State<AgentApp>, headers: HeaderMap, uri: Uri) -> 
     match HeaderValue::from_str(&place) {
         Ok(place) => (StatusCode::TEMPORARY_REDIRECT, [(LOCATION, place)]).into_response(),
         Err(_) => AgentError::not_found().into_response(),
+    }
+}
+
+/// Answers a message that came alone.
+async fn handle_message(app: &AgentApp, headers: &HeaderMap, takes: AcceptedTypes, message: Message) -> Response {
+    let lifecycle = Lifecycle::from_headers(headers);
+    match message {
+        Message::Request(call) => {
+            let lifecycle = Lifecycle::of_request(headers, &call);
+            handle_request(app, headers, lifecycle, takes, &call).await
+        }
+        Message::Notification { method, params } => {
+            handle_notification(app, headers, lifecycle, &method, &params).await
+        }
+        Message::Response if lifecycle == Lifecycle::Handshake => StatusCode::ACCEPTED.into_response(),
+        Message::Response => {
+            let error = RpcError::new(ErrorCode::InvalidRequest, "Expected a request or a notification");
+            error_response(StatusCode::BAD_REQUEST, &Value::Null, &error)
+        }
     }
 }
 

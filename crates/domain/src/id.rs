@@ -155,9 +155,41 @@ impl AssistantId {
     }
 }
 
+/// The namespace of the threads whose ids follow from the names that clients gave their contexts.
+const CONTEXTS: Uuid = uuid::uuid!("b2a6a4a4-6d8e-5f0e-9b1c-3f1d7f1c2a60");
+
+impl ThreadId {
+    /// The thread of a context: its id, or one that follows from its name, the workspace and the caller. Without the
+    /// caller, a name would tell whether another one uses it.
+    #[must_use]
+    pub fn of_context(tenant: TenantId, caller: Option<&str>, name: &str) -> Self {
+        name.parse().unwrap_or_else(|_| {
+            let owner = format!("{tenant}:{}", caller.unwrap_or_default());
+            let names = Uuid::new_v5(&CONTEXTS, owner.as_bytes());
+            Self(Uuid::new_v5(&names, name.as_bytes()))
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_context_is_a_thread() {
+        let (tenant, thread) = (TenantId::new(), ThreadId::new());
+        assert_eq!(ThreadId::of_context(tenant, Some("ann"), &thread.to_string()), thread);
+        let named = ThreadId::of_context(tenant, Some("ann"), "a conversation");
+        assert_eq!(ThreadId::of_context(tenant, Some("ann"), "a conversation"), named);
+        for other in [
+            ThreadId::of_context(tenant, Some("ann"), "another"),
+            ThreadId::of_context(tenant, Some("bob"), "a conversation"),
+            ThreadId::of_context(tenant, None, "a conversation"),
+            ThreadId::of_context(TenantId::new(), Some("ann"), "a conversation"),
+        ] {
+            assert_ne!(other, named);
+        }
+    }
 
     #[test]
     fn the_assistant_of_a_graph_has_the_id_that_clients_compute() {

@@ -19,6 +19,8 @@ pub struct TaskRow {
     pub id: RunId,
     /// Its context.
     pub thread_id: ThreadId,
+    /// The client's name of the context, where it is not the id of the thread.
+    pub context: Option<String>,
     /// Who performs it.
     pub assistant_id: AssistantId,
     /// Its last run.
@@ -55,9 +57,10 @@ impl TaskRow {
 
     /// The task without what its last run left.
     #[must_use]
-    pub const fn without_outcome(&self) -> Task {
+    pub fn without_outcome(&self) -> Task {
         Task {
             id: self.task_id(),
+            context: self.context.clone(),
             run: self.run_id,
             state: self.state,
             updated_at: self.updated_at,
@@ -112,7 +115,7 @@ impl TaskDetail {
 fn select(tx: &Tx<'_>, detail: TaskDetail) -> Query {
     let mut query = Query::new(
         tx,
-        "SELECT task.id, task.thread_id, task.assistant_id, task.run_id, task.updated_at,
+        "SELECT task.id, task.thread_id, task.context, task.assistant_id, task.run_id, task.updated_at,
          CASE WHEN task.state = 'submitted' AND job.state = 'running' THEN 'working' ELSE task.state END AS state, ",
     );
     detail.select(&mut query);
@@ -123,18 +126,26 @@ fn select(tx: &Tx<'_>, detail: TaskDetail) -> Query {
     query
 }
 
-/// Records a task that a run begins.
-pub async fn begin(tx: &mut Tx<'_>, tenant: TenantId, assistant: AssistantId, task: TaskId) -> Result<()> {
+/// Records a task that a run begins. `context` is the client's name of its context, where that is not the id of the
+/// thread.
+pub async fn begin(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    assistant: AssistantId,
+    task: TaskId,
+    context: Option<&str>,
+) -> Result<()> {
     let now = tx.now();
     on!(tx, |conn| sqlx::query(
-        "INSERT INTO a2a_task (id, tenant_id, assistant_id, thread_id, run_id, created_at, updated_at)
-         VALUES ($1, $2, $3, $4, $1, $5, $5)"
+        "INSERT INTO a2a_task (id, tenant_id, assistant_id, thread_id, run_id, created_at, updated_at, context)
+         VALUES ($1, $2, $3, $4, $1, $5, $5, $6)"
     )
     .bind(task.run)
     .bind(tenant)
     .bind(assistant)
     .bind(task.thread)
     .bind(now)
+    .bind(context)
     .execute(conn)
     .await
     .map(drop))?;

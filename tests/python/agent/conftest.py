@@ -81,6 +81,7 @@ ASK_ANY = {
 }
 # Modules with servers of their own, and the parameters that tell these apart.
 ASK_THEIRS = {
+    "test_a2a_kit": (),
     "test_cron_dates": (),
     "test_deployment_commands": (),
     "test_deployment_drill": (*LAYOUTS, "containers"),

@@ -249,10 +249,10 @@ async def test_an_assistant_of_ones_own_is_an_agent_too(sdk, server):
         assert (card["name"], card["description"]) == ("Repeater", "Says it again.")
 
 
-async def test_a_task_survives_the_death_of_everything_and_its_address_is_told(fleet, receiver):
-    name = f"a2a-{fleet.layout}"
-    async with httpx.AsyncClient(timeout=60) as http:
-        client = await connected(fleet.urls[0], "walk", "1.0", True, http)
+async def test_a_task_survives_the_death_of_everything_and_its_address_is_told(fleet, receiver, version):
+    name = f"a2a-{version}-{fleet.layout}"
+    async with httpx.AsyncClient(timeout=60, headers={"A2A-Version": version}) as http:
+        client = await connected(fleet.urls[0], "walk", version, True, http)
         request = says({"name": name})
         push = request.configuration.task_push_notification_config
         push.url, push.token = f"{receiver.url}/hook/{name}", "t0ken"
@@ -273,8 +273,9 @@ async def test_a_task_survives_the_death_of_everything_and_its_address_is_told(f
         assert events[-1].status_update.status.state == TaskState.TASK_STATE_COMPLETED
     await asyncio.to_thread(receiver.until_made, "hook", name)
     *_, body, headers = receiver.made("hook", name)[0]
-    told = json.loads(body)["task"]
-    assert told["id"] == first.task.id and told["status"]["state"] == "TASK_STATE_COMPLETED"
+    told = json.loads(body)
+    told, completed = (told["task"], "TASK_STATE_COMPLETED") if version == "1.0" else (told, "completed")
+    assert told["id"] == first.task.id and told["status"]["state"] == completed
     assert {key.lower(): value for key, value in headers.items()}["x-a2a-notification-token"] == "t0ken"
     async with get_client(url=fleet.urls[0], api_key=None) as sdk:
         assert (await sdk.threads.get(first.task.context_id))["status"] == "idle"
@@ -325,3 +326,7 @@ def test_a_stranger_reaches_no_task(serve, project):
     assert ask("ann", "GetTask", {"id": task["id"]})["result"] == task
     kept = ask("ann", "ListTaskPushNotificationConfigs", {"taskId": task["id"]})["result"]["configs"]
     assert [one["url"] for one in kept] == [config["url"]]
+    # A name of a context is each caller's own: it does not tell whether another one uses it.
+    named = [ask(caller, "SendMessage", message(contextId="ours"))["result"]["task"] for caller in ("bob", "ann", "ann")]
+    of_ours = [ask(caller, "ListTasks", {"contextId": "ours"})["result"]["tasks"] for caller in ("ann", "bob")]
+    assert [[one["id"] for one in tasks] for tasks in of_ours] == [[named[2]["id"], named[1]["id"]], [named[0]["id"]]]

@@ -96,6 +96,12 @@ class Rows:
 
 RUN = {"assistant_id": "agent", "input": {}}
 CRON = {"assistant_id": "agent", "schedule": "0 0 1 1 *"}
+
+
+def read_task(r):
+    return {"jsonrpc": "2.0", "id": 1, "method": "GetTask", "params": {"id": f"{r.thread_id}:{r.run_id}"}}
+
+
 # What reaches for a caller's rows; `{}` where nothing is here.
 BODIES = {
     "POST /assistants": lambda r: {"graph_id": "agent", "assistant_id": r.assistant_id, "if_exists": "do_nothing"},
@@ -122,12 +128,8 @@ BODIES = {
     "POST /runs/search": lambda r: {"thread_id": r.thread_id},
     "POST /runs/crons": lambda r: CRON,
     "PATCH /runs/crons/{cron_id}": lambda r: {"enabled": False},
-    "POST /a2a/{assistant_id}": lambda r: {
-        "jsonrpc": "2.0",
-        "id": 1,
-        "method": "GetTask",
-        "params": {"id": f"{r.thread_id}:{r.run_id}"},
-    },
+    "POST /a2a/{assistant_id}": read_task,
+    "POST /a2a/{assistant_id}/": read_task,
     "POST /mcp": lambda r: {"jsonrpc": "2.0", "id": 1, "method": "tools/list"},
     "PUT /store/items": lambda r: {"namespace": ["notes"], "key": r.key, "value": {"v": "taken"}},
     "DELETE /store/items": lambda r: {"namespace": ["notes"], "key": r.key},

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("graph")
 SUITE = pathlib.Path(__file__).resolve().parents[2] / "js"
 
 
-@pytest.mark.parametrize("suite", ["client", "protocol", "react", "react-protocol", "a2a"])
+@pytest.mark.parametrize("suite", ["client", "protocol", "react", "react-protocol", "a2a", "mcp"])
 def test_the_official_client(server, graph, tmp_path, suite):
     modules = os.environ.get("TOWPATH_TEST_NODE_MODULES")
     if modules is None:

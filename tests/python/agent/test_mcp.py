@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import uuid
 
 import httpx
@@ -11,7 +12,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
-from clients import eventually
+from clients import collect, eventually
 from projects import CONFIG
 from test_custom_auth import AUTH, user
 
@@ -137,3 +138,108 @@ async def test_the_authors_auth_decides_who_sees_and_calls_what(serve, project, 
         with pytest.raises(MCPError, match="Unknown tool"):
             await bob.call_tool("hers", {"steps": []})
     assert httpx.post(f"{server.url}/mcp", json={}, timeout=60).status_code == 401
+
+
+def test_the_authors_auth_judges_each_message_of_a_batch(serve, project):
+    project.write(config=CONFIG | {"auth": {"path": "./auth.py:auth"}}, auth=AUTH)
+    server, _ = serve()
+    user(server, "ann").assistants.create("agent", name="hers", metadata={"note": "x"})
+    called = {"name": "hers", "arguments": {"steps": []}}
+    batch = [
+        {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": called},
+        {"jsonrpc": "2.0", "id": 2, "method": "tools/list"},
+    ]
+
+    def answers(name):
+        answer = httpx.post(f"{server.url}/mcp", json=batch, headers={"authorization": f"Bearer {name}"}, timeout=60)
+        assert answer.status_code == 200, answer.text
+        return {one["id"]: one for one in answer.json()}
+
+    of_ann, of_bob = answers("ann"), answers("bob")
+    assert of_ann[1]["result"]["structuredContent"]["steps"] == ["first", "second"]
+    assert of_bob[1]["error"]["code"] == -32602
+    named = [{tool["name"] for tool in of[2]["result"]["tools"]} for of in (of_ann, of_bob)]
+    assert "hers" in named[0] and "hers" not in named[1]
+    assert httpx.post(f"{server.url}/mcp", json=batch, timeout=60).status_code == 401
+
+
+NO_RUNS = """
+    from langgraph_sdk import Auth
+
+    auth = Auth()
+
+    @auth.authenticate
+    async def authenticate(authorization: str | None):
+        return {"identity": "ann", "permissions": []}
+
+    @auth.on.threads.create_run
+    async def create_run(ctx, value):
+        raise Auth.exceptions.HTTPException(status_code=403, detail="not today")
+"""
+
+
+def test_a_refused_call_is_an_error_of_its_own_in_a_batch(serve, project):
+    project.write(config=CONFIG | {"auth": {"path": "./auth.py:auth"}}, auth=NO_RUNS)
+    server, _ = serve()
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "agent", "arguments": {"steps": []}}}
+    alone = httpx.post(f"{server.url}/mcp", json=call, timeout=60)
+    assert (alone.status_code, alone.json()["detail"]) == (403, "not today")
+    batch = [call, {"jsonrpc": "2.0", "id": 2, "method": "ping"}]
+    answer = httpx.post(f"{server.url}/mcp", json=batch, timeout=60)
+    assert answer.status_code == 200, answer.text
+    answers = {one["id"]: one for one in answer.json()}
+    assert answers[1]["error"] == {"code": -32803, "message": "not today", "data": {"status": 403}}
+    assert answers[2]["result"] == {}
+
+
+def tool_call(mode, name, arguments, session):
+    """Headers and body of a call that is told of each step."""
+    meta = {"progressToken": 1}
+    headers = {"accept": "application/json, text/event-stream", "mcp-protocol-version": REVISIONS[mode]}
+    if mode == "auto":
+        prefix = "io.modelcontextprotocol/"
+        meta |= {f"{prefix}protocolVersion": REVISIONS[mode], f"{prefix}clientCapabilities": {}}
+        headers |= {"mcp-method": "tools/call", "mcp-name": name}
+    else:
+        headers["mcp-session-id"] = session
+    params = {"name": name, "arguments": arguments, "_meta": meta}
+    return headers, {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+
+
+async def messages_of(response):
+    async for line in response.aiter_lines():
+        if line.startswith("data: "):
+            yield json.loads(line.removeprefix("data: "))
+
+
+async def test_a_call_goes_on_after_the_death_of_everything(fleet, receiver, mode):
+    name, session = f"mcp-{mode}-{fleet.layout}", str(uuid.uuid4())
+    gate = receiver.hold("two", name)
+    async with httpx.AsyncClient(base_url=fleet.urls[0], timeout=60) as client:
+        headers, body = tool_call(mode, "walk", {"name": name}, session)
+        async with client.stream("POST", "/mcp", headers=headers, json=body) as response:
+            messages = messages_of(response)
+            assert (await anext(messages))["params"]["message"] == "one"
+            await asyncio.to_thread(receiver.until_made, "two", name)
+            for process in fleet.processes:
+                process.child.send_signal(signal.SIGKILL)
+            for process in fleet.processes:
+                await asyncio.to_thread(process.child.wait)
+            with pytest.raises(httpx.TransportError):
+                await collect(messages)
+        gate.set()
+        await asyncio.to_thread(fleet.again, fleet.processes)
+        await asyncio.to_thread(receiver.until_made, "three", name)
+        # The client begins nothing anew: its session is as good as before.
+        headers, body = tool_call(mode, "walk", {"name": f"{name}-again"}, session)
+        async with client.stream("POST", "/mcp", headers=headers, json=body) as response:
+            *told, answer = await collect(messages_of(response))
+    assert [one["params"]["progress"] for one in told] == list(range(1, len(told) + 1))
+    assert told[0]["params"]["message"] == "one" and told[-1]["params"]["message"] == "three"
+    assert answer["result"]["structuredContent"]["log"][-1] == "three"
+
+    async def nothing_left():
+        return not await asyncio.to_thread(fleet.left_behind)
+
+    await eventually("everything to be over", nothing_left)
+    assert receiver.steps(name)["three"] == 1

@@ -1,4 +1,4 @@
-//! Agent cards, valid for both protocol versions.
+//! Agent cards. One card has both versions of the protocol, unless the assistant's metadata name one.
 
 use std::sync::Arc;
 
@@ -9,9 +9,11 @@ use http::{HeaderMap, HeaderValue};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use towpath_domain::AssistantId;
+use towpath_domain::agent::a2a::Dialect;
 use towpath_store::assistants::Assistant;
 
 use super::RequestContext;
+use super::options::{AgentOptions, version_name};
 use crate::agent::answer::Json;
 use crate::agent::app::AgentApp;
 use crate::agent::errors::AgentError;
@@ -19,9 +21,6 @@ use crate::agent::extract::{Path, Query};
 use crate::agent::{assistants, sse};
 use crate::client::Client;
 use crate::routes::{Routes, routes};
-
-/// Media types of messages, unless the assistant's metadata name others.
-const DEFAULT_MEDIA_TYPES: [&str; 2] = ["application/json", "text/plain"];
 
 pub(super) fn routes() -> Routes<AgentApp> {
     Routes::default()
@@ -108,33 +107,27 @@ async fn respond(context: &RequestContext, id: AssistantId) -> Result<Response, 
 pub(super) fn agent_card(context: &RequestContext, assistant: &Assistant) -> Value {
     let app = &context.app;
     let url = format!("{}/a2a/{}", base_url(context), assistant.id);
-    let metadata: Value = serde_json::from_str(&assistant.metadata).unwrap_or_default();
-    let (input, output) = (
-        media_types(&metadata, "input_modes"),
-        media_types(&metadata, "output_modes"),
-    );
+    let options = AgentOptions::of(assistant);
+    let has_older = options.versions.contains(&Dialect::V03);
+    let (input, output) = (options.input_modes(), &options.output_modes);
     let name = &assistant.name;
     let described = assistant.description.clone().filter(|text| !text.is_empty());
     let description = described.unwrap_or_else(|| format!("{name} assistant"));
+    let interfaces = options
+        .versions
+        .iter()
+        .map(|version| json!({"url": url, "protocolBinding": "JSONRPC", "protocolVersion": version_name(*version)}));
     let mut card = json!({
         "name": name,
         "description": description,
         "version": env!("CARGO_PKG_VERSION"),
-        "url": url,
-        "preferredTransport": "JSONRPC",
-        "protocolVersion": "0.3.0",
-        "supportedInterfaces": [
-            {"url": url, "protocolBinding": "JSONRPC", "protocolVersion": "1.0"},
-            {"url": url, "protocolBinding": "JSONRPC", "protocolVersion": "0.3"},
-        ],
+        "supportedInterfaces": interfaces.collect::<Vec<_>>(),
         "capabilities": {
             "streaming": true,
             "pushNotifications": !app.settings.webhooks.off,
-            "stateTransitionHistory": false,
             "extendedAgentCard": true,
             "extensions": [],
         },
-        "supportsAuthenticatedExtendedCard": true,
         "defaultInputModes": input,
         "defaultOutputModes": output,
         "skills": [{
@@ -147,34 +140,26 @@ pub(super) fn agent_card(context: &RequestContext, assistant: &Assistant) -> Val
             "outputModes": output,
         }],
     });
+    if has_older {
+        card["url"] = json!(url);
+        card["preferredTransport"] = json!("JSONRPC");
+        card["protocolVersion"] = json!("0.3.0");
+        card["supportsAuthenticatedExtendedCard"] = json!(true);
+        card["capabilities"]["stateTransitionHistory"] = json!(false);
+    }
     let gateway = app.settings.gateway_key.is_some() && !app.settings.custom_auth;
     if app.keys.is_some() || gateway {
-        let scheme = json!({
-            "type": "apiKey", "in": "header", "name": "X-API-Key",
-            "apiKeySecurityScheme": {"location": "header", "name": "X-API-Key"},
-        });
+        let mut scheme = json!({"apiKeySecurityScheme": {"location": "header", "name": "X-API-Key"}});
+        if has_older {
+            scheme["type"] = json!("apiKey");
+            scheme["in"] = json!("header");
+            scheme["name"] = json!("X-API-Key");
+            card["security"] = json!([{"apiKey": []}]);
+        }
         card["securitySchemes"] = json!({ "apiKey": scheme });
-        card["security"] = json!([{"apiKey": []}]);
         card["securityRequirements"] = json!([{"schemes": {"apiKey": {"list": []}}}]);
     }
     card
-}
-
-/// Media types from the assistant's metadata, under `a2a`.
-fn media_types(metadata: &Value, key: &str) -> Vec<String> {
-    let named = metadata
-        .get("a2a")
-        .and_then(|a2a| a2a.get(key))
-        .and_then(Value::as_array);
-    let named = named.into_iter().flatten().filter_map(Value::as_str);
-    let named: Vec<String> = named
-        .map(|mode| mode.trim().to_owned())
-        .filter(|mode| !mode.is_empty())
-        .collect();
-    if named.is_empty() {
-        return DEFAULT_MEDIA_TYPES.map(str::to_owned).to_vec();
-    }
-    named
 }
 
 /// Address of this server as seen by the caller.
@@ -264,13 +249,5 @@ mod tests {
         }
         let secure = Client { secure: true, ..client };
         assert_eq!(request_origin(&HeaderMap::new(), secure, false), "https://localhost");
-    }
-
-    #[test]
-    fn an_assistant_may_name_its_modes() {
-        let metadata = json!({"a2a": {"input_modes": ["image/png", " "], "output_modes": []}});
-        assert_eq!(media_types(&metadata, "input_modes"), ["image/png"]);
-        assert_eq!(media_types(&metadata, "output_modes"), DEFAULT_MEDIA_TYPES);
-        assert_eq!(media_types(&json!({}), "input_modes"), DEFAULT_MEDIA_TYPES);
     }
 }

@@ -11,6 +11,7 @@ use towpath_store::assistants::Assistant;
 use super::failure::Failure;
 use super::params;
 use super::rpc::Call;
+use super::send::context_thread;
 use super::tasks::messages;
 use crate::agent::app::AgentApp;
 use crate::agent::auth;
@@ -42,7 +43,7 @@ struct PageToken {
 
 /// Tasks of an assistant, latest change first.
 pub(super) async fn list(app: &AgentApp, assistant: &Assistant, call: &Call) -> Result<Response, Failure> {
-    let mut request = ListTasks::parse(&call.params)?;
+    let mut request = ListTasks::parse(&call.params, |name| context_thread(app, name))?;
     let searched = auth::authorize_operation(app, ("threads", "search"), None, Object::new()).await;
     let (narrowed, _) = searched.map_err(Failure::Http)?;
     request.filter.metadata = narrowed
@@ -99,7 +100,7 @@ impl ListTasks {
         Ok(shown)
     }
 
-    fn parse(params: &Object) -> Result<Self, A2aError> {
+    fn parse(params: &Object, thread_of: impl FnOnce(&str) -> ThreadId) -> Result<Self, A2aError> {
         let size = params::count_param(params, "pageSize")?.unwrap_or(DEFAULT_PAGE_SIZE);
         if !(1..=MAX_PAGE_SIZE).contains(&size) {
             return Err(A2aError::invalid_params(format!(
@@ -108,7 +109,7 @@ impl ListTasks {
         }
         let history = params::count_param(params, "historyLength")?.unwrap_or(0);
         let artifacts = params::bool_param(params, "includeArtifacts")?.unwrap_or_default();
-        let thread = params::text_param(params, "contextId")?;
+        let context = params::text_param(params, "contextId")?;
         let state = match params::text_param(params, "status")?.as_deref() {
             None | Some("TASK_STATE_UNSPECIFIED") => None,
             Some(text) => {
@@ -128,8 +129,7 @@ impl ListTasks {
         });
         Ok(Self {
             filter: TaskFilter {
-                // An invalid context has no tasks.
-                thread: thread.map(|text| text.parse().unwrap_or(ThreadId(uuid::Uuid::nil()))),
+                thread: context.map(|name| thread_of(&name)),
                 state,
                 since: since.transpose()?,
                 metadata: None,
@@ -171,7 +171,7 @@ mod tests {
 
     fn request(params: Value) -> Result<ListTasks, A2aError> {
         let Value::Object(params) = params else { unreachable!() };
-        ListTasks::parse(&params)
+        ListTasks::parse(&params, |_| ThreadId::new())
     }
 
     #[test]

@@ -1,11 +1,12 @@
-//! Reads parameters. Empty fields count as absent, since protobuf writes them so.
+//! Reads parameters. Empty fields count as absent, since protobuf writes them so. A field may have its name of the
+//! protocol buffer, too.
 
 use serde_json::Value;
 use towpath_domain::agent::Object;
-use towpath_domain::agent::a2a::{A2aError, TaskId};
+use towpath_domain::agent::a2a::{A2aError, TaskId, field};
 
 pub(super) fn text_param(of: &Object, key: &str) -> Result<Option<String>, A2aError> {
-    match of.get(key) {
+    match field(of, key) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) => Ok(Some(text.clone()).filter(|text| !text.is_empty())),
         Some(_) => Err(A2aError::invalid_params(format!("{key}: expected a string"))),
@@ -13,7 +14,7 @@ pub(super) fn text_param(of: &Object, key: &str) -> Result<Option<String>, A2aEr
 }
 
 pub(super) fn bool_param(of: &Object, key: &str) -> Result<Option<bool>, A2aError> {
-    match of.get(key) {
+    match field(of, key) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::Bool(flag)) => Ok(Some(*flag)),
         Some(_) => Err(A2aError::invalid_params(format!("{key}: expected true or false"))),
@@ -22,7 +23,7 @@ pub(super) fn bool_param(of: &Object, key: &str) -> Result<Option<bool>, A2aErro
 
 /// A whole number from 0.
 pub(super) fn count_param(of: &Object, key: &str) -> Result<Option<usize>, A2aError> {
-    let Some(value) = of.get(key).filter(|value| !value.is_null()) else {
+    let Some(value) = field(of, key).filter(|value| !value.is_null()) else {
         return Ok(None);
     };
     let whole = value.as_u64().and_then(|count| usize::try_from(count).ok());
@@ -32,7 +33,7 @@ pub(super) fn count_param(of: &Object, key: &str) -> Result<Option<usize>, A2aEr
 }
 
 pub(super) fn object_param<'a>(of: &'a Object, key: &str) -> Result<Option<&'a Object>, A2aError> {
-    match of.get(key) {
+    match field(of, key) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::Object(object)) => Ok(Some(object)),
         Some(_) => Err(A2aError::invalid_params(format!("{key}: expected an object"))),

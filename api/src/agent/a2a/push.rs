@@ -23,6 +23,7 @@ const MAX_TEXT_LENGTH: usize = 4096;
 
 /// Adds a config to a task, or replaces the one with the same id.
 pub(super) async fn put(app: &AgentApp, assistant: &Assistant, call: &Call) -> Result<Response, Failure> {
+    check_supported(app)?;
     let id = params::task_param(&call.params, "taskId")?;
     let config = match call.dialect {
         Dialect::V03 => params::object_param(&call.params, "pushNotificationConfig")?
@@ -50,6 +51,7 @@ pub(super) async fn put(app: &AgentApp, assistant: &Assistant, call: &Call) -> R
 }
 
 pub(super) async fn get(app: &AgentApp, assistant: &Assistant, call: &Call) -> Result<Response, Failure> {
+    check_supported(app)?;
     let (id, name) = config_ref(call)?;
     authorize(app, "read", id).await?;
     find(app, assistant.id, id, TaskDetail::STATE).await?;
@@ -70,6 +72,7 @@ pub(super) async fn get(app: &AgentApp, assistant: &Assistant, call: &Call) -> R
 
 /// All configs of a task; they fit on one page.
 pub(super) async fn list(app: &AgentApp, assistant: &Assistant, call: &Call) -> Result<Response, Failure> {
+    check_supported(app)?;
     let (id, _) = config_ref(call)?;
     authorize(app, "read", id).await?;
     find(app, assistant.id, id, TaskDetail::STATE).await?;
@@ -86,6 +89,7 @@ pub(super) async fn list(app: &AgentApp, assistant: &Assistant, call: &Call) -> 
 
 /// Deletes a config. A missing config is not an error.
 pub(super) async fn delete(app: &AgentApp, assistant: &Assistant, call: &Call) -> Result<Response, Failure> {
+    check_supported(app)?;
     let (id, name) = config_ref(call)?;
     authorize(app, "update", id).await?;
     find(app, assistant.id, id, TaskDetail::STATE).await?;
@@ -131,11 +135,17 @@ fn config_ref(call: &Call) -> Result<(TaskId, Option<String>), A2aError> {
     ))
 }
 
-fn parse_config(app: &AgentApp, config: &Object, dialect: Dialect) -> Result<NewPushConfig, A2aError> {
+/// Refuses everything about configs where the card says that there are no push notifications.
+fn check_supported(app: &AgentApp) -> Result<(), A2aError> {
     if app.settings.webhooks.off {
         let text = "Push notifications are not supported: webhooks are disabled";
         return Err(A2aError::new(ErrorCode::PushNotSupported, text));
     }
+    Ok(())
+}
+
+fn parse_config(app: &AgentApp, config: &Object, dialect: Dialect) -> Result<NewPushConfig, A2aError> {
+    check_supported(app)?;
     let url = check_length("url", params::text_param(config, "url")?)?
         .ok_or_else(|| A2aError::invalid_params("url: field required"))?;
     check_address("url", &url).map_err(|rejection| A2aError::invalid_params(format!("url: {}", rejection.message)))?;

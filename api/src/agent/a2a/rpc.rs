@@ -8,7 +8,7 @@ use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::stream;
 use http::header::CONTENT_TYPE;
-use http::{HeaderMap, HeaderValue};
+use http::{HeaderMap, HeaderValue, StatusCode};
 use serde_json::{Value, json};
 use tokio::time::Interval;
 use towpath_domain::agent::Object;
@@ -67,6 +67,8 @@ const METHODS: [(&str, Method, Dialect); 22] = [
 pub(super) struct Call {
     /// Null if the request has none.
     pub id: Value,
+    /// The request has no id: JSON-RPC does not answer it.
+    pub is_notification: bool,
     pub method: Method,
     /// Version of the response.
     pub dialect: Dialect,
@@ -78,10 +80,26 @@ pub(super) struct InvalidCall {
     id: Value,
     dialect: Dialect,
     error: A2aError,
+    /// A request of the right shape without an id: not even its errors are answered.
+    is_notification: bool,
 }
 
 impl InvalidCall {
+    /// A body that is not JSON by its content type.
+    pub(super) fn content_type() -> Self {
+        let text = "Content-Type: expected application/json";
+        Self {
+            id: Value::Null,
+            dialect: V10,
+            error: A2aError::new(ErrorCode::ContentTypeNotSupported, text),
+            is_notification: false,
+        }
+    }
+
     pub(super) fn respond(&self) -> Response {
+        if self.is_notification {
+            return StatusCode::NO_CONTENT.into_response();
+        }
         Json(rpc_envelope(&self.id, self.dialect, Err(&self.error))).into_response()
     }
 }
@@ -91,6 +109,7 @@ pub(super) fn parse_call(headers: &HeaderMap, body: Bytes) -> Result<Call, Inval
         id,
         dialect: V10,
         error: A2aError::new(code, message),
+        is_notification: false,
     };
     if body.iter().all(u8::is_ascii_whitespace) {
         return Err(refuse(
@@ -104,6 +123,7 @@ pub(super) fn parse_call(headers: &HeaderMap, body: Bytes) -> Result<Call, Inval
         let text = "expected one JSON-RPC request as an object; batches are not supported";
         return Err(refuse(Value::Null, ErrorCode::InvalidRequest, text));
     };
+    let is_notification = !call.contains_key("id");
     let id = match call.remove("id") {
         None => Value::Null,
         Some(id @ (Value::Null | Value::String(_))) => id,
@@ -119,15 +139,16 @@ pub(super) fn parse_call(headers: &HeaderMap, body: Bytes) -> Result<Call, Inval
     let Some(name) = call.get("method").and_then(Value::as_str) else {
         return Err(refuse(id, ErrorCode::InvalidRequest, "method: expected a string"));
     };
-    let Some((_, method, dialect)) = METHODS.iter().find(|(known, ..)| *known == name) else {
-        let text = format!("Method not found: {name:.100}");
-        return Err(refuse(id, ErrorCode::MethodNotFound, &text));
-    };
-    let (method, dialect) = (*method, *dialect);
+    let found = METHODS.iter().find(|(known, ..)| *known == name);
     let refuse = |id: Value, code, message: String| InvalidCall {
         id,
-        dialect,
+        dialect: found.map_or(V10, |(.., dialect)| *dialect),
         error: A2aError::new(code, message),
+        is_notification,
+    };
+    let Some(&(_, method, dialect)) = found else {
+        let text = format!("Method not found: {name:.100}");
+        return Err(refuse(id, ErrorCode::MethodNotFound, text));
     };
     if let Some(version) = headers.get(VERSION_HEADER)
         && !is_supported_version(version)
@@ -148,6 +169,7 @@ pub(super) fn parse_call(headers: &HeaderMap, body: Bytes) -> Result<Call, Inval
     };
     Ok(Call {
         id,
+        is_notification,
         method,
         dialect,
         params,
@@ -174,11 +196,14 @@ impl Call {
         Json(self.envelope(Ok(result))).into_response()
     }
 
-    /// An error response. For a streaming method it is the only event: some clients read nothing else.
+    /// An error response. For a streaming method of version 0.3 it is the only event: some of its clients read nothing
+    /// else.
     pub(super) fn error_response(&self, refusal: &A2aError) -> Response {
         let answer = self.envelope(Err(refusal));
         match self.method {
-            Method::Stream | Method::Subscribe => sse::stream_response(Body::from(sse_event(&answer, None))),
+            Method::Stream | Method::Subscribe if self.dialect == V03 => {
+                sse::stream_response(Body::from(sse_event(&answer, None)))
+            }
             _ => Json(answer).into_response(),
         }
     }
@@ -282,6 +307,25 @@ mod tests {
         ] {
             assert_eq!(refused(body), (code, id), "{body}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_call_without_an_id_is_not_answered() {
+        let status = |body: &str| {
+            let refused = parse_call(&HeaderMap::new(), Bytes::from(body.to_owned())).map(drop);
+            let refused = refused.err().unwrap_or_else(|| panic!("{body} was read"));
+            refused.respond().status().as_u16()
+        };
+        for (body, expected) in [
+            (r#"{"jsonrpc": "2.0", "method": "tasks/none"}"#, 204),
+            (r#"{"jsonrpc": "2.0", "method": "GetTask", "params": []}"#, 204),
+            (r#"{"jsonrpc": "2.0", "method": 5}"#, 200),
+            (r#"{"jsonrpc": "2.0", "id": null, "method": "tasks/none"}"#, 200),
+        ] {
+            assert_eq!(status(body), expected, "{body}");
+        }
+        let call = parse_call(&HeaderMap::new(), r#"{"jsonrpc": "2.0", "method": "GetTask"}"#.into());
+        assert!(call.is_ok_and(|call| call.is_notification && call.id.is_null()));
     }
 
     #[tokio::test]

@@ -3,7 +3,7 @@
 use axum::response::Response;
 use http::HeaderMap;
 use serde_json::{Value, json};
-use towpath_domain::agent::a2a::{A2aError, ErrorCode, Message, Task, TaskId, TaskState, task_event};
+use towpath_domain::agent::a2a::{A2aError, ErrorCode, Message, Task, TaskId, TaskState, message_event, task_event};
 use towpath_domain::agent::{Object, RunRequest};
 use towpath_domain::{Rejection, RunId, ThreadId};
 use towpath_store as store;
@@ -13,6 +13,7 @@ use towpath_store::assistants::Assistant;
 use towpath_workflows::a2a;
 
 use super::failure::Failure;
+use super::options::AgentOptions;
 use super::rpc::Call;
 use super::stream::{self, StreamStart};
 use super::tasks::{authorize, detail, find, internal_error, read, task_json, wait_ended};
@@ -51,17 +52,21 @@ pub(super) async fn send(
     assistant: &Assistant,
     call: &Call,
 ) -> Result<Response, Failure> {
-    let request = SendMessage::parse(app, call)?;
+    let request = SendMessage::parse(app, assistant, call)?;
     let RecordedTask { task, reader } = request.record(app, headers, assistant).await?;
     let (dialect, history) = (call.dialect, request.history_length);
     if request.returns_immediately {
-        let said = (history != Some(0)).then(|| vec![request.message.to_json(dialect, task.id)]);
+        let said = (history != Some(0)).then(|| vec![request.message.to_json(dialect, &task)]);
         return Ok(call.success_response(task_event(dialect, task.to_json(dialect, said))));
     }
     let (app_of_answer, assistant) = (app.clone(), assistant.id);
+    let begins_task = request.message.task.is_none();
     Ok(call.deferred_response(app, async move {
         wait_ended(reader).await?;
         let row = read(&app_of_answer, assistant, task.id, detail(history)).await?;
+        if begins_task && let Some(message) = row.task().map_err(internal_error)?.direct_message(dialect) {
+            return Ok(message_event(dialect, message));
+        }
         let task = task_json(&row, dialect, history).map_err(internal_error)?;
         Ok(task_event(dialect, task))
     }))
@@ -74,9 +79,9 @@ pub(super) async fn stream(
     assistant: &Assistant,
     call: &Call,
 ) -> Result<Response, Failure> {
-    let request = SendMessage::parse(app, call)?;
+    let request = SendMessage::parse(app, assistant, call)?;
     let RecordedTask { task, reader } = request.record(app, headers, assistant).await?;
-    let said = vec![request.message.to_json(call.dialect, task.id)];
+    let said = vec![request.message.to_json(call.dialect, &task)];
     let first = task.to_json(call.dialect, Some(said));
     Ok(stream::respond(
         app,
@@ -91,8 +96,9 @@ pub(super) async fn stream(
 }
 
 impl<'a> SendMessage<'a> {
-    fn parse(app: &AgentApp, call: &'a Call) -> Result<Self, Failure> {
+    fn parse(app: &AgentApp, assistant: &Assistant, call: &'a Call) -> Result<Self, Failure> {
         let message = Message::parse(call.params.get("message"))?;
+        AgentOptions::of(assistant).check_media_types(&message.media_types)?;
         let nothing = Object::new();
         let configuration = params::object_param(&call.params, "configuration")?.unwrap_or(&nothing);
         // Each version has its own name for this field.
@@ -141,9 +147,9 @@ impl<'a> SendMessage<'a> {
         before: Option<&TaskRow>,
     ) -> Result<Option<RecordedTask>, Failure> {
         let run = RunId::new();
-        let thread = match before {
-            Some(row) => row.thread_id,
-            None => self.message.context.unwrap_or_else(ThreadId::new),
+        let (thread, context) = match before {
+            Some(row) => (row.thread_id, row.context.clone()),
+            None => self.new_context(app),
         };
         let id = match before {
             Some(row) => row.task_id(),
@@ -167,7 +173,7 @@ impl<'a> SendMessage<'a> {
                     }
                     let recorded = ready.record(app, tx).await?;
                     if before.is_none() {
-                        a2a::begin(tx, app.tenant, assistant.id, id).await?;
+                        a2a::begin(tx, app.tenant, assistant.id, id, context.as_deref()).await?;
                     }
                     if let Some(push) = &self.push {
                         let named = push::with_default_id(push, id);
@@ -184,6 +190,7 @@ impl<'a> SendMessage<'a> {
             };
             let task = Task {
                 id,
+                context,
                 run,
                 state: TaskState::Submitted,
                 updated_at: recorded.updated_at,
@@ -192,6 +199,16 @@ impl<'a> SendMessage<'a> {
             Ok::<_, Failure>(Some(RecordedTask { task, reader }))
         })
         .await
+    }
+
+    /// The thread of a new task, and the client's name of the context where it is not the id of the thread.
+    fn new_context(&self, app: &AgentApp) -> (ThreadId, Option<String>) {
+        let Some(name) = &self.message.context else {
+            return (ThreadId::new(), None);
+        };
+        let thread = context_thread(app, name);
+        let name = (*name != thread.to_string()).then(|| name.clone());
+        (thread, name)
     }
 
     fn run_request(
@@ -233,18 +250,29 @@ impl<'a> SendMessage<'a> {
         let Some(id) = TaskId::parse(text) else {
             return Err(A2aError::task_not_found(text.chars().take(100).collect::<String>()).into());
         };
-        if self.message.context.is_some_and(|context| context != id.thread) {
-            let text = format!("message.contextId: the task is of context {}", id.thread);
-            return Err(A2aError::invalid_params(text).into());
-        }
         authorize(app, "read", id).await?;
         let row = find(app, assistant.id, id, TaskDetail::STATE).await?;
+        if let Some(name) = &self.message.context
+            && row.context.as_ref() != Some(name)
+            && context_thread(app, name) != id.thread
+        {
+            let text = format!(
+                "message.contextId: the task is of context {}",
+                row.without_outcome().context_id()
+            );
+            return Err(A2aError::invalid_params(text).into());
+        }
         if row.state.is_final() {
             let text = format!("Task {id} has ended and accepts no message. Start a new task in the same context");
             return Err(A2aError::new(ErrorCode::UnsupportedOperation, text).into());
         }
         Ok(Some(row))
     }
+}
+
+/// The thread of a context of the caller.
+pub(super) fn context_thread(app: &AgentApp, name: &str) -> ThreadId {
+    ThreadId::of_context(app.tenant, auth::identity().as_deref(), name)
 }
 
 /// Restores the fixed fields, which auth handlers of the graphs' author may have replaced.

@@ -1,7 +1,12 @@
 //! Streams of a task: the task, messages of the assistant, artifacts and the final state.
 //!
-//! Events have the ids of the run's log. A client that resumes with `Last-Event-ID` gets each event once; without it, the
-//! stream starts at the beginning of the stored log. Messages are sent whole, so repeated ones do no harm.
+//! Events have the ids of the run's log. A client that resumes with `Last-Event-ID` gets each event once; without it,
+//! the stream starts at the beginning of the stored log. Messages are sent whole, so repeated ones do no harm. All
+//! streams of a task get the same events, so times in them are those of the log.
+//!
+//! A stream ends when the task ends or asks for input. One of a task that asks already begins with the next run.
+
+mod next_run;
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -12,14 +17,15 @@ use bytes::Bytes;
 use futures::stream;
 use http::HeaderMap;
 use serde_json::Value;
-use towpath_domain::AssistantId;
 use towpath_domain::agent::a2a::{
-    A2aError, ErrorCode, Part, Task, TaskState, artifact_update, reply_parts, status_update, task_event,
+    A2aError, Dialect, ErrorCode, Part, Task, TaskState, artifact_update, reply_parts, status_update, task_event,
 };
 use towpath_domain::agent::{EventId, EventStart, Frame};
+use towpath_domain::{AssistantId, Timestamp};
 use towpath_store::a2a_tasks::TaskDetail;
 use towpath_store::assistants::Assistant;
 
+use self::next_run::{NextRun, NextRunEvent};
 use super::failure::Failure;
 use super::params;
 use super::rpc::{Call, sse_event};
@@ -35,6 +41,19 @@ pub(super) struct StreamStart {
     /// The task in the first event.
     pub first_event: Value,
     pub reader: Reader,
+}
+
+/// What a stream reads.
+enum Source {
+    Run(Box<HeartbeatReader>),
+    /// The task asks for input.
+    NextRun(NextRun),
+}
+
+impl Source {
+    fn run(app: &AgentApp, reader: Reader) -> Self {
+        Self::Run(Box::new(HeartbeatReader::new(app, reader)))
+    }
 }
 
 /// Streams an existing task.
@@ -57,31 +76,43 @@ pub(super) async fn subscribe(
         let text = format!("Task {id} has ended: read it with GetTask");
         return Err(A2aError::new(ErrorCode::UnsupportedOperation, text).into());
     }
-    let reader = Reader::of_run(app, row.thread_id, row.run_id, true, since).await?;
+    // Clients of version 0.3 wait for the event that is marked as the last one.
+    let follows_next_run =
+        task.state == TaskState::InputRequired && since == EventStart::Beginning && call.dialect == Dialect::V10;
+    let source = if follows_next_run {
+        Source::NextRun(NextRun::new(app, row.thread_id).await)
+    } else {
+        let reader = Reader::of_run(app, row.thread_id, row.run_id, true, since).await?;
+        Source::run(app, reader)
+    };
     let first = task_json(&row, call.dialect, None)?;
-    Ok(respond(
-        app,
-        assistant.id,
-        call,
-        StreamStart {
-            task,
-            first_event: first,
-            reader,
-        },
-    ))
+    Ok(respond_from(app, assistant.id, call, task, first, source))
 }
+
 pub(super) fn respond(app: &AgentApp, assistant: AssistantId, call: &Call, start: StreamStart) -> Response {
     let StreamStart {
         task,
-        first_event: first,
+        first_event,
         reader,
     } = start;
+    let source = Source::run(app, reader);
+    respond_from(app, assistant, call, task, first_event, source)
+}
+
+fn respond_from(
+    app: &AgentApp,
+    assistant: AssistantId,
+    call: &Call,
+    task: Task,
+    first: Value,
+    source: Source,
+) -> Response {
     let mut state = TaskStream {
         app: app.clone(),
         assistant,
         call: call.clone(),
         task,
-        events: HeartbeatReader::new(app, reader),
+        source,
         is_working: false,
         last_reply: Vec::new(),
         is_ended: false,
@@ -99,7 +130,7 @@ struct TaskStream {
     assistant: AssistantId,
     call: Call,
     task: Task,
-    events: HeartbeatReader,
+    source: Source,
     /// Whether the client knows that the run has started.
     is_working: bool,
     /// The last message of the assistant.
@@ -117,7 +148,18 @@ impl TaskStream {
             if self.is_ended {
                 return None;
             }
-            let item = match self.events.next().await {
+            let event = match &mut self.source {
+                Source::Run(reader) => reader.next().await,
+                Source::NextRun(next_run) => match next_run.next().await {
+                    NextRunEvent::Check => {
+                        self.check_next_run().await;
+                        continue;
+                    }
+                    NextRunEvent::Heartbeat(beat) => return Some(beat),
+                    NextRunEvent::Drain => return None,
+                },
+            };
+            let item = match event {
                 ReaderEvent::Item(item) => item,
                 ReaderEvent::Heartbeat(beat) => return Some(beat),
                 ReaderEvent::Drain => return None,
@@ -129,6 +171,24 @@ impl TaskStream {
                 Ok(Some(StreamItem::End(..)) | None) => self.push_end().await,
                 Err(error) => self.fail(&internal_error(error)),
             }
+        }
+    }
+
+    /// Follows the next run of a task that asked for input, if there is one.
+    async fn check_next_run(&mut self) {
+        let row = match read(&self.app, self.assistant, self.task.id, TaskDetail::STATE).await {
+            Ok(row) => row,
+            Err(refusal) => return self.fail(&refusal),
+        };
+        if row.run_id != self.task.run {
+            self.task = row.without_outcome();
+            match Reader::of_run(&self.app, row.thread_id, row.run_id, true, EventStart::Beginning).await {
+                Ok(reader) => self.source = Source::run(&self.app, reader),
+                Err(error) => self.fail(&internal_error(error)),
+            }
+        } else if row.state != TaskState::InputRequired {
+            // It was canceled.
+            self.push_end().await;
         }
     }
 
@@ -152,8 +212,8 @@ impl TaskStream {
     }
 
     fn push_reply(&mut self, parts: &[Part], id: EventId) {
-        let now = self.app.clock.now();
-        let update = status_update(self.call.dialect, &self.task, Some((parts, now)));
+        let at = Timestamp::from_micros(id.ms.saturating_mul(1000));
+        let update = status_update(self.call.dialect, &self.task, Some((parts, at)));
         self.push(&update, Some(id));
     }
 

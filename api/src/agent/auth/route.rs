@@ -105,6 +105,7 @@ const LINES: &[RouteEntry] = &[
     line("GET", "/.well-known/agent-card.json", "assistants", "read", Assistant),
     line("GET", "/.well-known/agent.json", "assistants", "read", Assistant),
     line("POST", "/a2a/{assistant_id}", "assistants", "read", Rpc),
+    line("POST", "/a2a/{assistant_id}/", "assistants", "read", Rpc),
     line(
         "GET",
         "/a2a/{assistant_id}/.well-known/agent-card.json",

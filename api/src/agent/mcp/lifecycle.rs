@@ -23,12 +23,14 @@ const META_CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilities";
 /// The revisions that are spoken, the newest last.
 const REVISIONS: [(&str, Lifecycle); 5] = [
     ("2024-11-05", Lifecycle::Handshake),
-    ("2025-03-26", Lifecycle::Handshake),
+    (REVISION_WITH_BATCHES, Lifecycle::Handshake),
     ("2025-06-18", Lifecycle::Handshake),
     (NEWEST_WITH_HANDSHAKE, Lifecycle::Handshake),
     ("2026-07-28", Lifecycle::Stateless),
 ];
 const NEWEST_WITH_HANDSHAKE: &str = "2025-11-25";
+/// The only revision with batches. It has no header for the revision, so a request without one is of this revision.
+const REVISION_WITH_BATCHES: &str = "2025-03-26";
 
 /// How a revision has a client begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,6 +91,18 @@ pub(super) fn check_version(headers: &HeaderMap) -> Result<(), RpcError> {
     match lifecycle_of(version) {
         Some(Lifecycle::Stateless) => Ok(()),
         _ => Err(unsupported_version(version)),
+    }
+}
+
+/// Refuses a batch in a revision that has none.
+pub(super) fn check_batch(headers: &HeaderMap) -> Result<(), RpcError> {
+    match single_header(headers, VERSION_HEADER)? {
+        None | Some(REVISION_WITH_BATCHES) => Ok(()),
+        Some(version) if lifecycle_of(version).is_none() => Err(unsupported_version(version)),
+        Some(version) => {
+            let text = format!("Expected one JSON-RPC message as an object: revision {version} has no batches");
+            Err(RpcError::new(ErrorCode::InvalidRequest, text))
+        }
     }
 }
 
@@ -220,6 +234,23 @@ mod tests {
                 let refused = check(&headers, &call).expect_err("the header is missing or another one");
                 assert_eq!(refused.code, ErrorCode::HeaderMismatch);
             }
+        }
+    }
+
+    #[test]
+    fn only_one_revision_has_batches() {
+        for (version, expected) in [
+            (None, None),
+            (Some("2025-03-26"), None),
+            (Some("2024-11-05"), Some(ErrorCode::InvalidRequest)),
+            (Some("2025-06-18"), Some(ErrorCode::InvalidRequest)),
+            (Some("2025-11-25"), Some(ErrorCode::InvalidRequest)),
+            (Some("2026-07-28"), Some(ErrorCode::InvalidRequest)),
+            (Some("2030-01-01"), Some(ErrorCode::UnsupportedVersion)),
+        ] {
+            let named: Vec<_> = version.into_iter().map(|version| (VERSION_HEADER, version)).collect();
+            let refused = check_batch(&headers(&named)).err().map(|error| error.code);
+            assert_eq!(refused, expected, "{version:?}");
         }
     }
 

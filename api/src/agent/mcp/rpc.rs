@@ -1,4 +1,4 @@
-//! Messages of JSON-RPC 2.0, as the Model Context Protocol sends them over HTTP: one object a body, and no batches.
+//! Messages of JSON-RPC 2.0, as the Model Context Protocol sends them over HTTP: one object a body, or a batch of them.
 
 use bytes::Bytes;
 use http::StatusCode;
@@ -6,6 +6,9 @@ use serde_json::{Value, json};
 use towpath_domain::agent::Object;
 
 use crate::agent::extract::parse_body;
+
+/// Messages in a batch. Each may start a run.
+const MAX_BATCH_SIZE: usize = 50;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ErrorCode {
@@ -17,6 +20,8 @@ pub(super) enum ErrorCode {
     /// The run that a call waits for was cancelled. The protocol has no code for it, and wants those of others outside of
     /// JSON-RPC's range: clients take -32000 for a closed connection.
     Cancelled,
+    /// A request of a batch that would have another HTTP status than 200 if it came alone.
+    RequestFailed,
     HeaderMismatch,
     UnsupportedVersion,
 }
@@ -30,6 +35,7 @@ impl ErrorCode {
             Self::InvalidParams => -32602,
             Self::Internal => -32603,
             Self::Cancelled => -32800,
+            Self::RequestFailed => -32803,
             Self::HeaderMismatch => -32020,
             Self::UnsupportedVersion => -32022,
         }
@@ -44,7 +50,7 @@ impl ErrorCode {
             | Self::HeaderMismatch
             | Self::UnsupportedVersion => StatusCode::BAD_REQUEST,
             Self::MethodNotFound => StatusCode::NOT_FOUND,
-            Self::Internal | Self::Cancelled => StatusCode::OK,
+            Self::Internal | Self::Cancelled | Self::RequestFailed => StatusCode::OK,
         }
     }
 }
@@ -86,13 +92,13 @@ impl RpcError {
 /// A request.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Call {
-    /// A string or a number.
+    /// A string or an integer.
     pub id: Value,
     pub method: String,
     pub params: Object,
 }
 
-/// What a body holds.
+/// A message of JSON-RPC 2.0.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Message {
     Request(Call),
@@ -104,46 +110,80 @@ pub(super) enum Message {
     Response,
 }
 
-/// Reads a body. A refusal comes with the id it is about.
-pub(super) fn parse_message(body: Bytes) -> Result<Message, (Value, RpcError)> {
-    let refuse = |id: Value, code, text: &str| (id, RpcError::new(code, text));
+/// What is wrong with a message, and its id; null where it has none that can be read.
+pub(super) type InvalidMessage = (Value, RpcError);
+
+/// What a body holds.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Payload {
+    Single(Message),
+    /// One or more messages. An invalid one does not invalidate the others.
+    Batch(Vec<Result<Message, InvalidMessage>>),
+}
+
+/// Reads a body.
+pub(super) fn parse_payload(body: Bytes) -> Result<Payload, InvalidMessage> {
+    let refuse = |code, text: &str| (Value::Null, RpcError::new(code, text));
     if body.iter().all(u8::is_ascii_whitespace) {
         let text = "The body is empty: expected a JSON-RPC message";
-        return Err(refuse(Value::Null, ErrorCode::Parse, text));
+        return Err(refuse(ErrorCode::Parse, text));
     }
-    let body: Value = parse_body(body).map_err(|error| refuse(Value::Null, ErrorCode::Parse, error.detail()))?;
-    let Value::Object(mut message) = body else {
-        let text = "Expected one JSON-RPC message as an object; batches are not supported";
-        return Err(refuse(Value::Null, ErrorCode::InvalidRequest, text));
-    };
-    let id = message.remove("id");
-    let known = id.clone().filter(is_id).unwrap_or_default();
-    let refuse = |text: &str| refuse(known.clone(), ErrorCode::InvalidRequest, text);
-    if message.get("jsonrpc").and_then(Value::as_str) != Some("2.0") {
-        return Err(refuse("jsonrpc: expected \"2.0\""));
-    }
-    let method = match message.remove("method") {
-        None if id.is_some() && (message.contains_key("result") || message.contains_key("error")) => {
-            return Ok(Message::Response);
+    let body: Value = parse_body(body).map_err(|error| refuse(ErrorCode::Parse, error.detail()))?;
+    match body {
+        Value::Array(entries) if entries.is_empty() => Err(refuse(
+            ErrorCode::InvalidRequest,
+            "The batch is empty: expected a message",
+        )),
+        Value::Array(entries) if entries.len() > MAX_BATCH_SIZE => {
+            let text = format!("The batch is too large: expected at most {MAX_BATCH_SIZE} messages");
+            Err(refuse(ErrorCode::InvalidRequest, &text))
         }
-        Some(Value::String(method)) => method,
-        _ => return Err(refuse("method: expected a string")),
-    };
-    let params = match message.remove("params") {
-        None => Object::new(),
-        Some(Value::Object(params)) => params,
-        Some(_) => return Err(refuse("params: expected an object")),
-    };
-    match id {
-        None => Ok(Message::Notification { method, params }),
-        Some(id) if is_id(&id) => Ok(Message::Request(Call { id, method, params })),
-        Some(_) => Err(refuse("id: expected a string or a number")),
+        Value::Array(entries) => Ok(Payload::Batch(entries.into_iter().map(parse_message).collect())),
+        message => parse_message(message).map(Payload::Single),
     }
 }
 
-/// Whether a value identifies a request. Other than in JSON-RPC, null does not.
+fn parse_message(message: Value) -> Result<Message, InvalidMessage> {
+    let Value::Object(mut message) = message else {
+        let error = RpcError::new(ErrorCode::InvalidRequest, "Expected a JSON-RPC message as an object");
+        return Err((Value::Null, error));
+    };
+    let id = message.remove("id");
+    let known = id.clone().filter(is_id).unwrap_or_default();
+    let refuse = |code, text: &str| (known.clone(), RpcError::new(code, text));
+    if message.get("jsonrpc").and_then(Value::as_str) != Some("2.0") {
+        return Err(refuse(ErrorCode::InvalidRequest, "jsonrpc: expected \"2.0\""));
+    }
+    let method = match message.remove("method") {
+        // An error about a message that could not be read has no id.
+        None if message.contains_key("error") || (id.is_some() && message.contains_key("result")) => {
+            return Ok(Message::Response);
+        }
+        Some(Value::String(method)) => method,
+        _ => return Err(refuse(ErrorCode::InvalidRequest, "method: expected a string")),
+    };
+    if id.as_ref().is_some_and(|id| !is_id(id)) {
+        return Err(refuse(ErrorCode::InvalidRequest, "id: expected a string or an integer"));
+    }
+    let params = match message.remove("params") {
+        None => Object::new(),
+        Some(Value::Object(params)) => params,
+        Some(_) => return Err(refuse(ErrorCode::InvalidParams, "params: expected an object")),
+    };
+    Ok(match id {
+        None => Message::Notification { method, params },
+        Some(id) => Message::Request(Call { id, method, params }),
+    })
+}
+
+/// Whether a value identifies a request. Other than in JSON-RPC, null and fractions do not.
 pub(super) fn is_id(value: &Value) -> bool {
-    matches!(value, Value::String(_) | Value::Number(_))
+    match value {
+        Value::String(_) => true,
+        // Integers that are too large for 64 bits are read as floats.
+        Value::Number(number) => number.as_f64().is_some_and(|number| number.fract() == 0.0),
+        _ => false,
+    }
 }
 
 #[cfg(test)]
@@ -151,7 +191,7 @@ mod tests {
     use super::*;
 
     fn refused(body: &str) -> (i64, Value) {
-        let (id, error) = parse_message(Bytes::from(body.to_owned())).expect_err(body);
+        let (id, error) = parse_payload(Bytes::from(body.to_owned())).expect_err(body);
         (error.code.number(), id)
     }
 
@@ -160,12 +200,9 @@ mod tests {
         for (body, code, id) in [
             ("", -32700, json!(null)),
             ("{", -32700, json!(null)),
+            ("[", -32700, json!(null)),
             ("[]", -32600, json!(null)),
-            (
-                r#"[{"jsonrpc": "2.0", "id": 1, "method": "ping"}]"#,
-                -32600,
-                json!(null),
-            ),
+            ("5", -32600, json!(null)),
             ("{}", -32600, json!(null)),
             (r#"{"jsonrpc": "1.0", "id": 1, "method": "ping"}"#, -32600, json!(1)),
             (
@@ -178,12 +215,23 @@ mod tests {
                 -32600,
                 json!(null),
             ),
+            (
+                r#"{"jsonrpc": "2.0", "id": 1.5, "method": "ping"}"#,
+                -32600,
+                json!(null),
+            ),
             (r#"{"jsonrpc": "2.0", "id": "a", "method": 5}"#, -32600, json!("a")),
             (r#"{"jsonrpc": "2.0", "id": "a"}"#, -32600, json!("a")),
+            (r#"{"jsonrpc": "2.0", "result": {}}"#, -32600, json!(null)),
             (
                 r#"{"jsonrpc": "2.0", "id": 1, "method": "ping", "params": []}"#,
-                -32600,
+                -32602,
                 json!(1),
+            ),
+            (
+                r#"{"jsonrpc": "2.0", "method": "notifications/initialized", "params": 5}"#,
+                -32602,
+                json!(null),
             ),
         ] {
             assert_eq!(refused(body), (code, id), "{body}");
@@ -192,16 +240,49 @@ mod tests {
 
     #[tokio::test]
     async fn an_id_makes_a_request() {
-        let message = |text: &str| parse_message(Bytes::from(text.to_owned())).unwrap();
+        let message = |text: &str| match parse_payload(Bytes::from(text.to_owned())).unwrap() {
+            Payload::Single(message) => message,
+            Payload::Batch(_) => panic!("{text} was read as a batch"),
+        };
         let request = message(r#"{"jsonrpc": "2.0", "id": 0, "method": "ping"}"#);
         assert!(matches!(request, Message::Request(call) if call.id == json!(0) && call.method == "ping"));
+        let large = message(r#"{"jsonrpc": "2.0", "id": 36893488147419103232, "method": "ping"}"#);
+        assert!(matches!(large, Message::Request(_)));
         let notification = message(r#"{"jsonrpc": "2.0", "method": "notifications/initialized"}"#);
         assert!(matches!(notification, Message::Notification { method, .. } if method.ends_with("initialized")));
         for response in [
             r#"{"jsonrpc": "2.0", "id": 1, "result": {}}"#,
             r#"{"jsonrpc": "2.0", "id": 1, "error": {"code": 1, "message": "x"}}"#,
+            r#"{"jsonrpc": "2.0", "error": {"code": 1, "message": "x"}}"#,
         ] {
             assert_eq!(message(response), Message::Response);
         }
+    }
+
+    #[tokio::test]
+    async fn an_invalid_message_leaves_the_others_of_its_batch() {
+        let ping = json!({"jsonrpc": "2.0", "id": 1, "method": "ping"});
+        let body =
+            json!([ping, 5, {"jsonrpc": "2.0", "id": 2}, {"jsonrpc": "2.0", "method": "notifications/initialized"}]);
+        let Ok(Payload::Batch(entries)) = parse_payload(body.to_string().into()) else {
+            panic!("a batch was refused");
+        };
+        assert!(matches!(&entries[0], Ok(Message::Request(call)) if call.id == json!(1)));
+        let codes = entries[1..3].iter().map(|entry| {
+            let (id, error) = entry.as_ref().unwrap_err();
+            (id.clone(), error.code)
+        });
+        assert_eq!(
+            codes.collect::<Vec<_>>(),
+            [
+                (Value::Null, ErrorCode::InvalidRequest),
+                (json!(2), ErrorCode::InvalidRequest)
+            ]
+        );
+        assert!(matches!(entries[3], Ok(Message::Notification { .. })));
+        let largest = json!(vec![ping.clone(); MAX_BATCH_SIZE]).to_string();
+        assert!(parse_payload(largest.into()).is_ok());
+        let too_large = json!(vec![ping; MAX_BATCH_SIZE + 1]).to_string();
+        assert_eq!(refused(&too_large), (-32600, Value::Null));
     }
 }

@@ -1,6 +1,8 @@
 //! The Agent2Agent protocol in both its versions, its runs performed by hand.
 
+mod compatibility;
 mod edge_cases;
+mod subscriptions;
 mod task_states;
 
 use http::Method;

@@ -1,5 +1,6 @@
 //! The Model Context Protocol, its calls performed by hand.
 
+mod batches;
 mod edge_cases;
 
 use axum::Router;

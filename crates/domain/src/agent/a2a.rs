@@ -5,14 +5,16 @@
 
 mod error;
 mod events;
+mod fields;
 mod message;
 mod outcome;
 mod part;
 mod task;
 
 pub use error::{A2aError, ErrorCode};
-pub use events::{artifact_update, status_update, task_event};
-pub use message::{Message, Role};
+pub use events::{artifact_update, message_event, status_update, task_event};
+pub use fields::field;
+pub use message::{MediaType, Message, Role};
 pub use outcome::{Interrupt, Outcome, reply_parts};
 pub use part::{Part, Source};
 pub use task::{Task, TaskId, TaskState, history};

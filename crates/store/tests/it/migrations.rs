@@ -13,7 +13,7 @@ pub static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 pub static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.
-const FROZEN: [(&str, &str, &str); 25] = [
+const FROZEN: [(&str, &str, &str); 26] = [
     (
         "0001_schema",
         "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
@@ -138,6 +138,11 @@ const FROZEN: [(&str, &str, &str); 25] = [
         "0025_sandbox_network",
         "e1a56f28eb5e4679bafaaddc53493de131394c286f2cfdba1cd55ff746327c41e669e838fdfe13feedbfab09966c3fe4",
         "5672a00a39955f06fe8570aa1194871d217166dddf229f69d42779eefd0a1b766f50cdf8b594be10725b3c065f220bea",
+    ),
+    (
+        "0027_a2a_context",
+        "500c83b40975d7edce99de9547e72f7437e9f69dc1f7011a2037282cefc868581f7cfc16f258893136e011b0df811705",
+        "9e5d36cd462aa0416812b81988476d2a12c49b967e5c7b683a589ebfa04cf0b5e29ebb15ef82efc4ba71b8f19bdb1050",
     ),
 ];
 

@@ -23,7 +23,8 @@ async fn wrong_messages_are_refused_as_the_protocol_says(agent: Agent) {
         ("[]", -32600),
         ("{}", -32600),
         (r#"{"jsonrpc": "2.0", "id": null, "method": "ping"}"#, -32600),
-        (r#"{"jsonrpc": "2.0", "id": 1, "method": "ping", "params": []}"#, -32600),
+        (r#"{"jsonrpc": "2.0", "id": 1.5, "method": "ping"}"#, -32600),
+        (r#"{"jsonrpc": "2.0", "id": 1, "method": "ping", "params": []}"#, -32602),
     ] {
         let refused = call(&agent.router, Call::new(Method::POST, "/mcp").body(body.to_owned())).await;
         assert_eq!(refused.expect(400)["error"]["code"], code, "{body}");

@@ -16,6 +16,15 @@ pub fn task_event(dialect: Dialect, task: Value) -> Value {
     }
 }
 
+/// The event of a message without a task.
+#[must_use]
+pub fn message_event(dialect: Dialect, message: Value) -> Value {
+    match dialect {
+        Dialect::V03 => message,
+        Dialect::V10 => json!({ "message": message }),
+    }
+}
+
 /// A change of state, or a message of the assistant in between.
 #[must_use]
 pub fn status_update(dialect: Dialect, task: &Task, said: Option<(&[Part], Timestamp)>) -> Value {
@@ -26,7 +35,7 @@ pub fn status_update(dialect: Dialect, task: &Task, said: Option<(&[Part], Times
             task_status(dialect, TaskState::Working, at, message)
         }
     };
-    let update = json!({"taskId": task.id.to_string(), "contextId": task.id.thread.to_string(), "status": status});
+    let update = json!({"taskId": task.id.to_string(), "contextId": task.context_id(), "status": status});
     let is_last = said.is_none() && (task.state.is_final() || task.state == TaskState::InputRequired);
     event(dialect, "status-update", "statusUpdate", update, ("final", is_last))
 }
@@ -36,7 +45,7 @@ pub fn status_update(dialect: Dialect, task: &Task, said: Option<(&[Part], Times
 pub fn artifact_update(dialect: Dialect, task: &Task) -> Option<Value> {
     let artifact = task.artifact_json(dialect)?;
     let mut update = json!({
-        "taskId": task.id.to_string(), "contextId": task.id.thread.to_string(), "artifact": artifact,
+        "taskId": task.id.to_string(), "contextId": task.context_id(), "artifact": artifact,
     });
     update["lastChunk"] = json!(true);
     Some(event(

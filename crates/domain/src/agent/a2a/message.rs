@@ -3,9 +3,9 @@
 use serde_json::{Map, Value, json};
 
 use super::error::{A2aError, ErrorCode};
+use super::fields::field;
 use super::part::Part;
-use super::{Dialect, TaskId};
-use crate::ThreadId;
+use super::{Dialect, Task, TaskId};
 use crate::agent::Object;
 
 const MAX_PARTS: usize = 100;
@@ -48,10 +48,37 @@ pub struct Message {
     pub id: String,
     pub role: Role,
     pub parts: Vec<Part>,
-    /// The context named by the message.
-    pub context: Option<ThreadId>,
+    /// The context named by the message: the id of a thread, or a name of the client's.
+    pub context: Option<String>,
     /// The task named by the message. Text, because an invalid id is answered with "not found".
     pub task: Option<String>,
+    /// The media types that its parts name.
+    pub media_types: Vec<MediaType>,
+}
+
+/// A media type that a part names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MediaType {
+    /// The part, such as `message.parts.0`.
+    pub place: String,
+    pub name: String,
+}
+
+impl MediaType {
+    /// Whether one of these media types covers it: the same one, `type/*` or `*/*`. Parameters do not count.
+    #[must_use]
+    pub fn is_among(&self, accepted: &[String]) -> bool {
+        let essence = |name: &str| name.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+        let own = essence(&self.name);
+        accepted
+            .iter()
+            .map(|mode| essence(mode))
+            .any(|mode| match mode.strip_suffix("/*") {
+                Some("*") => true,
+                Some(sort) => own.split('/').next() == Some(sort),
+                None => own == mode,
+            })
+    }
 }
 
 impl Message {
@@ -75,21 +102,27 @@ impl Message {
                 return Err(A2aError::invalid_params(text));
             }
         };
-        let parts = parts
-            .iter()
-            .enumerate()
-            .map(|(nth, part)| Part::parse(part, &format!("message.parts.{nth}")));
-        let parts = parts.collect::<Result<Vec<_>, _>>()?;
-        let context = optional_id(message, "contextId")?.map(|text| {
-            let id = text.parse::<ThreadId>();
-            id.map_err(|_| A2aError::invalid_params("message.contextId: must be a UUID, or absent for a new context"))
-        });
+        let (mut read, mut media_types) = (Vec::with_capacity(parts.len()), Vec::new());
+        for (nth, part) in parts.iter().enumerate() {
+            let place = format!("message.parts.{nth}");
+            read.push(Part::parse(part, &place)?);
+            if let Some(name) = Part::named_media_type(part) {
+                let name = name.to_owned();
+                media_types.push(MediaType { place, name });
+            }
+        }
+        let context = optional_id(message, "contextId")?;
+        if context.as_ref().is_some_and(|name| name.len() > MAX_ID_LENGTH) {
+            let text = format!("message.contextId: expected at most {MAX_ID_LENGTH} bytes");
+            return Err(A2aError::invalid_params(text));
+        }
         Ok(Self {
             id,
             role,
-            parts,
-            context: context.transpose()?,
+            parts: read,
+            context,
             task: optional_id(message, "taskId")?,
+            media_types,
         })
     }
 
@@ -151,7 +184,7 @@ impl Message {
     }
 
     #[must_use]
-    pub fn to_json(&self, dialect: Dialect, task: TaskId) -> Value {
+    pub fn to_json(&self, dialect: Dialect, task: &Task) -> Value {
         message_json(dialect, &self.id, self.role, &self.parts, task)
     }
 
@@ -196,11 +229,11 @@ impl Message {
     }
 }
 
-pub(super) fn message_json(dialect: Dialect, id: &str, role: Role, parts: &[Part], task: TaskId) -> Value {
+pub(super) fn message_json(dialect: Dialect, id: &str, role: Role, parts: &[Part], task: &Task) -> Value {
     let parts: Vec<Value> = parts.iter().map(|part| part.to_json(dialect)).collect();
     let mut message = json!({
         "messageId": id, "role": role.as_str(dialect), "parts": parts,
-        "taskId": task.to_string(), "contextId": task.thread.to_string(),
+        "taskId": task.id.to_string(), "contextId": task.context_id(),
     });
     if dialect == Dialect::V03 {
         message["kind"] = json!("message");
@@ -210,7 +243,7 @@ pub(super) fn message_json(dialect: Dialect, id: &str, role: Role, parts: &[Part
 
 /// An optional id. An empty string counts as absent, as in protobuf.
 fn optional_id(of: &Map<String, Value>, key: &str) -> Result<Option<String>, A2aError> {
-    match of.get(key) {
+    match field(of, key) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) => Ok(Some(text.clone()).filter(|text| !text.is_empty())),
         Some(_) => Err(A2aError::invalid_params(format!("message.{key}: expected a string"))),
@@ -220,7 +253,7 @@ fn optional_id(of: &Map<String, Value>, key: &str) -> Result<Option<String>, A2a
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::RunId;
+    use crate::{RunId, ThreadId};
 
     #[expect(clippy::needless_pass_by_value, reason = "what `json!` makes is given away")]
     fn message(parts: Value) -> Message {
@@ -237,7 +270,8 @@ mod tests {
             ("role", json!("boss")),
             ("parts", json!([])),
             ("parts", json!("a")),
-            ("contextId", json!("no-uuid")),
+            ("contextId", json!(5)),
+            ("contextId", json!("x".repeat(MAX_ID_LENGTH + 1))),
             ("taskId", json!(5)),
         ] {
             let mut sent = whole.clone();
@@ -247,6 +281,52 @@ mod tests {
             assert!(refusal.message.contains(key), "{}", refusal.message);
         }
         assert!(Message::parse(None).is_err());
+    }
+
+    #[test]
+    fn media_types_are_those_that_parts_name() {
+        let sent = message(json!([
+            {"text": "a"}, {"raw": "AA==", "mediaType": "image/png"}, {"text": "b", "media_type": "text/markdown"},
+            {"kind": "file", "file": {"uri": "https://example.com/a", "mimeType": "audio/wav"}},
+        ]));
+        let found = sent
+            .media_types
+            .iter()
+            .map(|media| (media.place.as_str(), media.name.as_str()));
+        assert_eq!(
+            found.collect::<Vec<_>>(),
+            [
+                ("message.parts.1", "image/png"),
+                ("message.parts.2", "text/markdown"),
+                ("message.parts.3", "audio/wav")
+            ]
+        );
+        let media = |name: &str| MediaType {
+            place: "message.parts.0".to_owned(),
+            name: name.to_owned(),
+        };
+        for (name, accepted, expected) in [
+            ("image/png", &["image/png"][..], true),
+            ("Image/PNG; q=1", &["text/plain", "image/png"][..], true),
+            ("image/png", &["image/*"][..], true),
+            ("image/png", &["*/*"][..], true),
+            ("image/png", &["image/jpeg", "text/*"][..], false),
+            ("image/png", &[][..], false),
+        ] {
+            let accepted: Vec<String> = accepted.iter().map(|&mode| mode.to_owned()).collect();
+            assert_eq!(media(name).is_among(&accepted), expected, "{name} {accepted:?}");
+        }
+    }
+
+    #[test]
+    fn fields_may_have_the_names_of_the_protocol_buffer() {
+        let sent = json!({"message_id": "m", "role": "ROLE_USER", "parts": [{"text": "a"}],
+                          "context_id": "c", "task_id": "t"});
+        let read = Message::parse(Some(&sent)).unwrap();
+        assert_eq!(
+            (read.id.as_str(), read.context.as_deref(), read.task.as_deref()),
+            ("m", Some("c"), Some("t"))
+        );
     }
 
     #[test]

@@ -11,6 +11,8 @@ use super::part::Part;
 pub enum Outcome {
     /// The response of the assistant.
     Answer(Vec<Part>),
+    /// A response that needs no task: a message is answered with it alone.
+    Message(Vec<Part>),
     /// The questions it asks before it continues.
     Question(Vec<Interrupt>),
     Failure(String),
@@ -42,9 +44,12 @@ impl Outcome {
             .iter()
             .rposition(|message| message_role(message) == MessageRole::User);
         let turn = &messages[turn.map_or(0, |at| at + 1)..];
-        let mut replies = turn.iter().rev().map(reply_parts);
-        let parts = replies.find(|parts| !parts.is_empty());
-        Self::Answer(parts.unwrap_or_else(|| vec![Part::Text { text: String::new() }]))
+        let mut replies = turn.iter().rev().map(|message| (message, reply_parts(message)));
+        match replies.find(|(_, parts)| !parts.is_empty()) {
+            Some((message, parts)) if needs_no_task(message) => Self::Message(parts),
+            Some((_, parts)) => Self::Answer(parts),
+            None => Self::Answer(vec![Part::Text { text: String::new() }]),
+        }
     }
 
     /// The outcome of an interrupted run; interrupts by task, as threads store them.
@@ -92,6 +97,7 @@ impl Outcome {
     fn flattened(&self) -> Self {
         match self {
             Self::Answer(parts) => Self::Answer(parts.iter().map(flattened_part).collect()),
+            Self::Message(parts) => Self::Message(parts.iter().map(flattened_part).collect()),
             Self::Question(interrupts) => Self::Question(interrupts.iter().map(Interrupt::flattened).collect()),
             Self::Failure(_) => self.clone(),
         }
@@ -99,7 +105,7 @@ impl Outcome {
 
     fn shortened(&self) -> Self {
         match self {
-            Self::Answer(_) => Self::Answer(vec![Part::Text {
+            Self::Answer(_) | Self::Message(_) => Self::Answer(vec![Part::Text {
                 text: TOO_LARGE.to_owned(),
             }]),
             Self::Question(interrupts) => {
@@ -118,7 +124,7 @@ impl Outcome {
     #[must_use]
     pub(super) fn message_parts(&self) -> Vec<Part> {
         match self {
-            Self::Answer(_) => Vec::new(),
+            Self::Answer(_) | Self::Message(_) => Vec::new(),
             Self::Failure(why) => vec![Part::Text { text: why.clone() }],
             Self::Question(asked) if asked.is_empty() => vec![Part::Text {
                 text: "The task is paused before its next step. Send it a message to continue.".to_owned(),
@@ -137,7 +143,9 @@ impl Outcome {
     #[must_use]
     pub(super) fn artifact(&self) -> Option<(&'static str, &'static str, Vec<Part>)> {
         match self {
-            Self::Answer(parts) => Some(("Assistant Response", "The response of the assistant", parts.clone())),
+            Self::Answer(parts) | Self::Message(parts) => {
+                Some(("Assistant Response", "The response of the assistant", parts.clone()))
+            }
             Self::Question(asked) if !asked.is_empty() => {
                 let parts = asked.iter().map(|interrupt| Part::Data { data: json!(interrupt) });
                 Some((
@@ -149,6 +157,11 @@ impl Outcome {
             Self::Question(_) | Self::Failure(_) => None,
         }
     }
+}
+
+/// Whether the graph says so of a message of the assistant.
+fn needs_no_task(message: &Value) -> bool {
+    message.pointer("/additional_kwargs/a2a/response") == Some(&json!("message"))
 }
 
 fn is_readable(json: &str) -> bool {
@@ -238,6 +251,21 @@ mod tests {
             Outcome::from_values(&other),
             Outcome::Answer(vec![Part::Data { data: other }])
         );
+    }
+
+    #[test]
+    fn a_graph_may_answer_without_a_task() {
+        let values = |response: &str| {
+            json!({"messages": [
+                {"type": "human", "content": "q"},
+                {"type": "ai", "content": "a", "additional_kwargs": {"a2a": {"response": response}}},
+            ]})
+        };
+        let message = Outcome::from_values(&values("message"));
+        assert_eq!(message, Outcome::Message(vec![text("a")]));
+        assert_eq!(serde_json::from_str::<Outcome>(&message.to_json()).unwrap(), message);
+        assert!(message.artifact().is_some());
+        assert_eq!(Outcome::from_values(&values("task")), Outcome::Answer(vec![text("a")]));
     }
 
     #[test]

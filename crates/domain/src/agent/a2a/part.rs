@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::Dialect;
 use super::error::{A2aError, ErrorCode};
+use super::fields::field;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
@@ -65,6 +66,14 @@ impl Part {
                 "{place}: expected one of text, file, raw, url and data, not several"
             ))),
         }
+    }
+
+    /// The media type that a part of a request names, in either version.
+    pub(super) fn named_media_type(part: &Value) -> Option<&str> {
+        let part = part.as_object()?;
+        let file = part.get("file").and_then(Value::as_object);
+        let name = field(part, "mediaType").or_else(|| field(file?, "mimeType"));
+        name?.as_str().filter(|name| !name.is_empty())
     }
 
     /// A file in the shape of version 0.3.
@@ -186,6 +195,10 @@ impl Part {
 
     fn from_content_block(block: &Value) -> Option<Self> {
         let sort = block.get("type")?.as_str()?;
+        if sort == "data" {
+            let data = block.get("data")?.clone();
+            return Some(Self::Data { data });
+        }
         if !matches!(sort, "image" | "audio" | "video" | "file") {
             return None;
         }
@@ -210,7 +223,7 @@ fn string(of: &Map<String, Value>, key: &str, place: &str) -> Result<String, A2a
 }
 
 fn optional(of: &Map<String, Value>, key: &str, place: &str) -> Result<Option<String>, A2aError> {
-    match of.get(key) {
+    match field(of, key) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) => Ok(Some(text.clone()).filter(|text| !text.is_empty())),
         Some(_) => Err(A2aError::invalid_params(format!("{place}.{key}: expected a string"))),
@@ -261,14 +274,16 @@ mod tests {
     #[test]
     fn content_of_blocks_becomes_parts() {
         let content = json!([{"type": "text", "text": "a"}, "b", {"type": "tool_use", "id": "x"},
-                             {"type": "image", "url": "https://example.com/a", "mime_type": "image/png"}]);
+                             {"type": "image", "url": "https://example.com/a", "mime_type": "image/png"},
+                             {"type": "data", "data": {"a": [1]}}]);
         let parts = Part::from_content(&content);
         let written: Vec<Value> = parts.iter().map(|part| part.to_json(Dialect::V10)).collect();
         assert_eq!(
             written,
             [
                 json!({"text": "ab"}),
-                json!({"url": "https://example.com/a", "mediaType": "image/png"})
+                json!({"url": "https://example.com/a", "mediaType": "image/png"}),
+                json!({"data": {"a": [1]}})
             ]
         );
         assert_eq!(Part::from_content(&json!("")), []);

@@ -117,6 +117,8 @@ impl TaskState {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Task {
     pub id: TaskId,
+    /// The client's name of the context, where it is not the id of the thread.
+    pub context: Option<String>,
     /// Its last run.
     pub run: RunId,
     pub state: TaskState,
@@ -126,6 +128,13 @@ pub struct Task {
 }
 
 impl Task {
+    /// The context as its client names it.
+    #[must_use]
+    pub fn context_id(&self) -> String {
+        let name = self.context.clone();
+        name.unwrap_or_else(|| self.id.thread.to_string())
+    }
+
     /// The task with its history, see [`history`].
     #[must_use]
     pub fn to_json(&self, dialect: Dialect, history: Option<Vec<Value>>) -> Value {
@@ -143,12 +152,23 @@ impl Task {
     #[must_use]
     pub fn to_bare_json(&self, dialect: Dialect) -> Value {
         let mut task = json!({
-            "id": self.id.to_string(), "contextId": self.id.thread.to_string(), "status": self.status_json(dialect),
+            "id": self.id.to_string(), "contextId": self.context_id(), "status": self.status_json(dialect),
         });
         if dialect == Dialect::V03 {
             task["kind"] = json!("task");
         }
         task
+    }
+
+    /// The response of a task that needs none: it names the context and no task.
+    #[must_use]
+    pub fn direct_message(&self, dialect: Dialect) -> Option<Value> {
+        let Some(Outcome::Message(parts)) = &self.outcome else {
+            return None;
+        };
+        let mut message = self.message_json(dialect, "message", parts);
+        message.as_object_mut()?.remove("taskId");
+        Some(message)
     }
 
     /// Its `status`.
@@ -176,7 +196,7 @@ impl Task {
     /// A message of the assistant; `what` is part of its id.
     #[must_use]
     pub fn message_json(&self, dialect: Dialect, what: &str, parts: &[Part]) -> Value {
-        message_json(dialect, &format!("{}-{what}", self.run), Role::Agent, parts, self.id)
+        message_json(dialect, &format!("{}-{what}", self.run), Role::Agent, parts, self)
     }
 }
 
@@ -215,7 +235,7 @@ pub fn history(dialect: Dialect, values: &Value, task: &Task, latest: bool, most
         }
         let given = message.get("id").and_then(Value::as_str).filter(|id| !id.is_empty());
         let named = given.map_or_else(|| format!("{}-{nth}", task.id.run), str::to_owned);
-        written_out.push(message_json(dialect, &named, role, &parts, task.id));
+        written_out.push(message_json(dialect, &named, role, &parts, task));
     }
     if let Some(most) = most {
         let surplus = written_out.len().saturating_sub(most);
@@ -239,6 +259,7 @@ mod tests {
         };
         Task {
             id,
+            context: None,
             run: id.run,
             state: TaskState::Completed,
             updated_at: Timestamp::from_micros(1_772_366_400_001_000),
@@ -269,6 +290,31 @@ mod tests {
         assert_eq!(new["status"]["state"], "TASK_STATE_COMPLETED");
         assert_eq!(new["artifacts"][0]["parts"], json!([{"text": "hi"}]));
         assert!(new.get("kind").is_none() && new["history"] == json!([]));
+    }
+
+    #[test]
+    fn a_context_has_the_name_that_its_client_gave() {
+        let mut task = task();
+        assert_eq!(task.context_id(), task.id.thread.to_string());
+        task.context = Some("a conversation".to_owned());
+        let shown = task.to_json(Dialect::V10, None);
+        assert_eq!(shown["contextId"], "a conversation");
+        let message = task.message_json(Dialect::V10, "status", &[Part::Text { text: "hi".to_owned() }]);
+        assert_eq!(message["contextId"], "a conversation");
+    }
+
+    #[test]
+    fn a_direct_message_names_no_task() {
+        let mut task = task();
+        assert_eq!(task.direct_message(Dialect::V10), None);
+        task.outcome = Some(Outcome::Message(vec![Part::Text { text: "hi".to_owned() }]));
+        let message = task.direct_message(Dialect::V10).unwrap();
+        assert_eq!(
+            message,
+            json!({"messageId": format!("{}-message", task.run), "role": "ROLE_AGENT", "parts": [{"text": "hi"}],
+                   "contextId": task.id.thread.to_string()})
+        );
+        assert_eq!(task.direct_message(Dialect::V03).unwrap()["kind"], "message");
     }
 
     #[test]
