@@ -140,7 +140,7 @@ const FROZEN: [(&str, &str, &str); 26] = [
         "5672a00a39955f06fe8570aa1194871d217166dddf229f69d42779eefd0a1b766f50cdf8b594be10725b3c065f220bea",
     ),
     (
-        "0027_a2a_context",
+        "0026_a2a_context",
         "500c83b40975d7edce99de9547e72f7437e9f69dc1f7011a2037282cefc868581f7cfc16f258893136e011b0df811705",
         "9e5d36cd462aa0416812b81988476d2a12c49b967e5c7b683a589ebfa04cf0b5e29ebb15ef82efc4ba71b8f19bdb1050",
     ),
