@@ -6,6 +6,7 @@ mod event_streaming;
 mod identity;
 mod items;
 mod mcp;
+mod state;
 mod stream_model;
 mod streams;
 

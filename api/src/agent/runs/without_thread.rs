@@ -11,12 +11,12 @@ use towpath_store::runs as rows;
 
 use super::begin::PreparedRun;
 use super::model::{FIELDS, Run, RunCreate};
-use super::on_thread::{JoinRun, Pairs, begin_stream, begin_wait, join_run, run_of, stream_run};
+use super::on_thread::{JoinRun, begin_stream, begin_wait, join_run, run_of, stream_run};
 use crate::agent::answer::{Json, Page, Select};
 use crate::agent::app::AgentApp;
 use crate::agent::assistants::named_assistant;
 use crate::agent::errors::AgentError;
-use crate::agent::extract::{Body, Path, Query};
+use crate::agent::extract::{Body, Pairs, Path, Query};
 use crate::agent::sse::{Event, locations, prefix};
 use crate::extract::whole;
 use crate::routes::{Routes, routes};
