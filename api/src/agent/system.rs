@@ -121,7 +121,8 @@ pub(crate) async fn readyz(State(app): State<AgentApp>, headers: HeaderMap) -> R
 /// What this server is and can.
 #[utoipa::path(get, path = "/info", tag = "system", security(()),
     responses((status = 200, description = "Version and abilities", body = Object)))]
-pub(crate) async fn info() -> Json<Value> {
+pub(crate) async fn info(State(app): State<AgentApp>) -> Json<Value> {
+    let deployment = &app.settings.deployment;
     Json(json!({
         "version": PROTOCOL_VERSION,
         "langgraph_py_version": GRAPH_LIBRARY_VERSION,
@@ -136,10 +137,10 @@ pub(crate) async fn info() -> Json<Value> {
         },
         "host": {
             "kind": "self-hosted",
-            "project_id": null,
-            "host_revision_id": null,
-            "revision_id": null,
-            "tenant_id": null,
+            "project_id": deployment.project,
+            "host_revision_id": deployment.revision,
+            "revision_id": deployment.server_revision.as_ref().or(deployment.revision.as_ref()),
+            "tenant_id": deployment.tenant,
         },
     }))
 }

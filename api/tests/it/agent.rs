@@ -9,6 +9,7 @@ mod mcp;
 mod state;
 mod stream_model;
 mod streams;
+mod system;
 
 use std::time::Duration;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::anyhow;
 use tokio_util::sync::CancellationToken;
 use towpath_api::Ops;
-use towpath_api::agent::{AgentApp, AuthCache, Parts, Settings as Told};
+use towpath_api::agent::{AgentApp, AuthCache, DeploymentIdentity, Parts, Settings as Told};
 use towpath_domain::{Clock, Secret, TenantId};
 use towpath_durable::Engine;
 use towpath_queue::Queue;
@@ -59,9 +59,24 @@ impl Surface {
             settings: Told {
                 webhooks: self.authored(file)?.webhooks,
                 this_machine_only: self.this_machine_only,
+                deployment: self.deployment(),
                 ..surface_settings(&self.settings, &file.server)?
             },
         }))
+    }
+
+    /// Ids from the variables that the platform sets for its deployments.
+    fn deployment(&self) -> DeploymentIdentity {
+        let id = |name: &str| {
+            let value = self.environment.get(name)?.reveal();
+            (!value.is_empty()).then(|| value.to_owned())
+        };
+        DeploymentIdentity {
+            project: id("LANGSMITH_HOST_PROJECT_ID"),
+            revision: id("LANGSMITH_HOST_REVISION_ID"),
+            server_revision: id("LANGSMITH_LANGGRAPH_API_REVISION"),
+            tenant: id("LANGSMITH_TENANT_ID"),
+        }
     }
 
     /// The author settings of a graph file.
