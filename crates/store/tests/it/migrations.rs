@@ -13,7 +13,7 @@ pub static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 pub static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.
-const FROZEN: [(&str, &str, &str); 25] = [
+const FROZEN: [(&str, &str, &str); 26] = [
     (
         "0001_schema",
         "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
@@ -138,6 +138,11 @@ const FROZEN: [(&str, &str, &str); 25] = [
         "0025_sandbox_network",
         "e1a56f28eb5e4679bafaaddc53493de131394c286f2cfdba1cd55ff746327c41e669e838fdfe13feedbfab09966c3fe4",
         "5672a00a39955f06fe8570aa1194871d217166dddf229f69d42779eefd0a1b766f50cdf8b594be10725b3c065f220bea",
+    ),
+    (
+        "0026_run_event_removal",
+        "5c53a73558e31edf0818e06b83a0797f3a7a6f811844c7b5af5cad9e18daf84ceb54c381e62519fca3fc19fbf25d0304",
+        "cae5ee3842551f27c63723a54608f49cdc132b372a187338f19413be35f50b742124410de0a36d01aa9140010766d72c",
     ),
 ];
 
