@@ -104,7 +104,7 @@ impl TryFrom<rows::Cron> for Cron {
 pub(crate) struct CronRequest {
     /// An assistant's id, or the name of a graph.
     assistant_id: Option<String>,
-    /// Five fields: minute, hour, day of month, month, day of week.
+    /// Minute, hour, day of month, month, day of week; optionally second and year.
     schedule: Option<String>,
     /// IANA name; null means UTC.
     #[serde(default)]
