@@ -54,8 +54,7 @@ pub(crate) async fn connect(
     })?;
     let settings = &app.settings;
     if !is_allowed_origin(settings, &parts.headers) {
-        let text = "this server rejects sockets from other origins: add the page's origin to CORS_ALLOW_ORIGINS";
-        return Err(AgentError::new(StatusCode::FORBIDDEN, text));
+        return Err(AgentError::new(StatusCode::FORBIDDEN, FOREIGN_SOCKET));
     }
     let mut visibility = ThreadVisibility::from_caller();
     visibility.check_open(&app, thread).await?;
@@ -76,8 +75,12 @@ pub(crate) async fn connect(
     Ok(upgrade.on_upgrade(|socket| session.serve(socket)))
 }
 
-/// Whether the page that opens a socket may send commands. Browsers let every page open sockets and send cookies along.
-fn is_allowed_origin(settings: &Settings, headers: &HeaderMap) -> bool {
+/// The refusal of a page that may not open a socket.
+pub(in crate::agent) const FOREIGN_SOCKET: &str =
+    "this server rejects sockets from other origins: add the page's origin to CORS_ALLOW_ORIGINS";
+
+/// Whether a page may open a socket. Browsers let every page open sockets and send cookies along.
+pub(in crate::agent) fn is_allowed_origin(settings: &Settings, headers: &HeaderMap) -> bool {
     if settings.custom_auth {
         // Without a cookie the page needs its own credentials.
         let Some(origin) = headers.get(ORIGIN).filter(|_| headers.contains_key(COOKIE)) else {
