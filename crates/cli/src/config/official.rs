@@ -4,11 +4,16 @@
 use towpath_domain::Secret;
 
 use super::keys;
+use super::values::{Layer, Origin, Value};
 
 /// Effect of a variable on this server.
 enum Effect {
     /// As on the official server.
     Same,
+    /// That of a setting: the value is translated, if it can be.
+    Setting(&'static str, fn(&str) -> Option<&'static str>),
+    /// Part of the graph file, if there is no file.
+    GraphFile,
     /// None, and none is needed.
     Unnecessary,
     /// None: the text names the alternative.
@@ -52,17 +57,7 @@ const VARIABLES: &[(&str, Effect)] = &[
         "LANGSMITH_AUTH_VERIFY_TENANT_ID",
         Effect::None("callers need keys of this server"),
     ),
-    ("POSTGRES_URI_CUSTOM", Effect::None("set DATABASE_URI")),
-    (
-        "LANGGRAPH_POSTGRES_POOL_MAX_SIZE",
-        Effect::None("set database_connections"),
-    ),
-    ("REDIS_URI_CUSTOM", Effect::None("set REDIS_URI")),
     ("REDIS_CLUSTER", Effect::None("name one Redis in REDIS_URI")),
-    (
-        "REDIS_KEY_PREFIX",
-        Effect::None("use one Redis database for each installation, as in redis://host/1"),
-    ),
     ("REDIS_MAX_CONNECTIONS", Effect::None("few are needed")),
     ("REDIS_CONNECT_TIMEOUT", Effect::None("the server chooses it")),
     ("REDIS_HEALTH_CHECK_INTERVAL", Effect::None("the server chooses it")),
@@ -77,7 +72,7 @@ const VARIABLES: &[(&str, Effect)] = &[
     ),
     ("PORT", Effect::None("set TOWPATH_LISTEN")),
     ("LANGGRAPH_SERVER_HOST", Effect::None("set TOWPATH_LISTEN")),
-    ("BG_JOB_ISOLATED_LOOPS", Effect::None("set agent.isolation to process")),
+    ("BG_JOB_ISOLATED_LOOPS", Effect::Setting("agent.isolation", isolation)),
     ("FF_CRONS_ENABLED", Effect::None("crons always run")),
     ("FF_USE_REDIS_QUEUE", Effect::None("jobs are in the database")),
     (
@@ -89,21 +84,73 @@ const VARIABLES: &[(&str, Effect)] = &[
     ("CRON_SCHEDULER_BATCH_SIZE", Effect::None("the server chooses it")),
     ("STATS_INTERVAL_SECS", Effect::None("the metrics have these figures")),
     ("METRIC_PREFIX", Effect::None("names of metrics begin with towpath_")),
-    ("LOG_LEVEL", Effect::None("set log.filter")),
-    ("LOG_JSON", Effect::None("set log.format")),
+    ("LOG_LEVEL", Effect::Setting("log.filter", log_filter)),
+    ("LOG_JSON", Effect::Setting("log.format", log_format)),
     ("DISPATCH_MODE", Effect::None("start roles with --role")),
     ("LANGGRAPH_RUNNER_BIND", Effect::None("start roles with --role")),
-    ("LANGSERVE_GRAPHS", Effect::None(FILE)),
+    ("LANGSERVE_GRAPHS", Effect::GraphFile),
     ("LANGGRAPH_CONFIG", Effect::None(FILE)),
-    ("LANGGRAPH_HTTP", Effect::None(FILE)),
-    ("LANGGRAPH_STORE", Effect::None(FILE)),
-    ("LANGGRAPH_CHECKPOINTER", Effect::None(FILE)),
-    ("LANGGRAPH_AUTH", Effect::None(FILE)),
-    ("LANGGRAPH_ENCRYPTION", Effect::None(FILE)),
-    ("LANGGRAPH_WEBHOOKS", Effect::None(FILE)),
-    ("LANGGRAPH_THREAD_TTL", Effect::None(FILE)),
-    ("LANGGRAPH_UI", Effect::None(FILE)),
+    ("LANGGRAPH_HTTP", Effect::GraphFile),
+    ("LANGGRAPH_STORE", Effect::GraphFile),
+    ("LANGGRAPH_CHECKPOINTER", Effect::GraphFile),
+    ("LANGGRAPH_AUTH", Effect::GraphFile),
+    ("LANGGRAPH_ENCRYPTION", Effect::GraphFile),
+    ("LANGGRAPH_WEBHOOKS", Effect::GraphFile),
+    ("LANGGRAPH_THREAD_TTL", Effect::GraphFile),
+    ("LANGGRAPH_PRIORITY", Effect::GraphFile),
+    ("LANGGRAPH_UI", Effect::None("pages of the author are not served")),
 ];
+
+fn isolation(text: &str) -> Option<&'static str> {
+    switch(text).map(|isolated| if isolated { "process" } else { "shared" })
+}
+
+fn log_filter(text: &str) -> Option<&'static str> {
+    match text.to_ascii_uppercase().as_str() {
+        "DEBUG" => Some("debug,apalis_core=warn,sqlx=warn"),
+        "INFO" => Some("info,apalis_core=warn,sqlx=warn"),
+        "WARNING" | "WARN" => Some("warn"),
+        "ERROR" | "CRITICAL" => Some("error"),
+        _ => None,
+    }
+}
+
+fn log_format(text: &str) -> Option<&'static str> {
+    switch(text).map(|json| if json { "json" } else { "text" })
+}
+
+fn switch(text: &str) -> Option<bool> {
+    match text.to_ascii_lowercase().as_str() {
+        "true" | "1" | "yes" | "on" => Some(true),
+        "false" | "0" | "no" | "off" => Some(false),
+        _ => None,
+    }
+}
+
+/// Settings of variables whose values are written otherwise here, and a warning for each value without a translation.
+pub fn settings(environment: &[(String, String)]) -> (Layer, Vec<String>) {
+    let (mut layer, mut warnings) = (Layer::new(), Vec::new());
+    for (name, effect) in VARIABLES {
+        let Effect::Setting(key, translate) = effect else {
+            continue;
+        };
+        let set = environment.iter().find(|(set, value)| set == name && !value.is_empty());
+        let Some((_, value)) = set else { continue };
+        match translate(value) {
+            Some(text) => {
+                let value = Value {
+                    text: text.to_owned(),
+                    origin: Origin::Environment((*name).to_owned()),
+                };
+                layer.insert(*key, value);
+            }
+            None => warnings.push(format!(
+                "environment variable {name} has no effect: its value is not one of the official server; set {key}"
+            )),
+        }
+    }
+    (layer, warnings)
+}
 
 const ENCRYPTION: &str = "this server does not encrypt checkpoints; encrypt the disk of its database instead and \
                           unset the variable, or keep using the official server for these threads";
@@ -124,7 +171,7 @@ pub fn warnings<'e>(environment: impl Iterator<Item = (&'e str, &'e str)>) -> Ve
             Effect::None(instead) => Some(format!(
                 "environment variable {name} has no effect on this server: {instead}"
             )),
-            Effect::Same | Effect::Unnecessary | Effect::Refused(..) => None,
+            Effect::Same | Effect::Setting(..) | Effect::GraphFile | Effect::Unnecessary | Effect::Refused(..) => None,
         }
     })
     .collect()
@@ -161,7 +208,7 @@ mod tests {
     #[test]
     fn variables_without_effect_are_said() {
         let set = [
-            ("LOG_LEVEL", "debug"),
+            ("REDIS_CLUSTER", "true"),
             ("PORT", ""),
             ("LANGSMITH_PROJECT", "p"),
             ("HOME", "/"),
@@ -169,7 +216,7 @@ mod tests {
         let found = warnings(set.into_iter());
         assert_eq!(found.len(), 1, "{found:?}");
         assert!(
-            found[0].contains("LOG_LEVEL") && found[0].contains("log.filter"),
+            found[0].contains("REDIS_CLUSTER") && found[0].contains("REDIS_URI"),
             "{found:?}"
         );
         assert_eq!(warnings([("PORT", "8000")].into_iter()).len(), 1);
@@ -178,6 +225,45 @@ mod tests {
         let found = warnings_of_file([("N_JOBS_PER_WORKER", "5"), ("MINE", "x")].into_iter());
         assert_eq!(found.len(), 1, "{found:?}");
         assert!(found[0].contains("N_JOBS_PER_WORKER"), "{found:?}");
+    }
+
+    #[test]
+    fn values_of_the_official_server_are_translated() {
+        let settings = |pairs: &[(&str, &str)]| {
+            let owned = pairs
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+            let (layer, warnings) = settings(&owned.collect::<Vec<_>>());
+            let texts: Vec<_> = layer.into_iter().map(|(key, value)| (key, value.text)).collect();
+            (texts, warnings)
+        };
+        let text = |key: &'static str, text: &str| (key, text.to_owned());
+        let (found, warnings) = settings(&[
+            ("BG_JOB_ISOLATED_LOOPS", "True"),
+            ("LOG_JSON", "false"),
+            ("LOG_LEVEL", "WARNING"),
+        ]);
+        let expected = [
+            text("agent.isolation", "process"),
+            text("log.filter", "warn"),
+            text("log.format", "text"),
+        ];
+        assert_eq!((found.as_slice(), warnings.len()), (&expected[..], 0));
+        let (found, warnings) = settings(&[("LOG_LEVEL", "loud"), ("LOG_JSON", "")]);
+        assert!(found.is_empty() && warnings.len() == 1, "{warnings:?}");
+        assert!(warnings[0].contains("LOG_LEVEL") && warnings[0].contains("log.filter"));
+        // Every translation is a value of its setting.
+        for (name, effect) in VARIABLES {
+            let Effect::Setting(key, translate) = effect else {
+                continue;
+            };
+            let key = keys::all().find(|known| known.name == *key).unwrap();
+            for value in ["true", "false", "debug", "INFO", "warning", "ERROR", "Critical"] {
+                let translated = translate(value);
+                let wrong = translated.and_then(|text| key.kind.validation_error(text));
+                assert_eq!(wrong, None, "{name}={value}");
+            }
+        }
     }
 
     #[test]
