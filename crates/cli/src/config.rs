@@ -128,6 +128,14 @@ impl Config {
             .as_deref()
             .map(|path| file::layer(path, &mut problems))
             .unwrap_or_default();
+        // Other programs may be why these are set: the configuration file takes precedence.
+        if inputs.mode == Mode::Agent && !file.contains_key("listen") {
+            let (listen, wrong) = official::listen(&inputs.environment);
+            warnings.extend(wrong);
+            if let Some(listen) = listen {
+                environment.entry("listen").or_insert(listen);
+            }
+        }
         let mut resolved = values::resolve(inputs, &environment, &file);
         problems.extend(resolved.iter().filter_map(ResolvedSetting::problem));
         problems.extend(find_conflicts(&resolved));

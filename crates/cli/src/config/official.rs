@@ -1,6 +1,8 @@
 //! Variables of the official agent server. Users who bring them along must learn which of them have no effect here.
 //! `docs/agent-server.md` lists the same variables; a test compares them.
 
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
 use towpath_domain::Secret;
 
 use super::keys;
@@ -12,6 +14,8 @@ enum Effect {
     Same,
     /// That of a setting: the value is translated, if it can be.
     Setting(&'static str, fn(&str) -> Option<&'static str>),
+    /// Part of the setting `listen`, if nothing else sets it.
+    Address,
     /// Part of the graph file, if there is no file.
     GraphFile,
     /// None, and none is needed.
@@ -70,8 +74,8 @@ const VARIABLES: &[(&str, Effect)] = &[
         "CORS_CONFIG",
         Effect::None("set CORS_ALLOW_ORIGINS, or http.cors in the graph file"),
     ),
-    ("PORT", Effect::None("set TOWPATH_LISTEN")),
-    ("LANGGRAPH_SERVER_HOST", Effect::None("set TOWPATH_LISTEN")),
+    (PORT, Effect::Address),
+    (HOST, Effect::Address),
     ("BG_JOB_ISOLATED_LOOPS", Effect::Setting("agent.isolation", isolation)),
     ("FF_CRONS_ENABLED", Effect::None("crons always run")),
     ("FF_USE_REDIS_QUEUE", Effect::None("jobs are in the database")),
@@ -100,6 +104,11 @@ const VARIABLES: &[(&str, Effect)] = &[
     ("LANGGRAPH_PRIORITY", Effect::GraphFile),
     ("LANGGRAPH_UI", Effect::None("pages of the author are not served")),
 ];
+
+const PORT: &str = "PORT";
+const HOST: &str = "LANGGRAPH_SERVER_HOST";
+/// The address of an agent server, of which the variables replace a part each.
+const ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8123);
 
 fn isolation(text: &str) -> Option<&'static str> {
     switch(text).map(|isolated| if isolated { "process" } else { "shared" })
@@ -152,26 +161,50 @@ pub fn settings(environment: &[(String, String)]) -> (Layer, Vec<String>) {
     (layer, warnings)
 }
 
+/// The value of `listen` by the variables for it, and a warning for each that is no part of an address.
+pub fn listen(environment: &[(String, String)]) -> (Option<Value>, Vec<String>) {
+    let value = |name: &str| environment.iter().find(|(set, value)| set == name && !value.is_empty());
+    let (mut address, mut source, mut warnings) = (ADDRESS, None, Vec::new());
+    for name in [HOST, PORT] {
+        let Some((_, text)) = value(name) else { continue };
+        let is_read = match name {
+            HOST => text.parse().map(|host: IpAddr| address.set_ip(host)).is_ok(),
+            _ => text.parse().map(|port: u16| address.set_port(port)).is_ok(),
+        };
+        if is_read {
+            source = Some(name);
+        } else {
+            warnings.push(format!(
+                "environment variable {name} has no effect: {text:?} is no part of an address such as {ADDRESS}; set listen"
+            ));
+        }
+    }
+    let listen = source.map(|name| Value {
+        text: address.to_string(),
+        origin: Origin::Environment(name.to_owned()),
+    });
+    (listen, warnings)
+}
+
 const ENCRYPTION: &str = "this server does not encrypt checkpoints; encrypt the disk of its database instead and \
                           unset the variable, or keep using the official server for these threads";
 const FILE: &str = "set it in the graph file that --config names";
 
 /// Warnings about the variables of a process.
 pub fn warnings<'e>(environment: impl Iterator<Item = (&'e str, &'e str)>) -> Vec<String> {
-    let set: Vec<&str> = environment
-        .filter(|(_, value)| !value.is_empty())
-        .map(|(name, _)| name)
-        .collect();
-    // Containers of deployments get both, because images of other servers read the first.
-    let listens = set.contains(&"TOWPATH_LISTEN");
-    let told = set.into_iter().filter(|name| *name != "PORT" || !listens);
-    told.filter_map(|name| {
+    let set = environment.filter(|(_, value)| !value.is_empty());
+    set.filter_map(|(name, _)| {
         let (name, effect) = VARIABLES.iter().find(|(known, _)| *known == name)?;
         match effect {
             Effect::None(instead) => Some(format!(
                 "environment variable {name} has no effect on this server: {instead}"
             )),
-            Effect::Same | Effect::Setting(..) | Effect::GraphFile | Effect::Unnecessary | Effect::Refused(..) => None,
+            Effect::Same
+            | Effect::Setting(..)
+            | Effect::Address
+            | Effect::GraphFile
+            | Effect::Unnecessary
+            | Effect::Refused(..) => None,
         }
     })
     .collect()
@@ -182,7 +215,14 @@ pub fn warnings_of_file<'e>(environment: impl Iterator<Item = (&'e str, &'e str)
     let set: Vec<(&str, &str)> = environment.collect();
     let mut found = warnings(set.iter().copied());
     let is_setting = |name: &str| keys::all().any(|key| key.environment_names().any(|known| known == name));
-    let settings = set.iter().filter(|(name, _)| is_setting(name));
+    let is_translated = |name: &str| {
+        let effect = VARIABLES
+            .iter()
+            .find(|(known, _)| *known == name)
+            .map(|(_, effect)| effect);
+        matches!(effect, Some(Effect::Setting(..) | Effect::Address | Effect::GraphFile))
+    };
+    let settings = set.iter().filter(|(name, _)| is_setting(name) || is_translated(name));
     found.extend(settings.map(|(name, _)| {
         format!("env of the graph file: {name} has no effect on the server; set it in the environment of the process")
     }));
@@ -209,7 +249,7 @@ mod tests {
     fn variables_without_effect_are_said() {
         let set = [
             ("REDIS_CLUSTER", "true"),
-            ("PORT", ""),
+            ("CORS_CONFIG", ""),
             ("LANGSMITH_PROJECT", "p"),
             ("HOME", "/"),
         ];
@@ -219,9 +259,6 @@ mod tests {
             found[0].contains("REDIS_CLUSTER") && found[0].contains("REDIS_URI"),
             "{found:?}"
         );
-        assert_eq!(warnings([("PORT", "8000")].into_iter()).len(), 1);
-        let both = [("PORT", "8000"), ("TOWPATH_LISTEN", "0.0.0.0:8000")];
-        assert_eq!(warnings(both.into_iter()), Vec::<String>::new());
         let found = warnings_of_file([("N_JOBS_PER_WORKER", "5"), ("MINE", "x")].into_iter());
         assert_eq!(found.len(), 1, "{found:?}");
         assert!(found[0].contains("N_JOBS_PER_WORKER"), "{found:?}");
