@@ -70,10 +70,7 @@ const VARIABLES: &[(&str, Effect)] = &[
         Effect::None("add it to the trusted certificates of the machine, or name it in SSL_CERT_FILE"),
     ),
     ("MAX_STREAM_CHUNK_SIZE_BYTES", Effect::None("events are not split")),
-    (
-        "CORS_CONFIG",
-        Effect::None("set CORS_ALLOW_ORIGINS, or http.cors in the graph file"),
-    ),
+    ("CORS_CONFIG", Effect::Same),
     (PORT, Effect::Address),
     (HOST, Effect::Address),
     ("BG_JOB_ISOLATED_LOOPS", Effect::Setting("agent.isolation", isolation)),
@@ -249,7 +246,7 @@ mod tests {
     fn variables_without_effect_are_said() {
         let set = [
             ("REDIS_CLUSTER", "true"),
-            ("CORS_CONFIG", ""),
+            ("METRIC_PREFIX", ""),
             ("LANGSMITH_PROJECT", "p"),
             ("HOME", "/"),
         ];
