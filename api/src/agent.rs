@@ -35,7 +35,7 @@ use crate::gateway::signature::{self, SignatureVerifier};
 use crate::internal;
 use crate::routes::Purpose;
 
-pub use app::{AgentApp, AuthCache, Parts, Settings};
+pub use app::{AgentApp, AuthCache, DeploymentIdentity, Parts, Settings};
 pub use cors::{Cors, CorsFile};
 pub use errors::AgentError;
 pub use reloadable_router::ReloadableRouter;

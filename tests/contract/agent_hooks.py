@@ -4,7 +4,7 @@ Webhooks go to the stand-in of `run.py`, so they stay on this machine. A null of
 a checkpoint) is no id to go on with, though the tool takes it for one. Runs without a thread are kept when they are over:
 one that goes may be gone before the tool looks whether it is there. Graphs that take their time give way to one that does
 not. Crons are made asleep: there is one for every time zone, and most schedules fire every minute. And some requests name
-what is there: see `seeds.py`.
+what is there: see `seeds.py`. The assistants that come with graphs stay as they are, because runs are started by their names.
 """
 
 import json
@@ -24,6 +24,8 @@ STAND_IN = os.environ["TOWPATH_CONTRACT_STAND_IN"]
 def before_call(context, case, kwargs):
     for name, value in (case.path_parameters or {}).items():
         if value in (None, "None", "null"):
+            case.path_parameters[name] = NOBODY
+        if name == "assistant_id" and value in GRAPHS and case.method.upper() in ("PATCH", "DELETE"):
             case.path_parameters[name] = NOBODY
     name_what_is_there(case)
     if case.method.upper() == "POST" and case.path.endswith("/stream/events"):

@@ -104,6 +104,18 @@ pub struct Settings {
     pub webhooks: WebhookRules,
     /// Interval of comments on a stream, or newlines on a waiting response.
     pub heartbeat: Duration,
+    /// The deployment that this server is, for `/info`.
+    pub deployment: DeploymentIdentity,
+}
+
+/// Ids of the deployment that a server is, as far as it is one.
+#[derive(Clone, Debug, Default)]
+pub struct DeploymentIdentity {
+    pub project: Option<String>,
+    pub revision: Option<String>,
+    /// Revision of the server's program.
+    pub server_revision: Option<String>,
+    pub tenant: Option<String>,
 }
 
 /// Caching of authenticated callers.
@@ -148,6 +160,7 @@ impl Default for Settings {
             headers_out: Vec::new(),
             webhooks: WebhookRules::default(),
             heartbeat: Duration::from_secs(5),
+            deployment: DeploymentIdentity::default(),
         }
     }
 }

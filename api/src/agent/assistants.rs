@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use axum::extract::State;
+use axum::extract::{FromRequestParts, State};
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
+use http::request::Parts;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
@@ -269,24 +270,24 @@ pub(crate) async fn count(
 
 /// Get one assistant.
 #[utoipa::path(get, path = "/assistants/{assistant_id}", tag = "assistants",
-    params(("assistant_id" = Uuid, Path, description = "The assistant")),
+    params(("assistant_id" = String, Path, description = "The assistant, or the name of a graph")),
     responses((status = 200, description = "The assistant", body = Assistant),
               (status = 404, description = "No such assistant"), AgentError))]
 pub(crate) async fn get(
     State(app): State<AgentApp>,
-    Path(id): Path<AssistantId>,
+    AssistantPath(id): AssistantPath,
 ) -> Result<Json<Assistant>, AgentError> {
     Ok(Json(find(&app, id).await?.try_into()?))
 }
 
 /// Change an assistant. Creates a version.
 #[utoipa::path(patch, path = "/assistants/{assistant_id}", tag = "assistants", request_body = AssistantChange,
-    params(("assistant_id" = Uuid, Path, description = "The assistant")),
+    params(("assistant_id" = String, Path, description = "The assistant, or the name of a graph")),
     responses((status = 200, description = "Updated", body = Assistant),
               (status = 404, description = "No such assistant, or no such graph"), AgentError))]
 pub(crate) async fn update(
     State(app): State<AgentApp>,
-    Path(id): Path<AssistantId>,
+    AssistantPath(id): AssistantPath,
     Body(change): Body<AssistantChange>,
 ) -> Result<Json<Assistant>, AgentError> {
     if let Some(graph) = &change.graph_id {
@@ -345,11 +346,11 @@ impl DeleteAssistant {
 
 /// Delete an assistant with its versions and crons. Its active runs are interrupted.
 #[utoipa::path(delete, path = "/assistants/{assistant_id}", tag = "assistants",
-    params(("assistant_id" = Uuid, Path, description = "The assistant"), DeleteAssistant),
+    params(("assistant_id" = String, Path, description = "The assistant, or the name of a graph"), DeleteAssistant),
     responses((status = 204, description = "Deleted"), (status = 404, description = "No such assistant"), AgentError))]
 pub(crate) async fn delete(
     State(app): State<AgentApp>,
-    Path(id): Path<AssistantId>,
+    AssistantPath(id): AssistantPath,
     Query(how): Query<DeleteAssistant>,
 ) -> Result<StatusCode, AgentError> {
     app.store
@@ -385,14 +386,14 @@ pub(crate) struct GetGraph {
     xray: Option<String>,
 }
 
-/// Get the graph as nodes and edges. `{assistant_id}` may also be the name of a graph.
+/// Get the graph as nodes and edges.
 #[utoipa::path(get, path = "/assistants/{assistant_id}/graph", tag = "assistants",
     params(("assistant_id" = String, Path, description = "The assistant, or the name of a graph"), GetGraph),
     responses((status = 200, description = "Nodes and edges", body = Object),
               (status = 404, description = "No such assistant"), AgentError))]
 pub(crate) async fn graph(
     State(app): State<AgentApp>,
-    Path(name): Path<String>,
+    AssistantPath(id): AssistantPath,
     Query(drawn): Query<GetGraph>,
 ) -> Result<Response, AgentError> {
     let xray = drawn.xray.map_or(Ok(Xray::No), |text| {
@@ -400,7 +401,6 @@ pub(crate) async fn graph(
             .parse::<Xray>()
             .map_err(|_| AgentError::invalid("Invalid xray value: expected true, false, or a positive integer"))
     })?;
-    let id = resolve_assistant(&app, &name)?;
     let row = find(&app, id).await?;
     let drawing = graph_of(&app, &row)?
         .drawing(xray)
@@ -411,12 +411,12 @@ pub(crate) async fn graph(
 
 /// Get the JSON schemas of the graph.
 #[utoipa::path(get, path = "/assistants/{assistant_id}/schemas", tag = "assistants",
-    params(("assistant_id" = Uuid, Path, description = "The assistant")),
+    params(("assistant_id" = String, Path, description = "The assistant, or the name of a graph")),
     responses((status = 200, description = "Schemas", body = Object),
               (status = 404, description = "No such assistant"), AgentError))]
 pub(crate) async fn schemas(
     State(app): State<AgentApp>,
-    Path(id): Path<AssistantId>,
+    AssistantPath(id): AssistantPath,
 ) -> Result<Json<Schemas>, AgentError> {
     let row = find(&app, id).await?;
     Ok(Json(graph_of(&app, &row)?.schemas()))
@@ -434,12 +434,12 @@ pub(crate) struct ListSubgraphs {
 
 /// Get the JSON schemas of the graph's subgraphs, by namespace.
 #[utoipa::path(get, path = "/assistants/{assistant_id}/subgraphs", tag = "assistants",
-    params(("assistant_id" = Uuid, Path, description = "The assistant"), ListSubgraphs),
+    params(("assistant_id" = String, Path, description = "The assistant, or the name of a graph"), ListSubgraphs),
     responses((status = 200, description = "Schemas by namespace", body = Object),
               (status = 404, description = "No such assistant"), AgentError))]
 pub(crate) async fn subgraphs(
     State(app): State<AgentApp>,
-    Path(id): Path<AssistantId>,
+    AssistantPath(id): AssistantPath,
     Query(depth): Query<ListSubgraphs>,
 ) -> Result<Json<BTreeMap<String, Schemas>>, AgentError> {
     let row = find(&app, id).await?;
@@ -449,13 +449,14 @@ pub(crate) async fn subgraphs(
 
 /// Get the JSON schemas of the subgraphs at and below a namespace.
 #[utoipa::path(get, path = "/assistants/{assistant_id}/subgraphs/{namespace}", tag = "assistants",
-    params(("assistant_id" = Uuid, Path, description = "The assistant"),
+    params(("assistant_id" = String, Path, description = "The assistant, or the name of a graph"),
            ("namespace" = String, Path, description = "Names of nodes, joined by |"), ListSubgraphs),
     responses((status = 200, description = "Schemas by namespace", body = Object),
               (status = 404, description = "No such assistant"), AgentError))]
 pub(crate) async fn subgraphs_of(
     State(app): State<AgentApp>,
-    Path((id, namespace)): Path<(AssistantId, String)>,
+    AssistantPath(id): AssistantPath,
+    Path((_assistant, namespace)): Path<(String, String)>,
     Query(depth): Query<ListSubgraphs>,
 ) -> Result<Json<BTreeMap<String, Schemas>>, AgentError> {
     let row = find(&app, id).await?;
@@ -465,12 +466,12 @@ pub(crate) async fn subgraphs_of(
 
 /// List the versions of an assistant, newest first.
 #[utoipa::path(post, path = "/assistants/{assistant_id}/versions", tag = "assistants", request_body = VersionSearch,
-    params(("assistant_id" = Uuid, Path, description = "The assistant")),
+    params(("assistant_id" = String, Path, description = "The assistant, or the name of a graph")),
     responses((status = 200, description = "The assistant in each version", body = Vec<Assistant>),
               (status = 404, description = "No such assistant, or no version matches"), AgentError))]
 pub(crate) async fn versions(
     State(app): State<AgentApp>,
-    Path(id): Path<AssistantId>,
+    AssistantPath(id): AssistantPath,
     Body(search): Body<VersionSearch>,
 ) -> Result<Json<Vec<Assistant>>, AgentError> {
     let page = Page::of(search.limit, search.offset)?;
@@ -489,12 +490,12 @@ pub(crate) async fn versions(
 
 /// Make a version current.
 #[utoipa::path(post, path = "/assistants/{assistant_id}/latest", tag = "assistants", request_body = SetLatestVersion,
-    params(("assistant_id" = Uuid, Path, description = "The assistant")),
+    params(("assistant_id" = String, Path, description = "The assistant, or the name of a graph")),
     responses((status = 200, description = "Updated", body = Assistant),
               (status = 404, description = "No such assistant, or no such version"), AgentError))]
 pub(crate) async fn latest(
     State(app): State<AgentApp>,
-    Path(id): Path<AssistantId>,
+    AssistantPath(id): AssistantPath,
     Body(latest): Body<SetLatestVersion>,
 ) -> Result<Json<Assistant>, AgentError> {
     let row = app
@@ -504,6 +505,19 @@ pub(crate) async fn latest(
     Ok(Json(row.try_into()?))
 }
 
+/// The assistant in the path, by its id or by the name of a graph.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AssistantPath(AssistantId);
+
+impl FromRequestParts<AgentApp> for AssistantPath {
+    type Rejection = AgentError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &AgentApp) -> Result<Self, AgentError> {
+        let Path(name) = Path::<String>::from_request_parts(parts, app).await?;
+        resolve_assistant(app, &name).map(Self)
+    }
+}
+
 /// The assistant with this id, or the default assistant of the graph with this name.
 pub(super) fn resolve_assistant(app: &AgentApp, name: &str) -> Result<AssistantId, AgentError> {
     if name.parse::<Uuid>().is_err() && app.graphs.contains(name) {
@@ -511,6 +525,22 @@ pub(super) fn resolve_assistant(app: &AgentApp, name: &str) -> Result<AssistantI
     } else {
         AssistantId::read(name)
     }
+}
+
+/// The assistant that a body names: by its id, or by the name of a graph.
+pub(super) fn named_assistant(app: &AgentApp, text: &str) -> Result<AssistantId, AgentError> {
+    if let Ok(id) = text.parse() {
+        return Ok(id);
+    }
+    if app.graphs.contains(text) {
+        return Ok(AssistantId::of_graph(text));
+    }
+    let graphs = app.graphs.current();
+    let known: Vec<&str> = graphs.ids().collect();
+    Err(AgentError::invalid(format!(
+        "Invalid assistant: '{text}'. Must be either: - A valid assistant UUID, or - One of the registered graphs: {}",
+        known.join(", ")
+    )))
 }
 
 async fn find(app: &AgentApp, id: AssistantId) -> Result<rows::Assistant, AgentError> {

@@ -15,6 +15,7 @@ use towpath_workflows::fire_cron;
 
 use super::answer::{Ascending, Json, Page, Select, Time, raw};
 use super::app::AgentApp;
+use super::assistants::named_assistant;
 use super::errors::AgentError;
 use super::extract::{Body, Path, read_value};
 use crate::extract::whole;
@@ -103,7 +104,7 @@ impl TryFrom<rows::Cron> for Cron {
 pub(crate) struct CronRequest {
     /// An assistant's id, or the name of a graph.
     assistant_id: Option<String>,
-    /// Five fields: minute, hour, day of month, month, day of week.
+    /// Minute, hour, day of month, month, day of week; optionally second and year.
     schedule: Option<String>,
     /// IANA name; null means UTC.
     #[serde(default)]
@@ -140,8 +141,8 @@ impl OnRunCompleted {
 /// Filters and page of the list.
 #[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
 pub(crate) struct CronSearch {
-    #[schema(value_type = Option<Uuid>)]
-    assistant_id: Option<AssistantId>,
+    /// An assistant's id, or the name of a graph.
+    assistant_id: Option<String>,
     #[schema(value_type = Option<Uuid>)]
     thread_id: Option<ThreadId>,
     enabled: Option<bool>,
@@ -211,7 +212,7 @@ async fn make(app: &AgentApp, thread: Option<ThreadId>, body: Map<String, Value>
         Patch::Absent | Patch::Null => None,
     };
     check_recurrence(&schedule, timezone.as_deref())?;
-    let assistant_id = assistant_of(app, &assistant)?;
+    let assistant_id = named_assistant(app, &assistant)?;
     let id = CronId::new();
     let payload = payload(body, id, assistant_id);
     check_run(&payload, thread)?;
@@ -281,7 +282,7 @@ pub(crate) async fn search(
         Some(SortBy::CreatedAt) | None => Order::Created,
     };
     let Ascending(ascending) = search.sort_order;
-    let which = cron_filter(search);
+    let which = cron_filter(&app, search)?;
     let found = app
         .store
         .read(async |tx| rows::search(tx, app.tenant, &which, order, ascending, page.fetch(), page.offset).await)
@@ -304,7 +305,7 @@ pub(crate) async fn count(
     // Rejects what a search would reject.
     Page::of(search.limit, search.offset)?;
     Select::of(search.select.clone(), &FIELDS)?;
-    let which = cron_filter(search);
+    let which = cron_filter(&app, search)?;
     let count = app
         .store
         .read(async |tx| rows::count(tx, app.tenant, &which).await)
@@ -435,27 +436,15 @@ fn check_run(payload: &Map<String, Value>, thread: Option<ThreadId>) -> Result<(
     Ok(())
 }
 
-/// An assistant by its id, or the default assistant of a graph.
-fn assistant_of(app: &AgentApp, text: &str) -> Result<AssistantId, AgentError> {
-    if let Ok(id) = text.parse() {
-        return Ok(id);
-    }
-    if app.graphs.contains(text) {
-        return Ok(AssistantId::of_graph(text));
-    }
-    let graphs = app.graphs.current();
-    let known: Vec<&str> = graphs.ids().collect();
-    Err(AgentError::invalid(format!(
-        "Invalid assistant: '{text}'. Must be either: - A valid assistant UUID, or - One of the registered graphs: {}",
-        known.join(", ")
-    )))
-}
-
-fn cron_filter(search: CronSearch) -> rows::Filter {
-    rows::Filter {
-        assistant_id: search.assistant_id,
+fn cron_filter(app: &AgentApp, search: CronSearch) -> Result<rows::Filter, AgentError> {
+    let assistant = search
+        .assistant_id
+        .map(|text| named_assistant(app, &text))
+        .transpose()?;
+    Ok(rows::Filter {
+        assistant_id: assistant,
         thread_id: search.thread_id,
         enabled: search.enabled,
         metadata: search.metadata.unwrap_or_default(),
-    }
+    })
 }

@@ -10,13 +10,16 @@ use http::header::{CONNECTION, HOST, HeaderName, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderMap, HeaderValue, StatusCode, Uri, Version};
 use http_body::Body as _;
 use http_body_util::Limited;
+use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
+use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 use towpath_runtime::Graphs;
 
 use super::app::AgentApp;
 use super::errors::AgentError;
+use super::event_streaming::{FOREIGN_SOCKET, is_allowed_origin};
 use crate::gateway::signature::UnkeyedCaller;
 
 /// Passes all requests to the custom routes, if there are any.
@@ -98,7 +101,10 @@ async fn forward(State(app): State<AgentApp>, request: Request) -> Response {
     let Some(socket) = seat.child().http_socket.clone() else {
         return AgentError::not_found().into_response();
     };
-    match exchange(&socket, request).await {
+    if is_websocket(request.headers()) && !is_allowed_origin(&app.settings, request.headers()) {
+        return AgentError::new(StatusCode::FORBIDDEN, FOREIGN_SOCKET).into_response();
+    }
+    match exchange(&socket, request, app.draining.clone()).await {
         Ok(response) => response,
         Err(error) => {
             tracing::error!(%error, "cannot reach the custom routes");
@@ -124,30 +130,69 @@ const OF_CONNECTION: [HeaderName; 5] = [
     HeaderName::from_static("proxy-connection"),
 ];
 
+/// Whether a request opens a WebSocket.
+fn is_websocket(headers: &HeaderMap) -> bool {
+    let upgrade = headers.get(UPGRADE).and_then(|value| value.to_str().ok());
+    upgrade.is_some_and(|protocol| protocol.trim().eq_ignore_ascii_case("websocket"))
+}
+
 async fn exchange(
     socket: &std::path::Path,
-    request: Request,
+    mut request: Request,
+    draining: CancellationToken,
 ) -> Result<Response, Box<dyn std::error::Error + Send + Sync>> {
     let stream = UnixStream::connect(socket).await?;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     tokio::spawn(async move {
-        if let Err(error) = connection.await {
+        if let Err(error) = connection.with_upgrades().await {
             tracing::debug!(%error, "a connection to the custom routes ended");
         }
     });
+    let client = is_websocket(request.headers()).then(|| hyper::upgrade::on(&mut request));
     let (mut parts, body) = request.into_parts();
     let target = parts.uri.path_and_query().map_or("/", |target| target.as_str());
     parts.uri = target.parse::<Uri>()?;
     parts.version = Version::HTTP_11;
     strip(&mut parts.headers);
+    if client.is_some() {
+        parts.headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
+        parts.headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    }
     parts
         .headers
         .entry(HOST)
         .or_insert(HeaderValue::from_static("localhost"));
-    let response = sender.send_request(Request::from_parts(parts, body)).await?;
+    let mut response = sender.send_request(Request::from_parts(parts, body)).await?;
+    if response.status() == StatusCode::SWITCHING_PROTOCOLS
+        && let Some(client) = client
+    {
+        tokio::spawn(relay(client, hyper::upgrade::on(&mut response), draining));
+        // Both sides need the headers that belong to the change of protocol.
+        return Ok(response.map(Body::new));
+    }
     let (mut parts, body) = response.into_parts();
     strip(&mut parts.headers);
     Ok(Response::from_parts(parts, Body::new(body)))
+}
+
+/// Copies both ways until a side ends or this process drains: clients then connect to another process.
+async fn relay(client: OnUpgrade, author: OnUpgrade, draining: CancellationToken) {
+    let (client, author) = match tokio::try_join!(client, author) {
+        Ok(both) => both,
+        Err(error) => {
+            tracing::debug!(%error, "a WebSocket of the custom routes was not opened");
+            return;
+        }
+    };
+    let (mut client, mut author) = (TokioIo::new(client), TokioIo::new(author));
+    tokio::select! {
+        () = draining.cancelled() => {}
+        copied = tokio::io::copy_bidirectional(&mut client, &mut author) => {
+            if let Err(error) = copied {
+                tracing::debug!(%error, "a WebSocket of the custom routes broke off");
+            }
+        }
+    }
 }
 
 fn strip(headers: &mut HeaderMap) {
@@ -159,6 +204,15 @@ fn strip(headers: &mut HeaderMap) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_websocket_is_told_by_its_upgrade() {
+        use crate::test_headers::headers;
+
+        assert!(is_websocket(&headers(&[("upgrade", "WebSocket")])));
+        assert!(!is_websocket(&headers(&[("upgrade", "h2c")])));
+        assert!(!is_websocket(&headers(&[("connection", "upgrade")])));
+    }
 
     #[test]
     fn routes_belong_to_groups() {

@@ -23,6 +23,7 @@ mod tree;
 
 pub(in crate::agent) use self::commands::starts_run;
 pub(in crate::agent) use self::event_buffer::EventBuffers;
+pub(in crate::agent) use self::socket::{FOREIGN_SOCKET, is_allowed_origin};
 
 use super::app::AgentApp;
 use crate::routes::{Routes, routes};

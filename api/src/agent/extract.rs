@@ -240,8 +240,30 @@ pub(crate) struct Flag(pub bool);
 impl<'de> Deserialize<'de> for Flag {
     fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let text = String::deserialize(from)?;
-        Ok(Self(matches!(text.to_ascii_lowercase().as_str(), "true" | "1" | "yes")))
+        Ok(Self(yes(&text)))
     }
+}
+
+/// The pairs of a query string: clients of Python repeat a field, those of JavaScript write a list as JSON.
+pub(crate) type Pairs = Vec<(String, String)>;
+
+/// One name, or a JSON list of names.
+pub(in crate::agent) fn one_or_list(text: &str) -> Vec<String> {
+    match serde_json::from_str::<Vec<String>>(text) {
+        Ok(list) => list,
+        Err(_) => vec![text.to_owned()],
+    }
+}
+
+/// A boolean of a query string.
+pub(in crate::agent) fn yes(text: &str) -> bool {
+    matches!(text.to_ascii_lowercase().as_str(), "true" | "1" | "yes")
+}
+
+/// An integer of a query string.
+pub(in crate::agent) fn number(field: &str, text: &str) -> Result<i64, AgentError> {
+    text.parse()
+        .map_err(|_| AgentError::invalid(format!("{field}: expected an integer")))
 }
 
 /// The query string.

@@ -9,6 +9,7 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderMap, StatusCode};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use towpath_store::Dialect;
 use towpath_store::agent_stats::{OpenRuns, open_runs};
 
 use super::answer::Json;
@@ -121,7 +122,8 @@ pub(crate) async fn readyz(State(app): State<AgentApp>, headers: HeaderMap) -> R
 /// What this server is and can.
 #[utoipa::path(get, path = "/info", tag = "system", security(()),
     responses((status = 200, description = "Version and abilities", body = Object)))]
-pub(crate) async fn info() -> Json<Value> {
+pub(crate) async fn info(State(app): State<AgentApp>) -> Json<Value> {
+    let deployment = &app.settings.deployment;
     Json(json!({
         "version": PROTOCOL_VERSION,
         "langgraph_py_version": GRAPH_LIBRARY_VERSION,
@@ -136,10 +138,10 @@ pub(crate) async fn info() -> Json<Value> {
         },
         "host": {
             "kind": "self-hosted",
-            "project_id": null,
-            "host_revision_id": null,
-            "revision_id": null,
-            "tenant_id": null,
+            "project_id": deployment.project,
+            "host_revision_id": deployment.revision,
+            "revision_id": deployment.server_revision.as_ref().or(deployment.revision.as_ref()),
+            "tenant_id": deployment.tenant,
         },
     }))
 }
@@ -234,6 +236,33 @@ fn prometheus(app: &AgentApp, open: &OpenRuns, rendered: &str) -> String {
             "# HELP lg_api_{name} {about}\n# TYPE lg_api_{name} gauge\nlg_api_{name} {value}"
         );
     }
+    if let Some(pool) = PoolUsage::of(app) {
+        for (name, about, kind, value) in [
+            ("max", "Most connections to the database", "gauge", pool.pool_max),
+            ("size", "Connections to the database", "gauge", pool.pool_size),
+            (
+                "available",
+                "Free connections to the database",
+                "gauge",
+                pool.pool_available,
+            ),
+            (
+                "requests_queued_total",
+                "Requests that waited for a connection to the database",
+                "counter",
+                pool.requests_queued,
+            ),
+            (
+                "requests_errors_total",
+                "Requests that got no connection to the database",
+                "counter",
+                pool.requests_errors,
+            ),
+        ] {
+            let name = format!("lg_api_pg_pool_{name}");
+            let _ = writeln!(text, "# HELP {name} {about}\n# TYPE {name} {kind}\n{name} {value}");
+        }
+    }
     let requests = requests(rendered);
     if !requests.is_empty() {
         let name = "lg_api_http_requests_total";
@@ -256,7 +285,7 @@ fn prometheus(app: &AgentApp, open: &OpenRuns, rendered: &str) -> String {
 
 fn as_json(app: &AgentApp, open: &OpenRuns, rendered: &str) -> Value {
     let SlotUsage { total: most, busy } = slots(app, open);
-    json!({
+    let mut all = json!({
         "queue": {
             "n_pending": open.pending,
             "n_running": open.running,
@@ -266,7 +295,34 @@ fn as_json(app: &AgentApp, open: &OpenRuns, rendered: &str) -> Value {
         },
         "workers": { "max": most, "active": busy, "available": most - busy },
         "api": { "http_requests_total": requests(rendered) },
-    })
+    });
+    if let Some(pool) = PoolUsage::of(app) {
+        all["postgres"] = json!(pool);
+    }
+    all
+}
+
+/// Connections of this process to PostgreSQL, by the names of the reference server.
+#[derive(Serialize)]
+struct PoolUsage {
+    pool_max: u64,
+    pool_size: u64,
+    pool_available: u64,
+    requests_queued: u64,
+    requests_errors: u64,
+}
+
+impl PoolUsage {
+    fn of(app: &AgentApp) -> Option<Self> {
+        let connections = app.store.connections();
+        (app.store.dialect() == Dialect::Postgres).then(|| Self {
+            pool_max: connections.limit.into(),
+            pool_size: u64::from(connections.busy) + u64::from(connections.idle),
+            pool_available: connections.idle.into(),
+            requests_queued: connections.waits,
+            requests_errors: connections.failures,
+        })
+    }
 }
 
 /// Requests of one kind.

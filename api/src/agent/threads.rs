@@ -2,13 +2,16 @@
 
 mod history;
 mod model;
+mod select;
 mod state;
 mod stream;
+
+use std::collections::BTreeMap;
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, StatusCode};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use towpath_domain::ThreadId;
 use towpath_domain::agent::{ThreadStatus, TtlStrategy};
@@ -464,19 +467,85 @@ pub(crate) async fn copy(State(app): State<AgentApp>, Path(id): Path<ThreadId>) 
     Ok(Json(Thread::of(row)?))
 }
 
-/// How much a thread's checkpoints take.
+/// What the checkpoints of a thread take in the database.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct ThreadStorage {
+    #[schema(value_type = Uuid)]
+    thread_id: ThreadId,
+    /// The sum of the three parts.
+    total_bytes: i64,
+    /// Checkpoints and their metadata.
+    checkpoints: StoredRows,
+    channel_values: StoredChannels,
+    /// What tasks wrote.
+    pending_writes: StoredRows,
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct StoredRows {
+    count: i64,
+    bytes: i64,
+}
+
+/// Values of channels: a row for each version of one.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct StoredChannels {
+    count: i64,
+    bytes: i64,
+    by_channel: BTreeMap<String, StoredVersions>,
+}
+
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct StoredVersions {
+    versions: i64,
+    bytes: i64,
+}
+
+impl From<checkpoints::StoredRows> for StoredRows {
+    fn from(rows: checkpoints::StoredRows) -> Self {
+        Self {
+            count: rows.count,
+            bytes: rows.bytes,
+        }
+    }
+}
+
+impl From<BTreeMap<String, checkpoints::StoredRows>> for StoredChannels {
+    fn from(channels: BTreeMap<String, checkpoints::StoredRows>) -> Self {
+        Self {
+            count: channels.values().map(|rows| rows.count).sum(),
+            bytes: channels.values().map(|rows| rows.bytes).sum(),
+            by_channel: channels
+                .into_iter()
+                .map(|(channel, rows)| {
+                    let versions = StoredVersions {
+                        versions: rows.count,
+                        bytes: rows.bytes,
+                    };
+                    (channel, versions)
+                })
+                .collect(),
+        }
+    }
+}
+
+/// What a thread's checkpoints take.
 #[utoipa::path(get, path = "/threads/{thread_id}/storage", tag = "threads",
     params(("thread_id" = Uuid, Path, description = "The thread")),
-    responses((status = 200, description = "Bytes, by what they are for", body = Object),
+    responses((status = 200, description = "Rows and bytes of each kind", body = ThreadStorage),
               (status = 404, description = "No such thread"), AgentError))]
-pub(crate) async fn storage(State(app): State<AgentApp>, Path(id): Path<ThreadId>) -> Result<Json<Value>, AgentError> {
+pub(crate) async fn storage(
+    State(app): State<AgentApp>,
+    Path(id): Path<ThreadId>,
+) -> Result<Json<ThreadStorage>, AgentError> {
     find(&app, id).await?;
-    let bytes = app.store.read(async |tx| checkpoints::storage(tx, id).await).await?;
-    Ok(Json(json!({
-        "thread_id": id,
-        "total_bytes": bytes.checkpoints + bytes.channel_values + bytes.pending_writes,
-        "checkpoints": bytes.checkpoints,
-        "channel_values": bytes.channel_values,
-        "pending_writes": bytes.pending_writes,
-    })))
+    let stored = app.store.read(async |tx| checkpoints::storage(tx, id).await).await?;
+    let channel_values = StoredChannels::from(stored.channels);
+    Ok(Json(ThreadStorage {
+        thread_id: id,
+        total_bytes: stored.checkpoints.bytes + channel_values.bytes + stored.pending_writes.bytes,
+        checkpoints: stored.checkpoints.into(),
+        channel_values,
+        pending_writes: stored.pending_writes.into(),
+    }))
 }

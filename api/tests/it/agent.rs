@@ -6,8 +6,10 @@ mod event_streaming;
 mod identity;
 mod items;
 mod mcp;
+mod state;
 mod stream_model;
 mod streams;
+mod system;
 
 use std::time::Duration;
 

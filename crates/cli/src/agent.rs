@@ -40,7 +40,7 @@ pub fn run(command: Agent) -> anyhow::Result<()> {
 fn threads(command: &Agent, config: &Config) -> Threads {
     let agent = &config.settings.agent;
     let told = config.environment.contains_key(threads::THREADS_VARIABLE);
-    if told || !roles(&command.role).worker || !GraphFile::names_code(agent.graphs.as_deref()) {
+    if told || !roles(&command.role).worker || !GraphFile::names_code(agent.graphs.as_deref(), &config.environment) {
         return Threads::AllProcessors;
     }
     Threads::SharedWithHosts(graph_hosting::max_processes(
@@ -90,7 +90,7 @@ pub fn check_official(config: &Config, file: &GraphFile) -> anyhow::Result<()> {
 async fn serve(command: Agent, config: Config) -> anyhow::Result<()> {
     telemetry::start_logging(&config)?;
     let settings = &config.settings;
-    let file = GraphFile::find(settings.agent.graphs.as_deref())?;
+    let file = GraphFile::find(settings.agent.graphs.as_deref(), &config.environment)?;
     check_official(&config, &file)?;
     if command.prepare {
         return GraphHostLauncher::new(&config, Guard::new(Policy::default()), None)

@@ -110,9 +110,14 @@ impl Config {
     /// Reads and validates everything. Returns all problems at once.
     pub fn load(inputs: &Inputs) -> Result<Self, Problems> {
         let mut problems = environment::renamed(&inputs.environment);
-        let (environment, mut warnings) = environment::layer(&inputs.environment);
+        let (mut environment, mut warnings) = environment::layer(&inputs.environment);
         // Users of the official agent server may bring its variables along.
         if matches!(inputs.mode, Mode::Agent | Mode::Dev) {
+            let (translated, untranslated) = official::settings(&inputs.environment);
+            warnings.extend(untranslated);
+            for (key, value) in translated {
+                environment.entry(key).or_insert(value);
+            }
             let set = inputs.environment.iter();
             warnings.extend(official::warnings(
                 set.map(|(name, value)| (name.as_str(), value.as_str())),
@@ -123,6 +128,14 @@ impl Config {
             .as_deref()
             .map(|path| file::layer(path, &mut problems))
             .unwrap_or_default();
+        // Other programs may be why these are set: the configuration file takes precedence.
+        if inputs.mode == Mode::Agent && !file.contains_key("listen") {
+            let (listen, wrong) = official::listen(&inputs.environment);
+            warnings.extend(wrong);
+            if let Some(listen) = listen {
+                environment.entry("listen").or_insert(listen);
+            }
+        }
         let mut resolved = values::resolve(inputs, &environment, &file);
         problems.extend(resolved.iter().filter_map(ResolvedSetting::problem));
         problems.extend(find_conflicts(&resolved));

@@ -28,8 +28,8 @@ pub fn run(command: &Cron) -> anyhow::Result<()> {
                 let local = time.to_utc().with_timezone(&zone);
                 println!(
                     "{}   {}",
-                    local.format("%a %Y-%m-%d %H:%M %Z"),
-                    time.to_utc().format("%Y-%m-%dT%H:%MZ")
+                    local.format("%a %Y-%m-%d %H:%M:%S %Z"),
+                    time.to_utc().format("%Y-%m-%dT%H:%M:%SZ")
                 );
             }
         }

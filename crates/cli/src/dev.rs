@@ -113,7 +113,7 @@ pub async fn run(command: Dev) -> anyhow::Result<()> {
 /// reported, but does not keep the platform from starting.
 fn graphs(config: &Config) -> anyhow::Result<GraphFile> {
     let named = config.settings.agent.graphs.as_deref();
-    match GraphFile::find(named) {
+    match GraphFile::find(named, &config.environment) {
         Err(why) if named.is_none() => {
             tracing::warn!("{why:#}; the agent server serves the echo graph instead");
             Ok(GraphFile::echo())

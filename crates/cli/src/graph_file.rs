@@ -19,6 +19,7 @@
 mod index;
 mod report;
 mod server;
+mod variables;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -43,9 +44,11 @@ pub struct GraphFile {
     /// Graphs that are declared as data. Graphs of users' own code are only named.
     pub graphs: Graphs,
     pub server: Server,
-    /// `None` for the echo graph.
+    /// `None` for the echo graph and for graphs that variables name.
     pub path: Option<PathBuf>,
     pub text: String,
+    /// The folder that its paths are relative to.
+    folder: PathBuf,
     env: BTreeMap<String, Secret>,
 }
 
@@ -62,37 +65,54 @@ impl GraphFile {
             server: Server::default(),
             path: None,
             text: "{}".to_owned(),
+            folder: PathBuf::from("/"),
             env: BTreeMap::new(),
         }
     }
 
-    /// Reads the named file, else the default file of the current folder, else returns [`GraphFile::echo`].
-    pub fn find(named: Option<&Path>) -> anyhow::Result<Self> {
-        match path(named) {
-            Some(path) => Self::read(path),
+    /// Reads the named file, else the default file of the current folder, else what variables of an image say, else
+    /// returns [`GraphFile::echo`].
+    pub fn find(named: Option<&Path>, environment: &BTreeMap<String, Secret>) -> anyhow::Result<Self> {
+        if let Some(path) = path(named) {
+            if variables::are_set(environment) {
+                tracing::warn!("{} has no effect: there is {}", variables::GRAPHS, path.display());
+            }
+            return Self::read(path);
+        }
+        match variables::text(environment).map_err(|why| anyhow!(Usage(why)))? {
+            Some(text) => Self::parse(text, std::path::absolute(".")?, None, variables::GRAPHS),
             None => Ok(Self::echo()),
         }
     }
 
-    /// Whether the file that [`GraphFile::find`] would read names graphs of users' own code. Errors are left to `find`,
-    /// and so is input that can only be read once.
-    pub fn names_code(named: Option<&Path>) -> bool {
-        let Some(path) = path(named).filter(|path| path.is_file()) else {
-            return false;
+    /// Whether what [`GraphFile::find`] would read names graphs of users' own code. Errors are left to `find`, and so is
+    /// input that can only be read once.
+    pub fn names_code(named: Option<&Path>, environment: &BTreeMap<String, Secret>) -> bool {
+        let (text, folder) = match path(named) {
+            Some(path) if path.is_file() => {
+                let folder = path.parent().unwrap_or(Path::new("/"));
+                (std::fs::read_to_string(path).ok(), folder)
+            }
+            Some(_) => return false,
+            None => (variables::text(environment).ok().flatten(), Path::new(".")),
         };
-        let folder = path.parent().unwrap_or(Path::new("/"));
-        let graphs = std::fs::read_to_string(path).map(|text| Graphs::from_config(&text, folder));
-        matches!(graphs, Ok(Ok(graphs)) if !graphs.hosted_paths().is_empty())
+        let graphs = text.map(|text| Graphs::from_config(&text, folder));
+        matches!(graphs, Some(Ok(graphs)) if !graphs.hosted_paths().is_empty())
     }
 
     pub fn read(path: &Path) -> anyhow::Result<Self> {
-        let shown = path.display();
-        let usage = |why: String| anyhow!(Usage(format!("{shown}: {why}")));
-        let text = std::fs::read_to_string(path).map_err(|error| usage(error.to_string()))?;
+        let shown = path.display().to_string();
+        let text = std::fs::read_to_string(path).map_err(|error| anyhow!(Usage(format!("{shown}: {error}"))))?;
         let path = std::path::absolute(path)?;
-        let folder = path.parent().unwrap_or(Path::new("/"));
-        report::report(&text, shown.to_string().as_str());
-        let graphs = Graphs::from_config(&text, folder).map_err(|error| usage(error.to_string()))?;
+        let folder = path.parent().unwrap_or(Path::new("/")).to_owned();
+        Self::parse(text, folder, Some(path), &shown)
+    }
+
+    /// `shown` names the source in messages.
+    fn parse(text: String, folder: PathBuf, path: Option<PathBuf>, shown: &str) -> anyhow::Result<Self> {
+        let usage = |why: String| anyhow!(Usage(format!("{shown}: {why}")));
+        report::report(&text, shown);
+        let graphs = Graphs::from_config(&text, &folder).map_err(|error| usage(error.to_string()))?;
         let server: Server = serde_json::from_str(&text).map_err(|error| usage(error.to_string()))?;
         server.cors().map_err(usage)?;
         server.index().map_err(usage)?;
@@ -111,16 +131,16 @@ impl GraphFile {
         Ok(Self {
             graphs,
             server,
-            env,
+            path,
             text,
-            path: Some(path.clone()),
+            folder,
+            env,
         })
     }
 
     /// The folder that its paths are relative to.
     pub fn folder(&self) -> PathBuf {
-        let parent = self.path.as_deref().and_then(Path::parent);
-        parent.unwrap_or(Path::new("/")).to_owned()
+        self.folder.clone()
     }
 
     pub const fn env(&self) -> &BTreeMap<String, Secret> {
@@ -248,7 +268,7 @@ mod tests {
             "http": {"cors": {"allow_origins": ["https://a.example"]}, "mount_prefix": "/x"}
         }"#;
         std::fs::write(&path, text).unwrap();
-        let file = GraphFile::find(Some(&path)).unwrap();
+        let file = GraphFile::find(Some(&path), &BTreeMap::new()).unwrap();
         assert_eq!(file.graphs.ids().collect::<Vec<_>>(), ["one", "two"]);
         assert_eq!(file.server.item_ttl_minutes(), Some(5.0));
         assert!(!file.server.refresh_on_read());
@@ -266,7 +286,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("towpath.json");
         std::fs::write(&path, r#"{"graphs": {"mine": "./mine.ts:graph"}}"#).unwrap();
-        let Err(refused) = GraphFile::find(Some(&path)) else {
+        let Err(refused) = GraphFile::find(Some(&path), &BTreeMap::new()) else {
             panic!("JavaScript graphs are not for this build")
         };
         assert!(refused.to_string().contains("mine"), "{refused}");
@@ -307,7 +327,7 @@ mod tests {
             "auth": {"path": "./auth.py:auth"}, "http": {"app": "./app.py:app", "disable_store": true}
         }"#;
         std::fs::write(&path, text).unwrap();
-        let file = GraphFile::find(Some(&path)).unwrap();
+        let file = GraphFile::find(Some(&path), &BTreeMap::new()).unwrap();
         assert_eq!(file.graphs.ids().collect::<Vec<_>>(), ["e"]);
         assert_eq!(file.graphs.hosted_paths().keys().collect::<Vec<_>>(), ["a", "b"]);
         assert_eq!(file.server.auth().path.as_deref(), Some("./auth.py:auth"));

@@ -54,7 +54,7 @@ pub struct Filter {
     pub graphs: Vec<String>,
     /// Whose name contains this, whatever its case (on SQLite, of ASCII letters).
     pub name: Option<String>,
-    /// Whose metadata contains this.
+    /// Whose metadata contains this; `$and` and `$or` are lists of such filters.
     pub metadata: Map<String, Value>,
 }
 
@@ -235,7 +235,7 @@ fn narrow(query: &mut Query, which: &Filter) -> Result<()> {
     if !which.metadata.is_empty() {
         query
             .push(" AND ")
-            .contains("metadata", "metadata", &Value::Object(which.metadata.clone()))?;
+            .matches("metadata", "metadata", &Value::Object(which.metadata.clone()))?;
     }
     Ok(())
 }

@@ -21,7 +21,9 @@ pub use command::has_saved_command;
 pub use read::{
     BlobSizes, Blobs, ThreadNamespace, blob_sizes, blobs, get, has_written, latest, list, write_sizes, writes,
 };
-pub use retain::{Retention, Storage, apply, copy, delete_all, delete_run, keep_latest, storage, threads_over_limit};
+pub use retain::{
+    Retention, Storage, StoredRows, apply, copy, delete_all, delete_run, keep_latest, storage, threads_over_limit,
+};
 
 #[derive(Clone, Debug, FromRow)]
 pub struct Checkpoint {

@@ -3,7 +3,7 @@
 //!
 //! PostgreSQL evaluates it natively. For SQLite the filter becomes one condition per leaf.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 use towpath_domain::Rejection;
 
 use crate::error::Result;
@@ -35,6 +35,65 @@ pub(crate) fn push(query: &mut Query, column: &str, field: &str, filter: &Value)
             query.push(")");
         }
     }
+    Ok(())
+}
+
+/// Most filters that one `$and` or `$or` combines. SQLite limits the depth of expressions to 1000, and a chain of
+/// conditions is as deep as it is long.
+const MOST_COMBINED: usize = 100;
+/// Nesting limit of `$and` and `$or`.
+const MOST_COMBINED_LEVELS: usize = 4;
+
+/// As [`push`], for a filter whose members `$and` and `$or` are lists of such filters.
+pub(crate) fn push_combined(query: &mut Query, column: &str, field: &str, filter: &Map<String, Value>) -> Result<()> {
+    let conditions: usize = filter.values().map(|value| 1 + Size::of(value).conditions).sum();
+    if conditions > MOST_CONDITIONS {
+        let message = format!("expected a filter of at most {MOST_CONDITIONS} keys and elements, not {conditions}");
+        return Err(Rejection::invalid(field, message).into());
+    }
+    push_filters(query, column, field, filter, 0)
+}
+
+fn push_filters(query: &mut Query, column: &str, field: &str, filter: &Map<String, Value>, level: usize) -> Result<()> {
+    let combines = |(key, value): &(&String, &Value)| matches!(key.as_str(), "$and" | "$or") && value.is_array();
+    let (combined, plain): (Vec<_>, Vec<_>) = filter.iter().partition(combines);
+    let plain: Map<String, Value> = plain
+        .into_iter()
+        .map(|(key, value)| (key.clone(), value.clone()))
+        .collect();
+    query.push("(");
+    if plain.is_empty() {
+        query.push("1 = 1");
+    } else {
+        push(query, column, field, &Value::Object(plain))?;
+    }
+    for (operator, filters) in combined {
+        let filters = filters.as_array().map(Vec::as_slice).unwrap_or_default();
+        if level == MOST_COMBINED_LEVELS || filters.len() > MOST_COMBINED {
+            let message = format!(
+                "{operator}: expected at most {MOST_COMBINED} filters, and at most {MOST_COMBINED_LEVELS} levels"
+            );
+            return Err(Rejection::invalid(field, message).into());
+        }
+        // No filter at all: each holds, and none does.
+        let (join, none) = match operator.as_str() {
+            "$and" => (" AND ", "1 = 1"),
+            _ => (" OR ", "1 = 0"),
+        };
+        query.push(" AND (");
+        if filters.is_empty() {
+            query.push(none);
+        }
+        for (nth, filter) in filters.iter().enumerate() {
+            let Some(filter) = filter.as_object() else {
+                return Err(Rejection::invalid(field, format!("{operator}: expected a list of objects")).into());
+            };
+            query.push(if nth == 0 { "" } else { join });
+            push_filters(query, column, field, filter, level + 1)?;
+        }
+        query.push(")");
+    }
+    query.push(")");
     Ok(())
 }
 

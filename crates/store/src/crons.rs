@@ -47,7 +47,7 @@ pub struct Filter {
     pub thread_id: Option<ThreadId>,
     /// That fire, or do not.
     pub enabled: Option<bool>,
-    /// Whose metadata contains this.
+    /// Whose metadata contains this; `$and` and `$or` are lists of such filters.
     pub metadata: Map<String, Value>,
 }
 
@@ -200,7 +200,7 @@ fn narrow(query: &mut Query, which: &Filter) -> Result<()> {
     if !which.metadata.is_empty() {
         query
             .push(" AND ")
-            .contains("metadata", "metadata", &Value::Object(which.metadata.clone()))?;
+            .matches("metadata", "metadata", &Value::Object(which.metadata.clone()))?;
     }
     Ok(())
 }

@@ -11,6 +11,7 @@ mod tx;
 #[macro_use]
 mod columns;
 
+mod connections;
 mod error;
 mod open;
 mod postgres;

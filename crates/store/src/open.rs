@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use towpath_domain::Clock;
 
+use crate::connections::Connections;
 use crate::error::{Error, Result};
 use crate::metric;
 use crate::postgres::Postgres;
@@ -46,15 +47,6 @@ struct StoreState {
     options: Options,
     database: Database,
     shared: Arc<StoreContext>,
-}
-
-/// Open connections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Connections {
-    /// In use.
-    pub busy: u32,
-    /// Free.
-    pub idle: u32,
 }
 
 enum Database {
@@ -227,17 +219,12 @@ impl Store {
         }
     }
 
-    /// The connections of this store that are open now; on SQLite those for reading.
+    /// The connections of this store; on SQLite those for reading.
     #[must_use]
     pub fn connections(&self) -> Connections {
-        let (open, idle) = match &self.0.database {
+        match &self.0.database {
             Database::Sqlite(back) => back.connections(),
             Database::Postgres(back) => back.connections(),
-        };
-        let idle = u32::try_from(idle).unwrap_or(u32::MAX).min(open);
-        Connections {
-            busy: open - idle,
-            idle,
         }
     }
 

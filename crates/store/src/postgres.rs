@@ -10,6 +10,7 @@ use sqlx::migrate::MigrateError;
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{ConnectOptions, Connection as _, Executor as _};
 
+use crate::connections::Connections;
 use crate::error::{Error, Result};
 use crate::migrations;
 use crate::move_store;
@@ -171,7 +172,7 @@ impl Postgres {
         self.name.clone()
     }
 
-    pub(crate) fn connections(&self) -> (u32, usize) {
+    pub(crate) fn connections(&self) -> Connections {
         self.pool.connections()
     }
 

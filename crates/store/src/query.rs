@@ -195,6 +195,22 @@ impl Query {
         Ok(self)
     }
 
+    /// As [`Self::contains`], for a filter whose members `$and` and `$or` are lists of such filters.
+    ///
+    /// # Errors
+    /// `Rejected` for a filter that is too large, and for lists of something other than filters.
+    pub fn matches(&mut self, column: &str, field: &str, filter: &serde_json::Value) -> Result<&mut Self> {
+        let serde_json::Value::Object(members) = filter else {
+            return self.contains(column, field, filter);
+        };
+        if members.keys().any(|key| key.starts_with('$')) {
+            // Every combination is a text of its own.
+            self.kept = false;
+        }
+        crate::containment::push_combined(self, column, field, members)?;
+        Ok(self)
+    }
+
     /// Adds what holds when `column` has `part` in it, case-insensitive: see [`crate::caseless`].
     pub fn has_part(&mut self, column: &str, part: &str) -> &mut Self {
         let (operator, pattern) = (caseless::operator(self.dialect), caseless::pattern(self.dialect, part));

@@ -3,6 +3,8 @@
 //! Readers use the position of a batch, which is the commit order on its thread. Frame ids do not give that order: a
 //! run's worker uses its own clock, while another process may log the end of another run.
 
+use std::collections::BTreeMap;
+
 use sqlx::FromRow;
 use towpath_domain::agent::{EventId, Frame, frame};
 use towpath_domain::{RunId, TenantId, ThreadId, Timestamp};
@@ -330,30 +332,115 @@ pub async fn expire(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, run: Ru
 }
 
 pub async fn delete_thread_log(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId) -> Result<()> {
-    on!(tx, |conn| sqlx::query(
-        "DELETE FROM run_event WHERE thread_id = $1 AND tenant_id = $2"
-    )
-    .bind(thread)
-    .bind(tenant)
-    .execute(conn)
-    .await
-    .map(drop))?;
+    // In this order: a sweep that removes events of the thread at the same time is waited for.
+    for text in [
+        "DELETE FROM run_event WHERE thread_id = $1 AND tenant_id = $2",
+        "DELETE FROM run_event_removal WHERE thread_id = $1 AND tenant_id = $2",
+    ] {
+        on!(tx, |conn| sqlx::query(text)
+            .bind(thread)
+            .bind(tenant)
+            .execute(conn)
+            .await
+            .map(drop))?;
+    }
     Ok(())
 }
 
-/// Deletes at most `limit` batches that have expired; returns how many.
+/// A batch that was removed.
+#[derive(FromRow)]
+struct RemovedBatch {
+    thread_id: ThreadId,
+    run_id: Option<RunId>,
+    last_ms: i64,
+    last_seq: i64,
+}
+
+/// Deletes at most `limit` batches that have expired; returns how many. The last event of each thread is recorded.
 pub async fn prune(tx: &mut Tx<'_>, limit: i64) -> Result<u64> {
     let now = tx.now();
     let text = sql!(tx,
         sqlite: "DELETE FROM run_event WHERE (thread_id, last_ms, last_seq, id) IN
-                 (SELECT thread_id, last_ms, last_seq, id FROM run_event WHERE expires_at < $1 LIMIT $2 + 0)",
+                 (SELECT thread_id, last_ms, last_seq, id FROM run_event WHERE expires_at < $1 LIMIT $2 + 0)
+                 RETURNING thread_id, run_id, last_ms, last_seq",
         // Several sweeps may be at it.
         postgres: "DELETE FROM run_event WHERE ctid = ANY (ARRAY
-                   (SELECT ctid FROM run_event WHERE expires_at < $1 LIMIT $2 FOR UPDATE SKIP LOCKED))");
-    Ok(on!(tx, |conn| sqlx::query(text)
+                   (SELECT ctid FROM run_event WHERE expires_at < $1 LIMIT $2 FOR UPDATE SKIP LOCKED))
+                   RETURNING thread_id, run_id, last_ms, last_seq");
+    let removed: Vec<RemovedBatch> = on!(tx, |conn| sqlx::query_as(text)
         .bind(now)
         .bind(limit)
-        .execute(conn)
-        .await
-        .map(|done| done.rows_affected()))?)
+        .fetch_all(conn)
+        .await)?;
+    let mut last: BTreeMap<ThreadId, EventId> = BTreeMap::new();
+    for batch in removed.iter().filter(|batch| batch.run_id.is_some()) {
+        let id = EventId {
+            ms: batch.last_ms,
+            seq: batch.last_seq,
+        };
+        let known = last.entry(batch.thread_id).or_insert(id);
+        *known = id.max(*known);
+    }
+    record_removal(tx, &last).await?;
+    Ok(removed.len() as u64)
+}
+
+/// Records the last removed events of threads that still exist. Temporary threads have no readers that resume later.
+async fn record_removal(tx: &mut Tx<'_>, last: &BTreeMap<ThreadId, EventId>) -> Result<()> {
+    if last.is_empty() {
+        return Ok(());
+    }
+    match tx.conn() {
+        Conn::Sqlite(conn) => {
+            let rows: Vec<_> = last
+                .iter()
+                .map(|(thread, id)| (thread.0.simple().to_string(), id.ms, id.seq))
+                .collect();
+            let rows = serde_json::to_string(&rows).unwrap_or_default();
+            sqlx::query(
+                "INSERT INTO run_event_removal (thread_id, tenant_id, last_ms, last_seq)
+                 SELECT t.id, t.tenant_id, removed.value ->> 1, removed.value ->> 2
+                 FROM json_each($1) AS removed CROSS JOIN thread AS t
+                 WHERE t.id = unhex(removed.value ->> 0) AND NOT t.temporary
+                 ON CONFLICT (thread_id) DO UPDATE SET last_ms = excluded.last_ms, last_seq = excluded.last_seq
+                 WHERE (run_event_removal.last_ms, run_event_removal.last_seq) < (excluded.last_ms, excluded.last_seq)",
+            )
+            .bind(rows)
+            .execute(conn)
+            .await?;
+        }
+        Conn::Postgres(conn) => {
+            let threads: Vec<Uuid> = last.keys().map(|thread| thread.0).collect();
+            let (ms, seqs): (Vec<i64>, Vec<i64>) = last.values().map(|id| (id.ms, id.seq)).unzip();
+            // LATERAL and OFFSET: one primary key lookup per thread. Ordered: several sweeps may be at it.
+            sqlx::query(
+                "INSERT INTO run_event_removal (thread_id, tenant_id, last_ms, last_seq)
+                 SELECT kept.id, kept.tenant_id, removed.ms, removed.seq
+                 FROM unnest($1::uuid[], $2::bigint[], $3::bigint[]) AS removed (thread_id, ms, seq), LATERAL
+                 (SELECT t.id, t.tenant_id FROM thread AS t
+                  WHERE t.id = removed.thread_id AND NOT t.temporary OFFSET 0) AS kept
+                 ORDER BY kept.id
+                 ON CONFLICT (thread_id) DO UPDATE SET last_ms = EXCLUDED.last_ms, last_seq = EXCLUDED.last_seq
+                 WHERE (run_event_removal.last_ms, run_event_removal.last_seq) < (EXCLUDED.last_ms, EXCLUDED.last_seq)",
+            )
+            .bind(threads)
+            .bind(ms)
+            .bind(seqs)
+            .execute(conn)
+            .await?;
+        }
+    }
+    Ok(())
+}
+
+/// Id of the last event of a run that was removed from the log of a thread.
+pub async fn last_removed(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId) -> Result<Option<EventId>> {
+    let last: Option<(i64, i64)> = on!(tx, |conn| sqlx::query_as(
+        "SELECT last_ms, last_seq FROM run_event_removal WHERE thread_id = $1 AND tenant_id = $2"
+    )
+    .bind(thread)
+    .bind(tenant)
+    .fetch_optional(conn)
+    .await)?;
+    Ok(last.map(|(ms, seq)| EventId { ms, seq }))
 }

@@ -148,7 +148,7 @@ pub struct Filter {
     pub assistant: Option<AssistantId>,
     /// Standing there.
     pub status: Option<RunStatus>,
-    /// Their metadata contain this object.
+    /// Their metadata contain this object; `$and` and `$or` are lists of such filters.
     pub metadata: Option<Value>,
 }
 
@@ -165,7 +165,7 @@ pub async fn search(tx: &mut Tx<'_>, tenant: TenantId, filter: &Filter, limit: i
     push_status_condition(&mut query, filter.status);
     if let Some(metadata) = &filter.metadata {
         query.push(" AND ");
-        query.contains("run.metadata", "metadata", metadata)?;
+        query.matches("run.metadata", "metadata", metadata)?;
     }
     query
         .push(" ORDER BY run.created_at DESC, run.id DESC")

@@ -27,6 +27,7 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
 use sqlx::{ConnectOptions, Connection, Executor, SqliteConnection};
 use tokio::sync::{Mutex, MutexGuard, Notify, oneshot};
 
+use crate::connections::Connections;
 use crate::error::{Error, Result};
 use crate::jobs::SQLITE_PICKED;
 use crate::metric;
@@ -322,7 +323,7 @@ impl Sqlite {
         migrations::sqlite_name(&self.path)
     }
 
-    pub(crate) fn connections(&self) -> (u32, usize) {
+    pub(crate) fn connections(&self) -> Connections {
         self.readers.connections()
     }
 

@@ -13,8 +13,11 @@
 //! [`Route::Batch`]: crate::accept::Route::Batch
 
 mod json;
+mod list;
 mod mapping;
 mod proto;
+mod retrieval;
+mod usage;
 
 use bytes::Bytes;
 use opentelemetry_proto::tonic::collector::trace::v1::{ExportTracePartialSuccess, ExportTraceServiceResponse};

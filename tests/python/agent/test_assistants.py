@@ -24,6 +24,31 @@ async def test_each_graph_has_its_assistant_from_the_start(client, graph):
     assert found["created_at"].endswith("+00:00")
 
 
+async def test_the_name_of_a_graph_stands_for_its_assistant(client, graph):
+    name, outer = graph("agent"), graph("nested")
+    by_id = str(uuid.uuid5(NAMESPACE, name))
+    assert (await client.assistants.get(name))["assistant_id"] == by_id
+    assert (await client.assistants.get_graph(name))["nodes"]
+    assert await client.assistants.get_schemas(name) == await client.assistants.get_schemas(by_id)
+    namespace = next(iter(await client.assistants.get_subgraphs(outer, recurse=True)))
+    assert list(await client.assistants.get_subgraphs(outer, namespace=namespace)) == [namespace]
+    versions = await client.assistants.get_versions(name)
+    assert {one["assistant_id"] for one in versions} == {by_id}
+    kept = await client.assistants.set_latest(name, versions[0]["version"])
+    assert (kept["assistant_id"], kept["version"]) == (by_id, versions[0]["version"])
+
+    cron = await client.crons.create(name, schedule="0 0 1 1 *", input={}, enabled=False)
+    try:
+        found = await client.crons.search(assistant_id=name, limit=1000)
+        assert cron["cron_id"] in {one["cron_id"] for one in found}
+        assert {one["assistant_id"] for one in found} == {by_id}
+    finally:
+        await client.crons.delete(cron["cron_id"])
+    for call in (client.assistants.get, client.assistants.delete, client.assistants.get_schemas):
+        with pytest.raises(UnprocessableEntityError, match="Invalid assistant ID"):
+            await call("no such graph")
+
+
 async def test_an_assistants_life(client, graph):
     mark = str(uuid.uuid4())
     made = await client.assistants.create(

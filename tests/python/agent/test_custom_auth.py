@@ -341,6 +341,40 @@ def test_items_are_found_below_the_callers_namespace(guarded):
     assert bob.store.list_namespaces()["namespaces"] == [["bob", "notes"]]
 
 
+ALTERNATIVES = AUTH.replace("return owner", 'return {"$or": [owner, {"readers": {"$contains": ctx.user.identity}}]}')
+
+
+def test_searches_find_what_one_of_several_filters_passes(serve, project):
+    project.write(config=CONFIG | {"auth": {"path": "./auth.py:auth"}}, auth=ALTERNATIVES)
+    server, _ = serve()
+    ann, bob = user(server, "ann"), user(server, "bob")
+    own = ann.threads.create(metadata={"kind": "x"})["thread_id"]
+    shared = ann.threads.create(metadata={"kind": "y", "readers": ["bob", "cat"]})["thread_id"]
+    bobs = bob.threads.create(metadata={"kind": "y"})["thread_id"]
+
+    def found(client, **search):
+        ids = {thread["thread_id"] for thread in client.threads.search(**search)}
+        assert client.threads.count(**search) == len(ids)
+        return ids
+
+    assert found(ann) == {own, shared}
+    assert found(bob) == {shared, bobs}
+    assert found(ann, metadata={"kind": "y"}) == {shared}
+    assert found(bob, metadata={"kind": "x"}) == set()
+    assert found(user(server, "dan")) == set()
+    # What a caller asks for opens nothing.
+    for asked in ({"$or": [{}]}, {"$or": [{"kind": "x"}, {"owner": "ann"}]}, {"owner": "ann", "$and": []}):
+        assert found(bob, metadata=asked) <= {shared, bobs}, asked
+    assistant = ann.assistants.create("agent", metadata={"readers": ["bob"]})["assistant_id"]
+    hidden = ann.assistants.create("agent")["assistant_id"]
+    seen = {one["assistant_id"] for one in bob.assistants.search(limit=100)}
+    assert assistant in seen and hidden not in seen
+    cron = {"schedule": "0 0 1 1 *", "input": {}, "enabled": False}
+    ann.crons.create("agent", metadata={"readers": ["bob"]}, **cron)
+    ann.crons.create("agent", **cron)
+    assert len(ann.crons.search()) == 2 and len(bob.crons.search()) == 1
+
+
 def test_the_authors_routes_are_behind_the_auth_whatever_they_are_called(serve, project):
     http_part = {"app": "./web.py:app", "enable_custom_route_auth": True, "disable_meta": True}
     config = CONFIG | {"auth": {"path": "./auth.py:auth"}, "http": http_part}

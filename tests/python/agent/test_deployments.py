@@ -147,6 +147,9 @@ async def life(platform, repository):
     assert "fetching" not in logs(platform, deployment, again)
     async with client(platform, name) as sdk:
         assert await says(sdk) == "one"
+        host = (await sdk.http.get("/info"))["host"]
+        assert (host["project_id"], host["host_revision_id"], host["revision_id"]) == (deployment, again, again)
+        assert host["tenant_id"]
 
     # Gone with its process, its database and its artifacts.
     assert deployment in agents(platform)

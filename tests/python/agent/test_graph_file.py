@@ -70,6 +70,44 @@ def test_a_file_that_cannot_be_followed_is_refused(tmp_path):
     assert "http.cors.allow_origin_regex" in process.log_tail() and "langgraph.json" in process.log_tail()
 
 
+def test_the_variables_of_an_official_image_are_a_graph_file(tmp_path):
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "graph.py").write_text(
+        "from langgraph.graph import START, MessagesState, StateGraph\n"
+        "graph = StateGraph(MessagesState)\n"
+        "graph.add_node('say', lambda state: {'messages': [('ai', 'from an image')]})\n"
+        "graph.add_edge(START, 'say')\n"
+        "graph = graph.compile()\n"
+    )
+    graphs = {"image": f"{tmp_path}/app/graph.py:graph", "echo": {"native": "echo"}}
+    said = PYTHON | {
+        "LANGSERVE_GRAPHS": json.dumps(graphs),
+        "LANGGRAPH_HTTP": json.dumps({"disable_store": True}),
+        "LANGGRAPH_THREAD_TTL": json.dumps({"strategy": "delete", "default_ttl": 60}),
+        "LANGGRAPH_STORE": "",
+        "LOG_JSON": "true",
+        "BG_JOB_ISOLATED_LOOPS": "true",
+    }
+    address = free_address()
+    command = [binary(), "agent", "--listen", address, "--data-dir", str(tmp_path / "data")]
+    process = Process("image", command, said, tmp_path, address).ready()
+    try:
+        client = get_sync_client(url=f"http://{address}", api_key=None)
+        assert client.runs.wait(None, "image", input=ASK)["messages"][-1]["content"] == "from an image"
+        assert client.runs.wait(None, "echo", input=ASK)["messages"][-1]["content"] == "hello"
+        assert httpx.post(f"http://{address}/store/namespaces", json={}, timeout=60).status_code == 404
+        thread = client.threads.create()["thread_id"]
+        ttl = httpx.get(f"http://{address}/threads/{thread}?include=ttl", timeout=60).json()["ttl"]
+        assert (ttl["strategy"], ttl["ttl_minutes"]) == ("delete", 60.0)
+        ready = [line for line in process.log.read_text().splitlines() if "ready" in line]
+        assert ready and all(json.loads(line) for line in ready), process.log_tail()
+    finally:
+        process.terminate()
+    wrong = Process("wrong", command, said | {"LANGGRAPH_STORE": "[1]"}, tmp_path, address)
+    assert wrong.child.wait(timeout=60) == 2
+    assert "LANGGRAPH_STORE: expected a JSON object" in wrong.log_tail()
+
+
 def test_what_a_server_tells_of_itself_can_be_turned_off(serve):
     server = serve(http={"disable_meta": True})
     for path in ("/info", "/metrics", "/docs", "/openapi.json"):

@@ -1,5 +1,6 @@
 """Projects of users' own Python, on a real server: crashes of either side, blocked loops, changed code, auth."""
 
+import asyncio
 import os
 import pathlib
 import signal
@@ -9,6 +10,8 @@ from datetime import timedelta
 import httpx
 import pytest
 from langgraph_sdk import get_sync_client
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
 
 from harness import Process, binary, free_address, until
 from projects import CONFIG, PYTHON, begin, over
@@ -304,6 +307,35 @@ def test_the_authors_routes_are_served(serve, project):
     assert client.runs.wait(None, "agent", input={})["steps"] == ["first", "second"]
     answer = httpx.post(f"{server.url}/store/items/search", content="body", timeout=60)
     assert (answer.status_code, answer.text) == (201, "POST /store/items/search  body")
+
+
+SOCKETS = """
+    async def app(scope, receive, send):
+        if scope["type"] != "websocket":
+            raise RuntimeError("this application has only websockets")
+        await receive()
+        await send({"type": "websocket.accept", "headers": [(b"x-path", scope["path"].encode())]})
+        while (message := await receive())["type"] == "websocket.receive":
+            await send({"type": "websocket.send", "text": message["text"] * 2})
+"""
+
+
+async def test_the_authors_websockets_are_served(serve, project):
+    project.write(config=CONFIG | {"http": {"app": "./web.py:app"}}, web=SOCKETS)
+    server, client = serve()
+    url = f"ws{server.url.removeprefix('http')}/talk/1?a=b"
+    async with asyncio.timeout(60), connect(url) as one, connect(url) as other:
+        assert one.response.headers["x-path"] == "/talk/1"
+        for socket, text in ((one, "a"), (other, "b" * 200_000), (one, "c")):
+            await socket.send(text)
+            assert await socket.recv() == text * 2
+    # A page of elsewhere reaches no server that needs no key.
+    with pytest.raises(InvalidStatus) as refused:
+        await connect(url, origin="https://evil.example")
+    assert refused.value.response.status_code == 403
+    # The server's own routes are not the author's.
+    with pytest.raises(InvalidStatus):
+        await connect(f"ws{server.url.removeprefix('http')}/threads")
 
 
 def test_an_author_may_serve_the_protocols_of_agents(serve, project):

@@ -62,6 +62,22 @@ async def test_state_and_history(client, graph):
     assert [t["thread_id"] for t in await client.threads.search(values={"x": 1}, ids=[thread])] == [thread]
 
 
+async def test_selected_fields_of_state_and_history(client, graph):
+    thread = (await client.threads.create())["thread_id"]
+    await client.runs.wait(thread, graph("steps"), input={"log": ["in"]})
+    whole = await client.threads.get_state(thread)
+    assert await client.threads.get_state(thread, select=["values.log"]) == {"values": {"log": ["in", "one", "two"]}}
+    assert await client.threads.get_state(thread, select=["next", "created_at"]) == {
+        "next": whole["next"], "created_at": whole["created_at"],
+    }
+    at = await client.threads.get_state(thread, checkpoint=whole["checkpoint"], select=["checkpoint"])
+    assert at == {"checkpoint": whole["checkpoint"]}
+    past = await client.threads.get_history(thread, limit=100, select=["metadata"])
+    assert len(past) > 1 and all(set(state) == {"metadata"} for state in past)
+    with pytest.raises(UnprocessableEntityError, match="select"):
+        await client.threads.get_state(thread, select=["colour"])
+
+
 async def test_time_travel(client, graph):
     thread = (await client.threads.create())["thread_id"]
     await client.runs.wait(thread, graph("steps"), input={"log": ["in"]})

@@ -215,3 +215,66 @@ async def test_an_application(fresh, project, folder):
     assert run.result["status"] == "success"
     assert await peer.stop() == 0
     assert [one for one in peer.logs if one["message"] == "shut down"]
+
+
+SOCKETS = """
+async def app(scope, receive, send):
+    assert scope["type"] == "websocket"
+    assert await receive() == {"type": "websocket.connect"}
+    if scope["path"] == "/refused":
+        await send({"type": "websocket.close"})
+        return
+    if scope["path"] == "/undecided":
+        return
+    first = (scope["subprotocols"] or [None])[0]
+    headers = [(b"x-path", scope["path"].encode()), (b"x-query", scope["query_string"])]
+    await send({"type": "websocket.accept", "subprotocol": first, "headers": headers})
+    if scope["path"] == "/broken":
+        raise RuntimeError("no")
+    while True:
+        message = await receive()
+        if message["type"] == "websocket.disconnect":
+            print("disconnected", message["code"])
+            return
+        if message["text"] == "bye":
+            await send({"type": "websocket.close", "code": 4001, "reason": "as told"})
+            return
+        twice = {key: message[key] * 2 for key in ("text", "bytes") if message[key] is not None}
+        await send({"type": "websocket.send", **twice})
+"""
+
+
+async def test_websockets_of_an_application(fresh, project, folder):
+    from websockets.asyncio.client import unix_connect
+    from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+    socket = str(folder / "http")
+    app = "http"
+    peer = await fresh(config(http={"app": "./app.py:app"}), project(g_py=GRAPH, app_py=SOCKETS), http_socket=socket)
+    async with unix_connect(socket, f"ws://{app}/a%20b?q=1", subprotocols=["one", "two"]) as client:
+        assert client.subprotocol == "one"
+        assert (client.response.headers["x-path"], client.response.headers["x-query"]) == ("/a b", "q=1")
+        # Texts, bytes, parts, and more than one read holds.
+        for sent in ("ä", b"\xff", "x" * 300_000):
+            await client.send(sent)
+            assert await client.recv() == sent * 2
+        await client.send(["a", "b", "c"])
+        assert await client.recv() == "abcabc"
+        await (await client.ping())
+    async with unix_connect(socket, f"ws://{app}/") as client:
+        await client.send("bye")
+        with pytest.raises(ConnectionClosed) as closed:
+            await client.recv()
+        assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (4001, "as told")
+    async with unix_connect(socket, f"ws://{app}/broken") as client:
+        with pytest.raises(ConnectionClosed) as closed:
+            await client.recv()
+        assert closed.value.rcvd.code == 1011
+    for path, status in (("refused", 403), ("undecided", 500)):
+        with pytest.raises(InvalidStatus) as refused:
+            await unix_connect(socket, f"ws://{app}/{path}")
+        assert refused.value.response.status_code == status
+    run = await peer.wait("g", {"messages": []})
+    assert run.result["status"] == "success"
+    assert await peer.stop() == 0
+    assert [one for one in peer.logs if one["message"] == "disconnected 1000"]

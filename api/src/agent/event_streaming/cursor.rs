@@ -6,9 +6,9 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use towpath_domain::ThreadId;
 
-use super::event::Event;
+use super::event::{Event, ResumeGap};
 use super::event_buffer::{Batch, BufferEnd, EventBuffer};
-use super::replay::{NextEvent, Replay};
+use super::replay::{self, NextEvent, Replay};
 use crate::agent::app::AgentApp;
 use crate::agent::errors::AgentError;
 
@@ -46,6 +46,30 @@ impl Cursor {
 
     pub const fn position(&self) -> i64 {
         self.after
+    }
+
+    /// Whether events after the start are no longer stored. To be called before events are read. Cancel safe.
+    pub async fn resume_gap(&mut self) -> Result<Option<ResumeGap>, AgentError> {
+        let since = self.after;
+        if since == 0 {
+            // The reader asks for what is stored.
+            return Ok(None);
+        }
+        loop {
+            self.changes.mark_unchanged();
+            if self.tape.has_caught_up() || self.tape.is_ended() {
+                break;
+            }
+            // The sender lives as long as the buffer, which is held here.
+            let _ = self.changes.changed().await;
+        }
+        let removed_until = if since < self.tape.dropped_until() {
+            // The reader reads the log by itself.
+            replay::removed_until(&self.app, self.thread).await?
+        } else {
+            self.tape.removed_until()
+        };
+        Ok((since < removed_until).then_some(ResumeGap { since, removed_until }))
     }
 
     /// The next event; `None` when the thread was deleted. Cancel safe.

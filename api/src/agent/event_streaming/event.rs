@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use serde::Serialize;
 use serde_json::value::RawValue;
+use serde_json::{Value, json};
 
 use crate::agent::answer::without_nul;
 
@@ -190,10 +191,35 @@ impl<'a> Failure<'a> {
     }
 }
 
+/// The error of a reader that resumes before events that are no longer stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ResumeGap {
+    /// Number after which the reader resumes.
+    pub since: i64,
+    /// Number up to which events were removed.
+    pub removed_until: i64,
+}
+
+impl ResumeGap {
+    /// The error as JSON, with the id of the command that it answers.
+    pub fn to_json(self, id: Option<i64>) -> Value {
+        let Self { since, removed_until } = self;
+        json!({
+            "type": "error",
+            "id": id,
+            "error": "resume_gap",
+            "message": format!(
+                "Events after {since} are no longer stored: read the thread's state, and resume after {removed_until}"
+            ),
+            "since": since,
+            "min_available_seq": removed_until + 1,
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::{Value, json};
 
     #[test]
     fn an_event_is_written_as_clients_know_it() {

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use towpath_domain::ThreadId;
 
 use super::event::Event;
-use super::replay::{NextEvent, Replay};
+use super::replay::{self, NextEvent, Replay};
 use crate::agent::app::AgentApp;
 use crate::agent::errors::AgentError;
 
@@ -121,6 +121,8 @@ struct BufferState {
     dropped_until: i64,
     /// All events stored at the start are in the buffer or were dropped.
     caught_up: bool,
+    /// Number up to which events had been removed from the log when it was read.
+    removed_until: i64,
     /// Time of the last event.
     last_event_at: Instant,
     end: Option<BufferEnd>,
@@ -133,6 +135,7 @@ impl BufferState {
             bytes: 0,
             dropped_until: 0,
             caught_up: false,
+            removed_until: 0,
             last_event_at: Instant::now(),
             end: None,
         }
@@ -222,7 +225,12 @@ impl EventBuffer {
         self.lock_state().dropped_until
     }
 
-    fn is_ended(&self) -> bool {
+    /// Number up to which events had been removed from the log when it was read. Known once the buffer has caught up.
+    pub fn removed_until(&self) -> i64 {
+        self.lock_state().removed_until
+    }
+
+    pub fn is_ended(&self) -> bool {
         self.lock_state().end.is_some()
     }
 
@@ -304,11 +312,19 @@ async fn write_events(app: &AgentApp, thread: ThreadId, tape: &Weak<EventBuffer>
             NextEvent::Event(event) => Some(event),
             NextEvent::ThreadDeleted => return Ok(()),
             NextEvent::CaughtUp => {
-                let Some(tape) = tape.upgrade() else { return Ok(()) };
-                if !tape.has_caught_up() {
-                    tape.update(|state| state.caught_up = true);
+                let caught_up = tape.upgrade().map(|tape| tape.has_caught_up());
+                match caught_up {
+                    None => return Ok(()),
+                    Some(true) => {}
+                    Some(false) => {
+                        let removed = replay::removed_until(app, thread).await?;
+                        let Some(tape) = tape.upgrade() else { return Ok(()) };
+                        tape.update(|state| {
+                            state.caught_up = true;
+                            state.removed_until = removed;
+                        });
+                    }
                 }
-                drop(tape);
                 replay.next().await?
             }
         };

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 use towpath_domain::{RunId, ThreadId};
-use towpath_store::{self as store, runs};
+use towpath_store::{self as store, run_events, runs};
 
 use super::event::Event;
 use super::normalizer::Normalizer;
+use super::sequence::first_number;
 use crate::agent::app::AgentApp;
 use crate::agent::errors::AgentError;
 use crate::agent::live::{LoggedItem, Reader, StreamItem};
@@ -80,6 +81,16 @@ impl Replay {
             self.pending_item = None;
         }
     }
+}
+
+/// Number up to which events of a thread were removed from its log; 0 if none were.
+pub(super) async fn removed_until(app: &AgentApp, thread: ThreadId) -> Result<i64, AgentError> {
+    let tenant = app.tenant;
+    let last = app
+        .store
+        .read(async |tx| run_events::last_removed(tx, tenant, thread).await)
+        .await?;
+    Ok(last.map_or(0, first_number))
 }
 
 /// The graph of a run. If its row was deleted, the name that clients show in that case. Database errors are returned, since

@@ -19,11 +19,15 @@ pub(super) struct Sequence {
 impl Sequence {
     /// The next number of an event of this frame.
     pub fn next(&mut self, id: EventId) -> i64 {
-        let ms = (id.ms - EPOCH_MS).clamp(0, i64::MAX >> (COUNTER_BITS + 1));
-        let first = (ms << COUNTER_BITS) + id.seq.clamp(0, (1 << COUNTER_BITS) - 1);
-        self.last = first.max(self.last + 1);
+        self.last = first_number(id).max(self.last + 1);
         self.last
     }
+}
+
+/// The smallest number of an event of this frame.
+pub(super) fn first_number(id: EventId) -> i64 {
+    let ms = (id.ms - EPOCH_MS).clamp(0, i64::MAX >> (COUNTER_BITS + 1));
+    (ms << COUNTER_BITS) + id.seq.clamp(0, (1 << COUNTER_BITS) - 1)
 }
 
 #[cfg(test)]

@@ -4,7 +4,6 @@
 //! the handshake, so each is authorized again.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
@@ -24,7 +23,7 @@ use super::command_sender::CommandSender;
 use super::commands::{self, Command};
 use super::event::{Event, Failure};
 use super::stream::{OpenStreamGauge, ThreadVisibility};
-use super::subscriptions::{self, SubscriptionBackfill, Subscriptions};
+use super::subscriptions::{self, BackfillPart, SubscriptionBackfill, Subscriptions};
 use crate::agent::app::{AgentApp, Settings};
 use crate::agent::errors::AgentError;
 use crate::agent::extract::Path;
@@ -55,8 +54,7 @@ pub(crate) async fn connect(
     })?;
     let settings = &app.settings;
     if !is_allowed_origin(settings, &parts.headers) {
-        let text = "this server rejects sockets from other origins: add the page's origin to CORS_ALLOW_ORIGINS";
-        return Err(AgentError::new(StatusCode::FORBIDDEN, text));
+        return Err(AgentError::new(StatusCode::FORBIDDEN, FOREIGN_SOCKET));
     }
     let mut visibility = ThreadVisibility::from_caller();
     visibility.check_open(&app, thread).await?;
@@ -77,8 +75,12 @@ pub(crate) async fn connect(
     Ok(upgrade.on_upgrade(|socket| session.serve(socket)))
 }
 
-/// Whether the page that opens a socket may send commands. Browsers let every page open sockets and send cookies along.
-fn is_allowed_origin(settings: &Settings, headers: &HeaderMap) -> bool {
+/// The refusal of a page that may not open a socket.
+pub(in crate::agent) const FOREIGN_SOCKET: &str =
+    "this server rejects sockets from other origins: add the page's origin to CORS_ALLOW_ORIGINS";
+
+/// Whether a page may open a socket. Browsers let every page open sockets and send cookies along.
+pub(in crate::agent) fn is_allowed_origin(settings: &Settings, headers: &HeaderMap) -> bool {
     if settings.custom_auth {
         // Without a cookie the page needs its own credentials.
         let Some(origin) = headers.get(ORIGIN).filter(|_| headers.contains_key(COOKIE)) else {
@@ -175,8 +177,8 @@ impl Session {
                     Some(Ok(message)) => self.handle_message(socket, message).await,
                     Some(Err(_)) | None => return CloseReason::Disconnected,
                 },
-                event = next_missed(&mut self.opening) => match event {
-                    Ok(event) => self.send_missed(socket, event).await,
+                part = next_missed(&mut self.opening) => match part {
+                    Ok(part) => self.send_missed(socket, part).await,
                     Err(error) => return error.into(),
                 },
                 event = self.subscriptions.next(), if self.opening.is_none() => match event {
@@ -273,9 +275,9 @@ impl Session {
         Ok(())
     }
 
-    /// Sends an event that the new subscription missed; after the last one, responds to its command.
-    async fn send_missed(&mut self, socket: &mut WebSocket, event: Option<Arc<Event>>) -> Result<(), CloseReason> {
-        if let Some(event) = event {
+    /// Sends what the new subscription missed; after the last event, responds to its command.
+    async fn send_missed(&mut self, socket: &mut WebSocket, part: BackfillPart) -> Result<(), CloseReason> {
+        if let BackfillPart::Event(event) = part {
             self.send_event(socket, &event).await?;
             if let Some(replaying) = &mut self.opening {
                 replaying.events += 1;
@@ -285,6 +287,12 @@ impl Session {
         let Some(PendingSubscription { id, opening, events }) = self.opening.take() else {
             return Ok(());
         };
+        if let BackfillPart::Gap(gap) = part {
+            self.visibility.check_read(&self.app, self.thread).await?;
+            let mut answer = gap.to_json(Some(id));
+            answer["meta"] = commands::meta(self.last_sent);
+            return send_json(socket, &answer).await;
+        }
         let result = json!({"subscription_id": opening.id, "replayed_events": events});
         self.subscriptions.add(opening);
         send_json(socket, &commands::reply(id, Ok(result), self.last_sent)).await
@@ -302,8 +310,8 @@ impl Session {
     }
 }
 
-/// The next event that a subscription missed; `None` after the last one. Pending if none is being opened. Cancel safe.
-async fn next_missed(opening: &mut Option<PendingSubscription>) -> Result<Option<Arc<Event>>, AgentError> {
+/// What the subscription being opened missed. Pending if none is being opened. Cancel safe.
+async fn next_missed(opening: &mut Option<PendingSubscription>) -> Result<BackfillPart, AgentError> {
     match opening {
         Some(replaying) => replaying.opening.next().await,
         None => std::future::pending().await,

@@ -1,6 +1,7 @@
 //! Events of a thread as server-sent events. The request is the subscription.
 
 use std::io;
+use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::State;
@@ -16,7 +17,7 @@ use towpath_domain::agent::visibility::matches;
 use towpath_store::{self as store, threads};
 
 use super::cursor::Cursor;
-use super::event::{Event, Failure};
+use super::event::{Event, Failure, ResumeGap};
 use super::filter::{EventFilter, parse_number};
 use crate::agent::app::AgentApp;
 use crate::agent::errors::AgentError;
@@ -69,6 +70,7 @@ pub(crate) async fn events(
         filter,
         visibility,
         heartbeat,
+        is_resumed: false,
         is_ended: false,
         _open_stream: OpenStreamGauge::new("sse"),
     };
@@ -87,6 +89,8 @@ struct EventStream {
     visibility: ThreadVisibility,
     heartbeat: Interval,
     draining: CancellationToken,
+    /// Whether it is known which events the reader missed for good.
+    is_resumed: bool,
     is_ended: bool,
     _open_stream: OpenStreamGauge,
 }
@@ -101,18 +105,20 @@ impl EventStream {
                     self.is_ended = true;
                     return Some(Err(io::Error::other("the server is shutting down")));
                 }
-                event = self.cursor.next() => event,
+                event = next_part(&mut self.cursor, &mut self.is_resumed) => event,
                 _ = self.heartbeat.tick() => return Some(Ok(Bytes::from_static(b": heartbeat\r\n\r\n"))),
             };
-            let event = match event {
-                Ok(Some(event)) if !self.filter.matches(&event) => continue,
-                Ok(event) => event?,
+            let frame = match event {
+                Ok(StreamPart::Event(event)) if !self.filter.matches(&event) => continue,
+                Ok(StreamPart::Event(event)) => event_frame(&event),
+                Ok(StreamPart::Gap(gap)) => sse_frame("error", gap.to_json(None).to_string().as_bytes(), None),
+                Ok(StreamPart::End) => return None,
                 Err(error) => return Some(self.fail(&error)),
             };
             if let Err(error) = self.visibility.check_read(&self.app, self.thread).await {
                 return Some(self.fail(&error));
             }
-            return Some(Ok(event_frame(&event)));
+            return Some(Ok(frame));
         }
         None
     }
@@ -121,6 +127,27 @@ impl EventStream {
         self.is_ended = true;
         error_frame(error)
     }
+}
+
+/// What a stream sends next.
+enum StreamPart {
+    /// Events are missing; the stream continues with those that are stored.
+    Gap(ResumeGap),
+    Event(Arc<Event>),
+    /// The thread was deleted.
+    End,
+}
+
+/// The next part of a stream. Cancel safe.
+async fn next_part(cursor: &mut Cursor, is_resumed: &mut bool) -> Result<StreamPart, AgentError> {
+    if !*is_resumed {
+        let gap = cursor.resume_gap().await?;
+        *is_resumed = true;
+        if let Some(gap) = gap {
+            return Ok(StreamPart::Gap(gap));
+        }
+    }
+    Ok(cursor.next().await?.map_or(StreamPart::End, StreamPart::Event))
 }
 
 /// Last event of a failed stream, since the head was sent. A transient error breaks off the connection instead, so that the

@@ -7,7 +7,7 @@ use towpath_domain::agent::Object;
 use towpath_domain::{RequestId, ThreadId};
 
 use super::cursor::Cursor;
-use super::event::Event;
+use super::event::{Event, ResumeGap};
 use super::filter::{EventFilter, check_length, parse_number};
 use super::replay::NextEvent;
 use crate::agent::app::AgentApp;
@@ -34,21 +34,38 @@ pub(super) struct SubscriptionBackfill {
     filter: EventFilter,
     cursor: Cursor,
     end: i64,
+    /// Whether all events after the start are stored. Unknown at first.
+    is_complete: bool,
+}
+
+/// What a subscription that is being opened sends next.
+pub(super) enum BackfillPart {
+    Event(Arc<Event>),
+    /// The subscription cannot be opened: events after its start are no longer stored.
+    Gap(ResumeGap),
+    /// All missed events were sent.
+    End,
 }
 
 impl SubscriptionBackfill {
-    /// The next missed event; `None` after the last stored one. Cancel safe.
-    pub async fn next(&mut self) -> Result<Option<Arc<Event>>, AgentError> {
+    /// The next missed event. Cancel safe.
+    pub async fn next(&mut self) -> Result<BackfillPart, AgentError> {
+        if !self.is_complete {
+            if let Some(gap) = self.cursor.resume_gap().await? {
+                return Ok(BackfillPart::Gap(gap));
+            }
+            self.is_complete = true;
+        }
         while self.cursor.position() < self.end {
             match self.cursor.next_logged().await? {
                 NextEvent::Event(event) if event.seq <= self.end && self.filter.matches(&event) => {
-                    return Ok(Some(event));
+                    return Ok(BackfillPart::Event(event));
                 }
                 NextEvent::Event(_) => {}
                 NextEvent::CaughtUp | NextEvent::ThreadDeleted => break,
             }
         }
-        Ok(None)
+        Ok(BackfillPart::End)
     }
 }
 
@@ -110,6 +127,7 @@ impl Subscriptions {
             filter,
             cursor,
             end: until,
+            is_complete: false,
         })
     }
 

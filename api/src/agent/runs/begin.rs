@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderName};
 use serde_json::{Value, json};
 use towpath_domain::agent::merge::{EVENT_STREAMING, RESERVED_CONFIGURABLE};
 use towpath_domain::agent::{AdmittedRun, Object, RunRequest};
-use towpath_domain::{AssistantId, RequestId, RunId, ThreadId};
+use towpath_domain::{RequestId, RunId, ThreadId};
 use towpath_durable::trace;
 use towpath_store::assistants::Assistant;
 use towpath_store::runs::Run;
@@ -16,6 +16,7 @@ use towpath_workflows::run_agent::{self, NewRun, StatelessRun, Target};
 use tracing::Instrument as _;
 
 use crate::agent::app::{AgentApp, Settings};
+use crate::agent::assistants::named_assistant;
 use crate::agent::auth;
 use crate::agent::errors::AgentError;
 use crate::agent::live::Reader;
@@ -44,7 +45,7 @@ impl PreparedRun {
         request: RunRequest,
         thread: Option<ThreadId>,
     ) -> Result<Self, AgentError> {
-        let assistant = resolve(app, &request.assistant_id)?;
+        let assistant = named_assistant(app, &request.assistant_id)?;
         let from_context = request.context.as_ref().is_some_and(|context| !context.is_empty());
         let mut admitted = request.admit(thread.is_none())?;
         let webhook = admitted.kwargs.webhook.as_deref();
@@ -167,22 +168,6 @@ impl PreparedRun {
             ttl: app.settings.thread_ttl,
         }
     }
-}
-
-/// An assistant's id, or that of the assistant that comes with a graph.
-fn resolve(app: &AgentApp, text: &str) -> Result<AssistantId, AgentError> {
-    if let Ok(id) = text.parse() {
-        return Ok(id);
-    }
-    if app.graphs.contains(text) {
-        return Ok(AssistantId::of_graph(text));
-    }
-    let graphs = app.graphs.current();
-    let known: Vec<&str> = graphs.ids().collect();
-    Err(AgentError::invalid(format!(
-        "Invalid assistant: '{text}'. Must be either: - A valid assistant UUID, or - One of the registered graphs: {}",
-        known.join(", ")
-    )))
 }
 
 /// Drops what the graph's context does not know, and where `configurable` mirrors it, there too.

@@ -21,7 +21,7 @@ use super::stop::CancelOnDrop;
 use crate::agent::answer::{Json, Page, Select};
 use crate::agent::app::AgentApp;
 use crate::agent::errors::AgentError;
-use crate::agent::extract::{Body, Path, Query};
+use crate::agent::extract::{Body, Pairs, Path, Query, number, one_or_list, yes};
 use crate::agent::live::{Reader, StreamItem};
 use crate::agent::sse::{StreamKind, StreamOptions, locations, prefix};
 use crate::agent::{sse, wait};
@@ -135,7 +135,7 @@ pub(super) async fn begin_wait(
 pub(crate) async fn list(
     State(app): State<AgentApp>,
     Path(thread): Path<ThreadId>,
-    Query(query): Query<Vec<(String, String)>>,
+    Query(query): Query<Pairs>,
 ) -> Result<Json<Vec<Value>>, AgentError> {
     let (mut limit, mut offset, mut status, mut select) = (None, None, None, Vec::new());
     for (name, value) in query {
@@ -169,11 +169,6 @@ pub(crate) async fn list(
     Ok(Json(runs?))
 }
 
-fn number(field: &str, text: &str) -> Result<i64, AgentError> {
-    text.parse()
-        .map_err(|_| AgentError::invalid(format!("{field}: expected an integer")))
-}
-
 fn parse_status(text: &str) -> Result<RunStatus, AgentError> {
     let all = [
         RunStatus::Pending,
@@ -186,14 +181,6 @@ fn parse_status(text: &str) -> Result<RunStatus, AgentError> {
     all.into_iter()
         .find(|status| status.as_str() == text)
         .ok_or_else(|| AgentError::invalid("status: expected pending, running, success, error, timeout or interrupted"))
-}
-
-/// One name, or a JSON list of names, as clients of JavaScript write it.
-fn one_or_list(text: &str) -> Vec<String> {
-    match serde_json::from_str::<Vec<String>>(text) {
-        Ok(list) => list,
-        Err(_) => vec![text.to_owned()],
-    }
 }
 
 /// One run; of this thread, if one is named.
@@ -277,9 +264,6 @@ fn joined_modes() -> Array {
     ArrayBuilder::new().items(mode).build()
 }
 
-/// The query as it came: clients of Python repeat a field, those of JavaScript write a list as JSON.
-pub(crate) type Pairs = Vec<(String, String)>;
-
 impl JoinRun {
     pub fn of(query: Pairs) -> Result<Self, AgentError> {
         let mut how = Self::default();
@@ -300,10 +284,6 @@ impl JoinRun {
         }
         Ok(how)
     }
-}
-
-fn yes(text: &str) -> bool {
-    matches!(text.to_ascii_lowercase().as_str(), "true" | "1" | "yes")
 }
 
 /// Wait for a run and return its final state.

@@ -6,16 +6,17 @@ use http::HeaderMap;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use towpath_domain::agent::{RunRequest, RunStatus};
-use towpath_domain::{AssistantId, RunId, ThreadId};
+use towpath_domain::{RunId, ThreadId};
 use towpath_store::runs as rows;
 
 use super::begin::PreparedRun;
 use super::model::{FIELDS, Run, RunCreate};
-use super::on_thread::{JoinRun, Pairs, begin_stream, begin_wait, join_run, run_of, stream_run};
+use super::on_thread::{JoinRun, begin_stream, begin_wait, join_run, run_of, stream_run};
 use crate::agent::answer::{Json, Page, Select};
 use crate::agent::app::AgentApp;
+use crate::agent::assistants::named_assistant;
 use crate::agent::errors::AgentError;
-use crate::agent::extract::{Body, Path, Query};
+use crate::agent::extract::{Body, Pairs, Path, Query};
 use crate::agent::sse::{Event, locations, prefix};
 use crate::extract::whole;
 use crate::routes::{Routes, routes};
@@ -80,8 +81,8 @@ pub(crate) struct RunSearch {
     status: Option<RunStatusFilter>,
     #[schema(value_type = Option<Uuid>)]
     thread_id: Option<ThreadId>,
-    #[schema(value_type = Option<Uuid>)]
-    assistant_id: Option<AssistantId>,
+    /// An assistant's id, or the name of a graph.
+    assistant_id: Option<String>,
     /// 1 to 1000; default 10.
     #[serde(default, deserialize_with = "whole")]
     #[schema(minimum = 1, maximum = 1000)]
@@ -111,9 +112,13 @@ pub(crate) enum RunStatusFilter {
 pub(crate) async fn search(State(app): State<AgentApp>, Body(search): Body<RunSearch>) -> Result<Response, AgentError> {
     let page = Page::of(search.limit, search.offset)?;
     let select = Select::of(search.select, &FIELDS)?;
+    let assistant = search
+        .assistant_id
+        .map(|text| named_assistant(&app, &text))
+        .transpose()?;
     let filter = rows::Filter {
         thread: search.thread_id,
-        assistant: search.assistant_id,
+        assistant,
         status: search.status.map(|status| match status {
             RunStatusFilter::Pending => RunStatus::Pending,
             RunStatusFilter::Running => RunStatus::Running,

@@ -7,11 +7,13 @@ use bytes::Bytes;
 use futures::StreamExt as _;
 use futures::{future, stream};
 use http::header::CONTENT_TYPE;
+use serde_json::Value;
 use towpath_domain::ThreadId;
 use towpath_runtime::{Graph, GraphError, HistoryQuery, StateRef, StateSnapshot};
 use towpath_store::Store;
 use towpath_workflows::thread_state::StateHost;
 
+use super::select::StateSelect;
 use super::state::graph_error;
 use crate::agent::answer::{Json, without_nul};
 use crate::agent::app::AgentApp;
@@ -26,16 +28,18 @@ pub(super) struct History {
     graph: Graph,
     at: StateRef,
     query: HistoryQuery,
+    select: StateSelect,
     finished: bool,
 }
 
 impl History {
-    pub(super) fn new(app: &AgentApp, graph: Graph, at: StateRef, query: HistoryQuery) -> Self {
+    pub(super) fn new(app: &AgentApp, graph: Graph, at: StateRef, query: HistoryQuery, select: StateSelect) -> Self {
         Self {
             store: app.store.clone(),
             graph,
             at,
             query,
+            select,
             finished: false,
         }
     }
@@ -45,9 +49,13 @@ impl History {
     pub(super) async fn respond(mut self) -> Result<Response, AgentError> {
         let first = self.next().await.map_err(|error| graph_error(&error))?;
         if self.finished {
-            return Ok(Json(first).into_response());
+            if self.select.is_all() {
+                return Ok(Json(first).into_response());
+            }
+            let selected: Result<Vec<_>, _> = first.iter().map(|state| self.selected(state)).collect();
+            return Ok(Json(selected?).into_response());
         }
-        let first = without_nul(listed("[", &first)?);
+        let first = without_nul(self.listed("[", &first)?);
         let rest = stream::try_unfold(Some(self), |history| async move {
             let Some(mut history) = history else {
                 return Ok(None);
@@ -56,7 +64,7 @@ impl History {
                 tracing::warn!(thread.id = %history.at.thread_id, error = %error, "the rest of a history cannot be read");
                 graph_error(&error)
             })?;
-            let mut part = listed(",", &states)?;
+            let mut part = history.listed(",", &states)?;
             let over = history.finished;
             part.push_str(if over { "]" } else { "" });
             Ok::<_, AgentError>(Some((without_nul(part), (!over).then_some(history))))
@@ -75,14 +83,24 @@ impl History {
         self.query.before = last;
         Ok(states)
     }
-}
 
-/// States as members of a list, `sign` before the first of them; nothing where there are none.
-fn listed(sign: &str, states: &[StateSnapshot]) -> Result<String, AgentError> {
-    let mut text = String::new();
-    for (nth, state) in states.iter().enumerate() {
-        text.push_str(if nth == 0 { sign } else { "," });
-        text.push_str(&serde_json::to_string(state).map_err(|error| AgentError::internal(&error))?);
+    fn selected(&self, state: &StateSnapshot) -> Result<Value, AgentError> {
+        let state = serde_json::to_value(state).map_err(|error| AgentError::internal(&error))?;
+        Ok(self.select.apply(state))
     }
-    Ok(text)
+
+    /// States as members of a list, `sign` before the first of them; nothing where there are none.
+    fn listed(&self, sign: &str, states: &[StateSnapshot]) -> Result<String, AgentError> {
+        let mut text = String::new();
+        for (nth, state) in states.iter().enumerate() {
+            text.push_str(if nth == 0 { sign } else { "," });
+            let state = if self.select.is_all() {
+                serde_json::to_string(state).map_err(|error| AgentError::internal(&error))?
+            } else {
+                self.selected(state)?.to_string()
+            };
+            text.push_str(&state);
+        }
+        Ok(text)
+    }
 }

@@ -13,10 +13,11 @@ use uuid::Uuid;
 
 use super::find;
 use super::history::History;
+use super::select::StateSelect;
 use crate::agent::answer::{Json, Time};
 use crate::agent::app::AgentApp;
 use crate::agent::errors::AgentError;
-use crate::agent::extract::{Body, Flag, Path, Query, read_value};
+use crate::agent::extract::{Body, Pairs, Path, Query, number, one_or_list, read_value, yes};
 use crate::extract::{object, optional_object, whole};
 use crate::routes::{Routes, routes};
 
@@ -60,14 +61,33 @@ pub(super) fn graph_error(error: &GraphError) -> AgentError {
     }
 }
 
-/// Whether subgraphs are opened.
-#[derive(Debug, Default, Deserialize, utoipa::IntoParams)]
+/// What of a state is returned.
+#[derive(Debug, Default, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct GetState {
     /// Whether states of subgraphs are part of their tasks.
-    #[serde(default)]
     #[param(value_type = Option<String>)]
-    subgraphs: Flag,
+    subgraphs: bool,
+    /// Only these fields; `values.KEY` for a single value.
+    #[param(value_type = Option<Vec<String>>)]
+    select: StateSelect,
+}
+
+impl GetState {
+    fn of(query: Pairs) -> Result<Self, AgentError> {
+        let (mut subgraphs, mut select) = (false, Vec::new());
+        for (name, value) in query {
+            match name.as_str() {
+                "subgraphs" => subgraphs = yes(&value),
+                "select" => select.extend(one_or_list(&value)),
+                _ => {}
+            }
+        }
+        Ok(Self {
+            subgraphs,
+            select: StateSelect::of(Some(select))?,
+        })
+    }
 }
 
 /// The state of a thread.
@@ -78,9 +98,11 @@ pub(crate) struct GetState {
 pub(crate) async fn get(
     State(app): State<AgentApp>,
     Path(thread): Path<ThreadId>,
-    Query(opened): Query<GetState>,
+    Query(query): Query<Pairs>,
 ) -> Result<Json<Value>, AgentError> {
-    read(&app, StateRef::latest(thread.0), thread, opened.subgraphs.0).await
+    let GetState { subgraphs, select } = GetState::of(query)?;
+    let Json(state) = read(&app, StateRef::latest(thread.0), thread, subgraphs).await?;
+    Ok(Json(select.apply(state)))
 }
 
 /// The state of a thread at a checkpoint.
@@ -92,13 +114,15 @@ pub(crate) async fn get(
 pub(crate) async fn get_at(
     State(app): State<AgentApp>,
     Path((thread, checkpoint)): Path<(ThreadId, Uuid)>,
-    Query(opened): Query<GetState>,
+    Query(query): Query<Pairs>,
 ) -> Result<Json<Value>, AgentError> {
+    let GetState { subgraphs, select } = GetState::of(query)?;
     let at = StateRef {
         id: Some(checkpoint.to_string()),
         ..StateRef::latest(thread.0)
     };
-    read(&app, at, thread, opened.subgraphs.0).await
+    let Json(state) = read(&app, at, thread, subgraphs).await?;
+    Ok(Json(select.apply(state)))
 }
 
 /// A checkpoint, as clients name it.
@@ -130,6 +154,9 @@ pub(crate) struct StateAt {
     #[serde(deserialize_with = "object")]
     checkpoint: CheckpointName,
     subgraphs: Option<bool>,
+    /// Only these fields; `values.KEY` for a single value.
+    #[schema(max_items = 1000)]
+    select: Option<Vec<String>>,
 }
 
 /// The state of a thread, or of a subgraph of it, at a checkpoint.
@@ -142,13 +169,10 @@ pub(crate) async fn get_checkpoint(
     Path(thread): Path<ThreadId>,
     Body(body): Body<StateAt>,
 ) -> Result<Json<Value>, AgentError> {
-    read(
-        &app,
-        body.checkpoint.at(thread),
-        thread,
-        body.subgraphs.unwrap_or_default(),
-    )
-    .await
+    let select = StateSelect::of(body.select)?;
+    let at = body.checkpoint.at(thread);
+    let Json(state) = read(&app, at, thread, body.subgraphs.unwrap_or_default()).await?;
+    Ok(Json(select.apply(state)))
 }
 
 pub(in crate::agent) async fn read(
@@ -267,7 +291,7 @@ pub(crate) async fn update(
 }
 
 /// How much history.
-#[derive(Debug, Default, Deserialize, utoipa::IntoParams)]
+#[derive(Debug, Default, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct GetHistory {
     /// Default 10.
@@ -275,6 +299,28 @@ pub(crate) struct GetHistory {
     limit: Option<i64>,
     /// Only what came before this checkpoint.
     before: Option<String>,
+    /// Only these fields; `values.KEY` for a single value.
+    #[param(value_type = Option<Vec<String>>)]
+    select: StateSelect,
+}
+
+impl GetHistory {
+    fn of(query: Pairs) -> Result<Self, AgentError> {
+        let (mut limit, mut before, mut select) = (None, None, Vec::new());
+        for (name, value) in query {
+            match name.as_str() {
+                "limit" => limit = Some(number("limit", &value)?),
+                "before" => before = Some(value),
+                "select" => select.extend(one_or_list(&value)),
+                _ => {}
+            }
+        }
+        Ok(Self {
+            limit,
+            before,
+            select: StateSelect::of(Some(select))?,
+        })
+    }
 }
 
 /// States of a thread, newest first.
@@ -285,8 +331,9 @@ pub(crate) struct GetHistory {
 pub(crate) async fn history(
     State(app): State<AgentApp>,
     Path(thread): Path<ThreadId>,
-    Query(past): Query<GetHistory>,
+    Query(query): Query<Pairs>,
 ) -> Result<Response, AgentError> {
+    let past = GetHistory::of(query)?;
     let limit = past.limit.unwrap_or(10);
     if limit < 1 {
         return Err(AgentError::invalid("limit: expected 1 or more"));
@@ -296,7 +343,7 @@ pub(crate) async fn history(
         before: past.before.filter(|before| !before.is_empty()),
         filter: Map::new(),
     };
-    history_response(&app, thread, StateRef::latest(thread.0), query).await
+    history_response(&app, thread, StateRef::latest(thread.0), query, past.select).await
 }
 
 /// Which states.
@@ -313,6 +360,9 @@ pub(crate) struct HistorySearch {
     /// Whose: a subgraph's, by its namespace.
     #[serde(default, deserialize_with = "optional_object")]
     checkpoint: Option<CheckpointName>,
+    /// Only these fields; `values.KEY` for a single value.
+    #[schema(max_items = 1000)]
+    select: Option<Vec<String>>,
 }
 
 /// A checkpoint, or its id.
@@ -351,6 +401,7 @@ pub(crate) async fn search_history(
     if !(1..=1000).contains(&limit) {
         return Err(AgentError::invalid("limit: expected 1 to 1000"));
     }
+    let select = StateSelect::of(search.select)?;
     let at = search.checkpoint.unwrap_or_default().at(thread);
     let filter = search.metadata.unwrap_or_default();
     check_filter("metadata", &Value::Object(filter.clone()))?;
@@ -359,7 +410,7 @@ pub(crate) async fn search_history(
         before: search.before.and_then(Before::id),
         filter,
     };
-    history_response(&app, thread, at, query).await
+    history_response(&app, thread, at, query, select).await
 }
 
 async fn history_response(
@@ -367,11 +418,12 @@ async fn history_response(
     thread: ThreadId,
     at: StateRef,
     query: HistoryQuery,
+    select: StateSelect,
 ) -> Result<Response, AgentError> {
     let row = find(app, thread).await?;
     let Some(name) = thread_state::graph_of(&row) else {
         return Ok(Json(Vec::<StateSnapshot>::new()).into_response());
     };
     let graph = graph(app, Some(&name))?;
-    History::new(app, graph, at, query).respond().await
+    History::new(app, graph, at, query, select).respond().await
 }

@@ -1,5 +1,6 @@
 //! The thread-centric streaming protocol: commands, and events that are the same for every reader.
 
+mod gaps;
 mod threads;
 
 use http::Method;

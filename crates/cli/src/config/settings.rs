@@ -34,6 +34,8 @@ pub struct Settings {
     pub database_connections: u32,
     /// May contain a password.
     pub redis_uri: Option<Secret>,
+    /// With its colon.
+    pub redis_prefix: String,
     /// How workers learn of ready jobs from Redis.
     pub dispatch: DispatchMode,
     /// `file:///…` or `s3://…`.
@@ -317,6 +319,7 @@ impl Settings {
             database_uri: Secret::new(values.text("database_uri")),
             database_connections: values.number("database_connections"),
             redis_uri: values.optional("redis_uri").map(Secret::new),
+            redis_prefix: format!("{}:", values.text("redis_prefix").trim_end_matches(':')),
             dispatch: match values.text("queue.dispatch") {
                 "directed" => DispatchMode::Directed,
                 _ => DispatchMode::Scan,

@@ -66,6 +66,38 @@ fn flag_beats_environment_beats_file_beats_default() {
 }
 
 #[test]
+fn variables_of_the_official_server_are_an_address_unless_another_is_set() {
+    let (_folder, path) = file("listen = \"127.0.0.1:3\"\n");
+    let mut inputs = Inputs::isolated(Mode::Agent, Vec::new());
+    let listen = |inputs: &Inputs| Config::load(inputs).unwrap().settings.listen.to_string();
+    assert_eq!(listen(&inputs), "127.0.0.1:8123");
+    for (pairs, expected) in [
+        (&[("PORT", "8000")][..], "127.0.0.1:8000"),
+        (
+            &[("LANGGRAPH_SERVER_HOST", "0.0.0.0"), ("PORT", "8000")],
+            "0.0.0.0:8000",
+        ),
+        (&[("LANGGRAPH_SERVER_HOST", "::1")], "[::1]:8123"),
+        (&[("PORT", "8000"), ("TOWPATH_LISTEN", "127.0.0.1:2")], "127.0.0.1:2"),
+    ] {
+        inputs.environment = set(pairs);
+        assert_eq!(listen(&inputs), expected, "{pairs:?}");
+    }
+    inputs.environment = set(&[("LANGGRAPH_SERVER_HOST", "everywhere"), ("PORT", "8000")]);
+    let config = Config::load(&inputs).unwrap();
+    assert_eq!(config.settings.listen.to_string(), "127.0.0.1:8000");
+    assert_eq!(origin(&config, "listen"), Origin::Environment("PORT".into()));
+    let warned = |text: &String| text.contains("LANGGRAPH_SERVER_HOST") && text.contains("everywhere");
+    assert!(config.warnings.iter().any(warned), "{:?}", config.warnings);
+    inputs.file = Some(path);
+    assert_eq!(listen(&inputs), "127.0.0.1:3");
+    // For `towpath dev` they are those of other programs.
+    inputs = Inputs::isolated(Mode::Dev, Vec::new());
+    inputs.environment = set(&[("PORT", "8000")]);
+    assert_eq!(listen(&inputs), "127.0.0.1:8400");
+}
+
+#[test]
 fn what_lies_below_the_data_folder_follows_it() {
     let mut inputs = inputs();
     inputs.flags = vec![flag("data_dir", "/srv/towpath")];

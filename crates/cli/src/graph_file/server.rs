@@ -154,6 +154,10 @@ impl Server {
         Cors::read(&self.http.cors.clone().unwrap_or_default())
     }
 
+    pub const fn has_cors(&self) -> bool {
+        self.http.cors.is_some()
+    }
+
     /// Whether webhooks are disabled.
     pub fn webhooks_are_off(&self) -> bool {
         self.http.rest.get("disable_webhooks") == Some(&serde_json::Value::Bool(true))

@@ -322,7 +322,7 @@ pub async fn limits(settings: &Settings) -> anyhow::Result<Limits> {
     let clock = Clock::system();
     let windows = match &settings.redis_uri {
         None => Windows::local(clock.clone()),
-        Some(uri) => Windows::redis(uri.reveal(), towpath_queue::Options::default())
+        Some(uri) => Windows::redis(uri.reveal(), queue_options(settings))
             .await
             .context("redis_uri")?,
     };
@@ -331,6 +331,7 @@ pub async fn limits(settings: &Settings) -> anyhow::Result<Limits> {
 
 pub fn queue_options(settings: &Settings) -> towpath_queue::Options {
     towpath_queue::Options {
+        prefix: settings.redis_prefix.clone(),
         dispatch: settings.dispatch,
         ..towpath_queue::Options::default()
     }

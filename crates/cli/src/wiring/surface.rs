@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::anyhow;
 use tokio_util::sync::CancellationToken;
 use towpath_api::Ops;
-use towpath_api::agent::{AgentApp, AuthCache, Parts, Settings as Told};
+use towpath_api::agent::{AgentApp, AuthCache, Cors, CorsFile, DeploymentIdentity, Parts, Settings as Told};
 use towpath_domain::{Clock, Secret, TenantId};
 use towpath_durable::Engine;
 use towpath_queue::Queue;
@@ -18,6 +18,7 @@ use towpath_workflows::item_index::ItemIndex;
 use towpath_workflows::run_agent;
 
 use crate::config::Settings;
+use crate::exit::Usage;
 use crate::graph_file::{GraphFile, Server};
 
 /// Inputs of a surface, besides the graph file.
@@ -59,9 +60,24 @@ impl Surface {
             settings: Told {
                 webhooks: self.authored(file)?.webhooks,
                 this_machine_only: self.this_machine_only,
-                ..surface_settings(&self.settings, &file.server)?
+                deployment: self.deployment(),
+                ..surface_settings(&self.settings, &file.server, &self.environment)?
             },
         }))
+    }
+
+    /// Ids from the variables that the platform sets for its deployments.
+    fn deployment(&self) -> DeploymentIdentity {
+        let id = |name: &str| {
+            let value = self.environment.get(name)?.reveal();
+            (!value.is_empty()).then(|| value.to_owned())
+        };
+        DeploymentIdentity {
+            project: id("LANGSMITH_HOST_PROJECT_ID"),
+            revision: id("LANGSMITH_HOST_REVISION_ID"),
+            server_revision: id("LANGSMITH_LANGGRAPH_API_REVISION"),
+            tenant: id("LANGSMITH_TENANT_ID"),
+        }
     }
 
     /// The author settings of a graph file.
@@ -82,10 +98,28 @@ pub fn mount_prefix<'t>(settings: &'t Settings, server: &'t Server) -> &'t str {
     }
 }
 
-fn surface_settings(settings: &Settings, server: &Server) -> anyhow::Result<Told> {
+/// The variable with the `http.cors` of a graph file that has none.
+const CORS: &str = "CORS_CONFIG";
+
+/// CORS settings of the graph file, else of the variable.
+fn cors(server: &Server, environment: &BTreeMap<String, Secret>) -> anyhow::Result<Cors> {
+    let set = environment.get(CORS).map(Secret::reveal);
+    let Some(text) = set.filter(|text| !text.trim().is_empty() && !server.has_cors()) else {
+        return server.cors().map_err(|why| anyhow!(why));
+    };
+    let file: Option<CorsFile> =
+        serde_json::from_str(text).map_err(|error| anyhow!(Usage(format!("{CORS}: {error}"))))?;
+    Cors::read(&file.unwrap_or_default()).map_err(|why| anyhow!(Usage(format!("{CORS}: {why}"))))
+}
+
+fn surface_settings(
+    settings: &Settings,
+    server: &Server,
+    environment: &BTreeMap<String, Secret>,
+) -> anyhow::Result<Told> {
     let agent = &settings.agent;
-    // The operator's setting overrides that of the graph file.
-    let cors = server.cors().map_err(|why| anyhow!(why))?;
+    // The operator's setting overrides those.
+    let cors = cors(server, environment)?;
     let cors = if agent.cors_origins.is_empty() {
         cors
     } else {
@@ -131,4 +165,28 @@ fn auth_cache(server: &Server) -> Option<AuthCache> {
 fn lower(names: Option<&Vec<String>>) -> Vec<String> {
     let names = names.into_iter().flatten();
     names.map(|name| name.to_ascii_lowercase()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_variable_has_the_cors_of_a_file_without_any() {
+        let own: Server =
+            serde_json::from_str(r#"{"http": {"cors": {"allow_origins": ["https://file.test"]}}}"#).unwrap();
+        let set = |text: &str| BTreeMap::from([(CORS.to_owned(), Secret::new(text))]);
+        let origins = |server: &Server, text: &str| format!("{:?}", cors(server, &set(text)).unwrap());
+        let text = r#"{"allow_origins": ["https://variable.test"]}"#;
+        assert!(origins(&Server::default(), text).contains("https://variable.test"));
+        assert!(origins(&own, text).contains("https://file.test"));
+        for none in ["", "null"] {
+            assert_eq!(
+                origins(&Server::default(), none),
+                format!("{:?}", Server::default().cors().unwrap())
+            );
+        }
+        let refused = cors(&Server::default(), &set("[1]")).unwrap_err();
+        assert!(refused.to_string().starts_with("CORS_CONFIG: "), "{refused}");
+    }
 }

@@ -1,7 +1,8 @@
-//! When a cron fires next: five fields read in the wall time of a zone.
+//! When a cron fires next: five to seven fields read in the wall time of a zone.
 //!
 //! ```text
 //! minute 0-59 · hour 0-23 · day of month 1-31, L · month 1-12, JAN-DEC · day of week 0-7, SUN-SAT, n#1-5, Ln
+//! · second 0-59 (0 if absent) · year 1970-2099 (any if absent)
 //! each: * ? a  a-b  */s  a-b/s  a/s (to the end)  and lists of those; a range may wrap around (FRI-MON)
 //! @hourly @daily @midnight @weekly @monthly @yearly @annually
 //! ```
@@ -9,9 +10,12 @@
 //! Where both days are restricted, either may match. Where the clock is set forward, a time of a restricted hour that
 //! does not exist fires when the clock has jumped; where it is set back, a time that comes twice fires the first
 //! time. A cron of every hour (its hour field has a `*`) follows real time instead: it neither catches up nor skips.
+//!
+//! Seconds follow the other fields, as in croniter, whose schedules users bring along.
 
 mod pattern;
 
+use std::collections::BTreeSet;
 use std::str::FromStr;
 
 use chrono::{
@@ -28,12 +32,15 @@ pub const LONGEST: usize = 1024;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
+    seconds: u64,
     minutes: u64,
     hours: u64,
     every_hour: bool,
     months: u64,
     days: DaysOfMonth,
     weekdays: Weekdays,
+    /// `None`: any.
+    years: Option<BTreeSet<i32>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,6 +86,13 @@ impl Schedule {
         // cannot pass those of the day after the next.
         let mut best: Option<DateTime<Tz>> = None;
         while day.year() <= end {
+            if self.years.as_ref().is_some_and(|years| !years.contains(&day.year())) {
+                day = NaiveDate::from_ymd_opt(day.year() + 1, 1, 1)?;
+                if best.is_some() {
+                    break;
+                }
+                continue;
+            }
             if self.months >> day.month() & 1 == 0 {
                 day = first_of_next_month(day)?;
                 if best.is_some() {
@@ -104,15 +118,15 @@ impl Schedule {
         for hour in bits(self.hours) {
             for minute in bits(self.minutes) {
                 let wall = day.and_hms_opt(hour, minute, 0)?;
-                let instant = match zone.from_local_datetime(&wall) {
-                    LocalResult::Single(time) => Some(time).filter(|time| time > after),
-                    LocalResult::Ambiguous(first, again) if self.every_hour => {
-                        [first, again].into_iter().find(|time| time > after)
-                    }
-                    LocalResult::Ambiguous(first, _) => Some(first).filter(|time| time > after),
-                    LocalResult::None if self.every_hour => None,
-                    LocalResult::None => after_gap(zone, wall).filter(|time| time > after),
+                let starts = match zone.from_local_datetime(&wall) {
+                    LocalResult::Single(time) => [Some(time), None],
+                    LocalResult::Ambiguous(first, again) if self.every_hour => [Some(first), Some(again)],
+                    LocalResult::Ambiguous(first, _) => [Some(first), None],
+                    LocalResult::None if self.every_hour => [None, None],
+                    LocalResult::None => [after_gap(zone, wall), None],
                 };
+                let mut starts = starts.into_iter().flatten();
+                let instant = starts.find_map(|start| self.first_of_minute(&start, after));
                 best = [best, instant].into_iter().flatten().min();
             }
             // Wall times grow with the hour, instants too but for a clock that was set back, by two hours at most.
@@ -121,6 +135,15 @@ impl Schedule {
             }
         }
         best
+    }
+
+    /// The first time after `after` in the minute that begins at `start`.
+    fn first_of_minute(&self, start: &DateTime<Tz>, after: &DateTime<Tz>) -> Option<DateTime<Tz>> {
+        let passed = after.to_utc() - start.to_utc();
+        let mut offsets = bits(self.seconds).map(|second| TimeDelta::seconds(second.into()));
+        let offset = offsets.find(|offset| *offset > passed)?;
+        let time = start.to_utc().checked_add_signed(offset)?;
+        Some(time.with_timezone(&start.timezone()))
     }
 
     fn day_matches(&self, day: NaiveDate) -> bool {
@@ -195,11 +218,19 @@ impl FromStr for Schedule {
             text => text,
         };
         let fields: Vec<&str> = text.split_ascii_whitespace().collect();
-        let [minute, hour, day, month, weekday] = fields[..] else {
-            return Err(refuse(format!(
-                "expected five fields (minute, hour, day of month, month, day of week), found {}",
-                fields.len()
-            )));
+        let &[minute, hour, day, month, weekday, ref rest @ ..] = fields.as_slice() else {
+            return Err(refuse(field_count(fields.len())));
+        };
+        let (second, year) = match rest {
+            [] => (None, None),
+            [second] => (Some(second), None),
+            [second, year] => (Some(second), Some(year)),
+            _ => return Err(refuse(field_count(fields.len()))),
+        };
+        let seconds = second.map_or(Ok(1), |second| SECOND.read(second)).map_err(refuse)?;
+        let years = match year {
+            Some(year) if !is_star(year) => Some(years(year).map_err(refuse)?),
+            _ => None,
         };
         let minutes = MINUTE.read(minute).map_err(refuse)?;
         let hours = HOUR.read(hour).map_err(refuse)?;
@@ -210,14 +241,22 @@ impl FromStr for Schedule {
         days.any = is_star(day) || (days.days == DAY.all() && weekday.contains(['*', '?']));
         weekdays.any = is_star(weekday) || (weekdays.days == WEEKDAY.all() >> 1 && day.contains(['*', '?']));
         Ok(Self {
+            seconds,
             minutes,
             hours,
             every_hour: hour.contains('*'),
             months,
             days,
             weekdays,
+            years,
         })
     }
+}
+
+fn field_count(found: usize) -> String {
+    format!(
+        "expected five to seven fields (minute, hour, day of month, month, day of week, second, year), found {found}"
+    )
 }
 
 fn is_star(field: &str) -> bool {
@@ -232,6 +271,18 @@ struct Field {
     words: &'static [&'static str],
 }
 
+const SECOND: Field = Field {
+    name: "second",
+    least: 0,
+    most: 59,
+    words: &[],
+};
+const YEAR: Field = Field {
+    name: "year",
+    least: 1970,
+    most: 2099,
+    words: &[],
+};
 const MINUTE: Field = Field {
     name: "minute",
     least: 0,
@@ -282,6 +333,12 @@ impl Field {
 
     /// One part of a list, as a bit mask.
     fn part(&self, part: &str) -> Result<u64, String> {
+        let values = self.values(part)?;
+        Ok(self.without_second_name(values.into_iter().fold(0, |mask, bit| mask | 1 << bit)))
+    }
+
+    /// The values of one part of a list.
+    fn values(&self, part: &str) -> Result<Vec<u32>, String> {
         let broken = || format!("{part:?} in field {}", self.name);
         let (range, step) = match part.split_once('/') {
             Some((range, step)) => (range, Some(step.parse::<usize>().map_err(|_| broken())?)),
@@ -299,13 +356,12 @@ impl Field {
             (from, if step.is_some() { self.top().max(from) } else { from })
         };
         let step = step.unwrap_or(1);
-        let mask = if from <= to {
-            (from..=to).step_by(step).fold(0, |mask, bit| mask | 1 << bit)
+        Ok(if from <= to {
+            (from..=to).step_by(step).collect()
         } else {
             let around = (from..=self.top()).chain(self.least..=to);
-            around.step_by(step).fold(0, |mask, bit| mask | 1 << bit)
-        };
-        Ok(self.without_second_name(mask))
+            around.step_by(step).collect()
+        })
     }
 
     fn without_second_name(&self, mask: u64) -> u64 {
@@ -320,10 +376,19 @@ impl Field {
         if let Some(index) = self.words.iter().position(|word| *word == text) {
             return Some(self.least + u32::try_from(index).ok()?);
         }
-        let digits = (1..=2).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit());
+        let length = if self.most > 99 { 4..=4 } else { 1..=2 };
+        let digits = length.contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit());
         let value = text.parse().ok().filter(|_| digits)?;
         (self.least..=self.most).contains(&value).then_some(value)
     }
+}
+
+fn years(field: &str) -> Result<BTreeSet<i32>, String> {
+    let mut found = BTreeSet::new();
+    for part in field.split(',') {
+        found.extend(YEAR.values(part)?.into_iter().map(u32::cast_signed));
+    }
+    Ok(found)
 }
 
 fn days_of_month(field: &str) -> Result<DaysOfMonth, String> {
@@ -465,11 +530,49 @@ mod tests {
     }
 
     #[test]
+    fn seconds_and_years_follow_the_other_fields() {
+        let fires = |schedule: &str, after: &str, count: usize| -> Vec<String> {
+            let schedule: Schedule = schedule.parse().unwrap();
+            let mut time: Timestamp = after.parse().unwrap();
+            (0..count)
+                .map_while(|_| {
+                    time = schedule.next_after(time, Tz::Europe__Berlin)?;
+                    Some(time.to_utc().format("%Y-%m-%dT%H:%M:%S").to_string())
+                })
+                .collect()
+        };
+        let after = "2026-02-26T10:07:30Z";
+        assert_eq!(
+            fires("* * * * * */20", after, 3),
+            ["2026-02-26T10:07:40", "2026-02-26T10:08:00", "2026-02-26T10:08:20"]
+        );
+        assert_eq!(
+            fires("0 12 * * * 5,59", after, 3),
+            ["2026-02-26T11:00:05", "2026-02-26T11:00:59", "2026-02-27T11:00:05"]
+        );
+        assert_eq!(
+            fires("0 0 1 1 * 0 2028-2031/2", after, 3),
+            ["2027-12-31T23:00:00", "2029-12-31T23:00:00"],
+            "no other year"
+        );
+        assert_eq!(fires("* * * * * 0 2025", after, 1), Vec::<String>::new());
+        assert_eq!(fires("* * * * * 30 *", after, 1), ["2026-02-26T10:08:30"]);
+        // 2026-03-29 02:00 CET becomes 03:00 CEST, which is 01:00 UTC.
+        assert_eq!(
+            fires("30 2 * * * 15", "2026-03-28T12:00:00Z", 2),
+            ["2026-03-29T01:00:15", "2026-03-30T00:30:15"]
+        );
+    }
+
+    #[test]
     fn what_is_no_schedule_is_refused_with_its_field() {
         for wrong in [
             "",
             "* * * *",
-            "* * * * * *",
+            "* * * * * 60",
+            "* * * * * * 1969",
+            "* * * * * * 26",
+            "* * * * * * 2026 1",
             "60 * * * *",
             "* 24 * * *",
             "* * 0 * *",

@@ -2,7 +2,7 @@
 //!
 //! `{key: value}`, `{key: {"$eq": value}}`, `{key: {"$contains": value or list}}`, `{"$and": […]}`, `{"$or": […]}`.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::merge::Object;
 
@@ -37,9 +37,10 @@ fn value_matches(wanted: &Value, found: Option<&Value>) -> bool {
     })
 }
 
-/// A filter as a containment condition, for searches.
+/// A filter as a condition of searches.
 #[derive(Debug, PartialEq)]
 pub enum MetadataFilter {
+    /// What metadata contain; `$and` and `$or` hold lists of such conditions.
     Contains(Object),
     MatchesNothing,
     /// The filter cannot be expressed as containment.
@@ -49,36 +50,91 @@ pub enum MetadataFilter {
 /// Combines the filter with the metadata that the search asked for.
 #[must_use]
 pub fn metadata_filter(filter: &Object, asked: Object) -> MetadataFilter {
-    let mut all = asked;
-    for (key, wanted) in filter {
-        match (key.as_str(), wanted) {
-            ("$and", Value::Array(parts)) => {
-                for part in parts {
-                    let Some(part) = part.as_object() else {
-                        return MetadataFilter::MatchesNothing;
-                    };
-                    match metadata_filter(part, all) {
-                        MetadataFilter::Contains(more) => all = more,
-                        other => return other,
-                    }
-                }
-            }
-            ("$or", _) => return MetadataFilter::Unsearchable("$or"),
-            (key, wanted) => {
-                for one in required_values(wanted) {
-                    let Some(one) = one else {
-                        return MetadataFilter::Unsearchable(
-                            "an operator other than $eq and $contains, or equality with a list or an object",
-                        );
-                    };
-                    if !add(&mut all, key, one) {
-                        return MetadataFilter::MatchesNothing;
-                    }
-                }
+    let mut condition = Condition {
+        all: asked,
+        groups: Vec::new(),
+    };
+    match condition.narrow(filter) {
+        Ok(true) => MetadataFilter::Contains(condition.into_object()),
+        Ok(false) => MetadataFilter::MatchesNothing,
+        Err(what) => MetadataFilter::Unsearchable(what),
+    }
+}
+
+/// A condition under construction.
+#[derive(Default)]
+struct Condition {
+    /// Contained in the metadata.
+    all: Object,
+    /// Further conditions, each `{"$or": […]}`.
+    groups: Vec<Value>,
+}
+
+impl Condition {
+    /// Adds a filter. False when no row can satisfy the condition; an error names what cannot be searched by.
+    fn narrow(&mut self, filter: &Object) -> Result<bool, &'static str> {
+        for (key, wanted) in filter {
+            let possible = match (key.as_str(), wanted) {
+                ("$and", Value::Array(parts)) => self.narrow_by_each(parts)?,
+                ("$or", Value::Array(parts)) => self.narrow_by_any(parts)?,
+                (key, wanted) => self.narrow_by_value(key, wanted)?,
+            };
+            if !possible {
+                return Ok(false);
             }
         }
+        Ok(true)
     }
-    MetadataFilter::Contains(all)
+
+    fn narrow_by_each(&mut self, parts: &[Value]) -> Result<bool, &'static str> {
+        for part in parts {
+            let Some(part) = part.as_object() else {
+                return Ok(false);
+            };
+            if !self.narrow(part)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn narrow_by_any(&mut self, parts: &[Value]) -> Result<bool, &'static str> {
+        let mut alternatives = Vec::new();
+        for part in parts.iter().filter_map(Value::as_object) {
+            let mut alternative = Self::default();
+            if alternative.narrow(part)? {
+                alternatives.push(Value::Object(alternative.into_object()));
+            }
+        }
+        if alternatives.is_empty() {
+            return Ok(false);
+        }
+        self.groups.push(json!({ "$or": alternatives }));
+        Ok(true)
+    }
+
+    fn narrow_by_value(&mut self, key: &str, wanted: &Value) -> Result<bool, &'static str> {
+        for one in required_values(wanted) {
+            let Some(one) = one else {
+                return Err("an operator other than $eq and $contains, or equality with a list or an object");
+            };
+            if !add(&mut self.all, key, one) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn into_object(self) -> Object {
+        if self.groups.is_empty() {
+            return self.all;
+        }
+        let mut parts = self.groups;
+        if !self.all.is_empty() {
+            parts.insert(0, Value::Object(self.all));
+        }
+        Object::from_iter([("$and".to_owned(), Value::Array(parts))])
+    }
 }
 
 fn required_values(wanted: &Value) -> Vec<Option<Value>> {
@@ -120,8 +176,6 @@ fn add(all: &mut Object, key: &str, wanted: Value) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn map(value: Value) -> Object {
@@ -189,6 +243,33 @@ mod tests {
             all(json!({"teams": {"$contains": "a"}}), json!({"teams": ["b"]})),
             MetadataFilter::Contains(map(json!({"teams": ["b", "a"]})))
         );
-        assert_eq!(all(json!({"$or": []}), json!({})), MetadataFilter::Unsearchable("$or"));
+        assert_eq!(all(json!({"$or": []}), json!({})), MetadataFilter::MatchesNothing);
+    }
+
+    #[test]
+    fn alternatives_are_a_condition_of_their_own() {
+        let all = |filter: Value, asked: Value| metadata_filter(&map(filter), map(asked));
+        let either = json!({"$or": [{"owner": "me"}, {"teams": {"$contains": "a"}}]});
+        let alternatives = json!({"$or": [{"owner": "me"}, {"teams": ["a"]}]});
+        assert_eq!(
+            all(either.clone(), json!({"kind": "x"})),
+            MetadataFilter::Contains(map(json!({"$and": [{"kind": "x"}, alternatives]})))
+        );
+        assert_eq!(
+            all(json!({"$and": [{"kind": "x"}, either]}), json!({})),
+            MetadataFilter::Contains(map(json!({"$and": [{"kind": "x"}, alternatives]})))
+        );
+        // Alternatives that no row can satisfy are left out.
+        let impossible = json!({"$and": [{"owner": "me"}, {"owner": "you"}]});
+        assert_eq!(
+            all(json!({"$or": [impossible, {"owner": "we"}]}), json!({})),
+            MetadataFilter::Contains(map(json!({"$and": [{"$or": [{"owner": "we"}]}]})))
+        );
+        assert_eq!(
+            all(json!({"$or": [impossible]}), json!({})),
+            MetadataFilter::MatchesNothing
+        );
+        let pattern = json!({"$or": [{"owner": "me"}, {"owner": {"$like": "m%"}}]});
+        assert!(matches!(all(pattern, json!({})), MetadataFilter::Unsearchable(_)));
     }
 }

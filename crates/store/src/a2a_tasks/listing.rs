@@ -20,7 +20,7 @@ pub struct TaskFilter {
     pub state: Option<TaskState>,
     /// Since then, or later.
     pub since: Option<Timestamp>,
-    /// The metadata of their threads contain this object.
+    /// The metadata of their threads contain this object; `$and` and `$or` are lists of such filters.
     pub metadata: Option<Value>,
 }
 
@@ -99,7 +99,7 @@ fn push_joined_filter(query: &mut Query, filter: &TaskFilter) -> Result<()> {
     }
     if let Some(metadata) = &filter.metadata {
         query.push(" AND ");
-        query.contains("thread.metadata", "metadata", metadata)?;
+        query.matches("thread.metadata", "metadata", metadata)?;
     }
     Ok(())
 }

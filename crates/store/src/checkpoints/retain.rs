@@ -1,5 +1,7 @@
 //! Retention, copies and deletion of checkpoints, including blobs that no checkpoint refers to.
 
+use std::collections::BTreeMap;
+
 use sqlx::FromRow;
 use towpath_domain::{RunId, ThreadId};
 
@@ -160,33 +162,51 @@ pub async fn copy(tx: &mut Tx<'_>, from: ThreadId, to: ThreadId) -> Result<()> {
     Ok(())
 }
 
-/// Bytes a thread's checkpoints take, as they were handed over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromRow)]
+/// What the checkpoints of a thread take, in bytes as they were handed over.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Storage {
     /// Checkpoints and their metadata.
-    pub checkpoints: i64,
-    pub channel_values: i64,
+    pub checkpoints: StoredRows,
+    /// Values by channel; a row for each version.
+    pub channels: BTreeMap<String, StoredRows>,
     /// What tasks wrote.
-    pub pending_writes: i64,
+    pub pending_writes: StoredRows,
 }
 
-/// How much a thread's checkpoints take.
+/// Rows of one kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromRow)]
+pub struct StoredRows {
+    pub count: i64,
+    pub bytes: i64,
+}
+
+/// What the checkpoints of a thread take.
 pub async fn storage(tx: &mut Tx<'_>, thread: ThreadId) -> Result<Storage> {
-    let text = sql!(tx,
-        sqlite: "SELECT
-                 (SELECT coalesce(sum(length(CAST(checkpoint AS BLOB)) + length(CAST(metadata AS BLOB))), 0)
-                  FROM checkpoints WHERE thread_id = $1) AS checkpoints,
-                 (SELECT coalesce(sum(length(blob)), 0) FROM checkpoint_blobs WHERE thread_id = $1) AS channel_values,
-                 (SELECT coalesce(sum(length(blob)), 0) FROM checkpoint_writes WHERE thread_id = $1) AS pending_writes",
-        postgres: "SELECT
-                   (SELECT coalesce(sum(octet_length(checkpoint::text) + octet_length(metadata::text)), 0)::bigint
-                    FROM checkpoints WHERE thread_id = $1) AS checkpoints,
-                   (SELECT coalesce(sum(octet_length(blob)), 0)::bigint
-                    FROM checkpoint_blobs WHERE thread_id = $1) AS channel_values,
-                   (SELECT coalesce(sum(octet_length(blob)), 0)::bigint
-                    FROM checkpoint_writes WHERE thread_id = $1) AS pending_writes");
-    Ok(on!(tx, |conn| sqlx::query_as(text)
-        .bind(thread.to_string())
+    let thread = thread.to_string();
+    let checkpoints = sql!(tx,
+        sqlite: "SELECT count(*) AS count,
+                        coalesce(sum(length(CAST(checkpoint AS BLOB)) + length(CAST(metadata AS BLOB))), 0) AS bytes
+                 FROM checkpoints WHERE thread_id = $1",
+        postgres: "SELECT count(*) AS count,
+                          coalesce(sum(octet_length(checkpoint::text) + octet_length(metadata::text)), 0)::bigint AS bytes
+                   FROM checkpoints WHERE thread_id = $1");
+    let channels = "SELECT channel, count(*) AS count, CAST(coalesce(sum(octet_length(blob)), 0) AS bigint) AS bytes
+                    FROM checkpoint_blobs WHERE thread_id = $1 GROUP BY channel";
+    let writes = "SELECT count(*) AS count, CAST(coalesce(sum(octet_length(blob)), 0) AS bigint) AS bytes
+                  FROM checkpoint_writes WHERE thread_id = $1";
+    let checkpoints: StoredRows = on!(tx, |conn| sqlx::query_as(checkpoints)
+        .bind(&thread)
         .fetch_one(conn)
-        .await)?)
+        .await)?;
+    let channels: Vec<(String, i64, i64)> =
+        on!(tx, |conn| sqlx::query_as(channels).bind(&thread).fetch_all(conn).await)?;
+    let pending_writes: StoredRows = on!(tx, |conn| sqlx::query_as(writes).bind(&thread).fetch_one(conn).await)?;
+    let channels = channels
+        .into_iter()
+        .map(|(channel, count, bytes)| (channel, StoredRows { count, bytes }));
+    Ok(Storage {
+        checkpoints,
+        channels: channels.collect(),
+        pending_writes,
+    })
 }

@@ -15,6 +15,7 @@ use sqlx::{AssertSqlSafe, Connection as _, Executor as _};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
+use crate::connections::{AcquireCounts, Connections};
 use crate::error::{Error, Result};
 use crate::metric;
 
@@ -39,6 +40,7 @@ pub(super) struct Pool {
     /// One permit per connection in use; a connection is opened when none is idle.
     permits: Arc<Semaphore>,
     idle: Arc<Mutex<IdleConnections>>,
+    counts: AcquireCounts,
 }
 
 #[derive(Default)]
@@ -68,11 +70,23 @@ impl Pool {
             size,
             permits: Arc::new(Semaphore::new(size)),
             idle: Arc::default(),
+            counts: AcquireCounts::default(),
         }
     }
 
     /// A connection: one that is free, or a new one.
     pub(super) async fn acquire(&self) -> Result<PooledConnection> {
+        if self.permits.available_permits() == 0 {
+            self.counts.add_wait();
+        }
+        let acquired = self.acquire_in_time().await;
+        if acquired.is_err() {
+            self.counts.add_failure();
+        }
+        acquired
+    }
+
+    async fn acquire_in_time(&self) -> Result<PooledConnection> {
         let asked = Instant::now();
         let deadline = asked + self.acquire_timeout;
         let place = timeout_at(deadline, self.permits.clone().acquire_owned());
@@ -120,11 +134,10 @@ impl Pool {
         }
     }
 
-    /// Connections that are open, and how many of those are free.
-    pub(super) fn connections(&self) -> (u32, usize) {
-        let free = lock_idle(&self.idle).free.len();
+    pub(super) fn connections(&self) -> Connections {
+        let idle = lock_idle(&self.idle).free.len();
         let busy = self.size.saturating_sub(self.permits.available_permits());
-        (u32::try_from(busy + free).unwrap_or(u32::MAX), free)
+        self.counts.connections(self.size, busy, idle)
     }
 
     /// Closes what is free; what is in use is closed when it comes back.

@@ -11,6 +11,7 @@ use sqlx::{Connection as _, SqliteConnection};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
+use crate::connections::{AcquireCounts, Connections};
 use crate::error::Result;
 use crate::metric;
 
@@ -21,6 +22,7 @@ pub(super) struct ReaderPool {
     size: usize,
     permits: Arc<Semaphore>,
     idle: Arc<Mutex<Vec<SqliteConnection>>>,
+    counts: AcquireCounts,
 }
 
 impl ReaderPool {
@@ -33,11 +35,23 @@ impl ReaderPool {
             size,
             permits: Arc::new(Semaphore::new(size)),
             idle: Arc::default(),
+            counts: AcquireCounts::default(),
         }
     }
 
     /// One that is free, or a new one.
     pub(super) async fn reader(&self) -> Result<Reader> {
+        if self.permits.available_permits() == 0 {
+            self.counts.add_wait();
+        }
+        let acquired = self.acquire_in_time().await;
+        if acquired.is_err() {
+            self.counts.add_failure();
+        }
+        acquired
+    }
+
+    async fn acquire_in_time(&self) -> Result<Reader> {
         let asked = Instant::now();
         let place = timeout(self.acquire_timeout, self.permits.clone().acquire_owned()).await;
         let place = place.map_err(|_| sqlx::Error::PoolTimedOut)?;
@@ -55,11 +69,10 @@ impl ReaderPool {
         })
     }
 
-    /// Connections that are open, and how many of those are free.
-    pub(super) fn connections(&self) -> (u32, usize) {
-        let free = lock(&self.idle).len();
+    pub(super) fn connections(&self) -> Connections {
+        let idle = lock(&self.idle).len();
         let busy = self.size.saturating_sub(self.permits.available_permits());
-        (u32::try_from(busy + free).unwrap_or(u32::MAX), free)
+        self.counts.connections(self.size, busy, idle)
     }
 
     /// Closes what is free, and refuses the caller that comes.

@@ -13,7 +13,7 @@ use crate::tx::Tx;
 #[derive(Clone, Debug, Default)]
 pub struct Filter {
     pub ids: Option<Vec<ThreadId>>,
-    /// Their metadata contain this object.
+    /// Their metadata contain this object; `$and` and `$or` are lists of such filters.
     pub metadata: Option<Value>,
     /// Their values contain this object.
     pub values: Option<Value>,
@@ -117,13 +117,11 @@ fn narrow(query: &mut Query, tenant: TenantId, filter: &Filter) -> Result<()> {
         };
         query.push(" AND status = ").bind(Arg::Text(status.to_owned()));
     }
-    for (column, field, filter) in [
-        ("metadata", "metadata", &filter.metadata),
-        ("current_values", "values", &filter.values),
-    ] {
-        if let Some(filter) = filter.as_ref().filter(|filter| !is_empty(filter)) {
-            query.push(" AND ").contains(column, field, filter)?;
-        }
+    if let Some(metadata) = filter.metadata.as_ref().filter(|filter| !is_empty(filter)) {
+        query.push(" AND ").matches("metadata", "metadata", metadata)?;
+    }
+    if let Some(values) = filter.values.as_ref().filter(|filter| !is_empty(filter)) {
+        query.push(" AND ").contains("current_values", "values", values)?;
     }
     Ok(())
 }

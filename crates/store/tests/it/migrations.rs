@@ -13,7 +13,7 @@ pub static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 pub static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.
-const FROZEN: [(&str, &str, &str); 26] = [
+const FROZEN: [(&str, &str, &str); 27] = [
     (
         "0001_schema",
         "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
@@ -143,6 +143,11 @@ const FROZEN: [(&str, &str, &str); 26] = [
         "0026_a2a_context",
         "500c83b40975d7edce99de9547e72f7437e9f69dc1f7011a2037282cefc868581f7cfc16f258893136e011b0df811705",
         "9e5d36cd462aa0416812b81988476d2a12c49b967e5c7b683a589ebfa04cf0b5e29ebb15ef82efc4ba71b8f19bdb1050",
+    ),
+    (
+        "0027_run_event_removal",
+        "9207e13ee228b7cf839c1291e48a616c03f6c8d8e87894d9fcd74ed7eb72aea669424d7582f74aa8d6f3a0b8324a2adf",
+        "e4567c01a48291b78ea2a0069caed6b5c6151df0771c7f6d6cf0a94694e3f632e3dee2b83a388a8053821e3606aafd03",
     ),
 ];
 

@@ -1,6 +1,9 @@
 //! Reading continues while a caller writes, and sees only what is committed.
 
+use std::time::Duration;
+
 use tokio::sync::Notify;
+use towpath_store::{Options, Store};
 
 use crate::database::{Database, note};
 
@@ -49,6 +52,44 @@ async fn a_reader_sees_only_whole_commits_on_sqlite() {
 async fn a_reader_sees_only_whole_commits_on_postgres() {
     if let Some(database) = Database::postgres().await {
         a_reader_sees_only_whole_commits(database).await;
+    }
+}
+
+async fn calls_for_connections_are_counted(database: Database) {
+    let options = Options {
+        connections: 1,
+        acquire_timeout: Duration::from_millis(50),
+        ..Options::default()
+    };
+    let store = Store::open(&database.uri, options).await.unwrap();
+    // The first connection may take longer to open than such a timeout.
+    let opened = async || store.read(async |_| Ok(())).await.is_ok();
+    while !opened().await {}
+    let before = store.connections();
+    assert_eq!((before.limit, before.busy, before.idle), (1, 0, 1));
+    let during = store.read(async |_| {
+        let second = store.read(async |_| Ok(())).await;
+        Ok((second.is_err(), store.connections()))
+    });
+    let (is_refused, during) = during.await.unwrap();
+    assert!(is_refused, "there is no second connection");
+    assert_eq!((during.limit, during.busy, during.idle), (1, 1, 0));
+    assert_eq!((during.waits, during.failures), (before.waits + 1, before.failures + 1));
+    let after = store.connections();
+    assert_eq!((after.busy, after.idle), (0, 1));
+    assert_eq!((after.waits, after.failures), (during.waits, during.failures));
+    store.close().await;
+}
+
+#[tokio::test]
+async fn calls_for_connections_are_counted_on_sqlite() {
+    calls_for_connections_are_counted(Database::sqlite().await).await;
+}
+
+#[tokio::test]
+async fn calls_for_connections_are_counted_on_postgres() {
+    if let Some(database) = Database::postgres().await {
+        calls_for_connections_are_counted(database).await;
     }
 }
 

@@ -4,12 +4,12 @@ use serde_json::{Map, Value, json};
 use towpath_domain::{Timestamp, json};
 use uuid::Uuid;
 
-use super::{Event, Span};
+use super::{Event, Span, list, retrieval, usage};
 
-type Attributes = [(String, Value)];
+pub type Attributes = [(String, Value)];
 
 /// Attributes that are shown in their own fields; all others become metadata.
-const KNOWN: [&str; 25] = [
+const KNOWN: [&str; 29] = [
     "langsmith.span.id",
     "langsmith.trace.id",
     "langsmith.span.parent_id",
@@ -35,15 +35,45 @@ const KNOWN: [&str; 25] = [
     "traceloop.span.kind",
     "openinference.span.kind",
     "gen_ai.conversation.id",
+    "gen_ai.retrieval.documents",
+    "gen_ai.tool.definitions",
+    "llm.invocation_parameters",
+    "tag.tags",
 ];
 
-/// Attributes with a number in their names: messages one by one.
-const NUMBERED: [&str; 4] = [
+/// Attributes with a number in their names: messages, documents and tools one by one.
+const NUMBERED: [&str; 9] = [
     "gen_ai.prompt.",
     "gen_ai.completion.",
     "llm.input_messages.",
     "llm.output_messages.",
+    "llm.request.functions.",
+    "llm.tools.",
+    "reranker.input_documents.",
+    "reranker.output_documents.",
+    "retrieval.documents.",
 ];
+
+/// Attributes that are all of the inputs.
+const INPUTS: [&str; 4] = [
+    "gen_ai.prompt",
+    "input.value",
+    "traceloop.entity.input",
+    "gen_ai.tool.call.arguments",
+];
+
+/// Attributes that are all of the outputs.
+const OUTPUTS: [&str; 4] = [
+    "gen_ai.completion",
+    "output.value",
+    "traceloop.entity.output",
+    "gen_ai.tool.call.result",
+];
+
+const INSTRUCTIONS: &str = "gen_ai.system_instructions";
+
+/// Parts of the inputs, unless one attribute is all of them.
+const INPUT_PARTS: [&str; 3] = [INSTRUCTIONS, "gen_ai.retrieval.query.text", "reranker.query"];
 
 /// Why a span is not a run.
 const IDS: &str = "expected a trace id of 16 bytes and a span id of 8 bytes";
@@ -83,10 +113,8 @@ pub fn run(span: &Span, resource: &Attributes, project: Option<&str>) -> Result<
         (None, Some(name)) => set("session_name", json!(name)),
         (None, None) => {}
     }
-    if let Some(tags) = text("langsmith.span.tags") {
-        let tags: Vec<&str> = tags.split(',').map(str::trim).filter(|tag| !tag.is_empty()).collect();
-        set("tags", json!(tags));
-    }
+    let tags = tags(&span.attributes);
+    set("tags", if tags.is_empty() { Value::Null } else { json!(tags) });
     set("inputs", inputs(span));
     set("outputs", outputs(span));
     set("error", json!(error(span)));
@@ -95,7 +123,7 @@ pub fn run(span: &Span, resource: &Attributes, project: Option<&str>) -> Result<
     Ok(Value::Object(run))
 }
 
-fn get<'a>(attributes: &'a Attributes, name: &str) -> Option<&'a Value> {
+pub fn get<'a>(attributes: &'a Attributes, name: &str) -> Option<&'a Value> {
     attributes
         .iter()
         .find(|(known, _)| known == name)
@@ -134,8 +162,9 @@ fn run_type(attributes: &Attributes) -> String {
     let known = match kind.as_deref() {
         Some("llm" | "chat" | "completion" | "text_completion" | "generate_content") => "llm",
         Some("tool" | "execute_tool") => "tool",
-        Some("retriever" | "rerank") => "retriever",
+        Some("retriever" | "retrieval" | "rerank" | "reranker") => "retriever",
         Some("embedding" | "embeddings") => "embedding",
+        Some("prompt") => "prompt",
         Some(_) => "chain",
         None if get(attributes, "gen_ai.request.model").is_some() => "llm",
         None => "chain",
@@ -143,21 +172,29 @@ fn run_type(attributes: &Attributes) -> String {
     known.to_owned()
 }
 
+fn tags(attributes: &Attributes) -> Vec<String> {
+    let text = get(attributes, "langsmith.span.tags")
+        .and_then(Value::as_str)
+        .unwrap_or_default();
+    let mut tags: Vec<String> = text
+        .split(',')
+        .map(str::trim)
+        .filter(|tag| !tag.is_empty())
+        .map(str::to_owned)
+        .collect();
+    if let Some(Value::Array(own)) = get(attributes, "tag.tags").map(parsed) {
+        tags.extend(own.iter().filter_map(Value::as_str).map(str::to_owned));
+    }
+    tags
+}
+
 fn inputs(span: &Span) -> Value {
-    let single = [
-        "gen_ai.prompt",
-        "input.value",
-        "traceloop.entity.input",
-        "gen_ai.tool.call.arguments",
-    ];
-    let said = shown(
-        span,
-        &single,
-        "gen_ai.input.messages",
-        &["gen_ai.prompt.", "llm.input_messages."],
-        "input",
-    );
-    said.or_else(|| from_events(span, "gen_ai.content.prompt", "gen_ai.prompt", "input"))
+    let own = &span.attributes;
+    single(own, &INPUTS, "input")
+        .or_else(|| retrieval::inputs(own))
+        .or_else(|| input_messages(own))
+        .or_else(|| input_messages(&details(span)?.attributes))
+        .or_else(|| from_events(span, "gen_ai.content.prompt", "gen_ai.prompt", "input"))
         .or_else(|| {
             messages_of_events(
                 span,
@@ -173,44 +210,90 @@ fn inputs(span: &Span) -> Value {
 }
 
 fn outputs(span: &Span) -> Value {
-    let single = [
-        "gen_ai.completion",
-        "output.value",
-        "traceloop.entity.output",
-        "gen_ai.tool.call.result",
-    ];
-    let said = shown(
-        span,
-        &single,
-        "gen_ai.output.messages",
-        &["gen_ai.completion.", "llm.output_messages."],
-        "output",
-    );
-    said.or_else(|| from_events(span, "gen_ai.content.completion", "gen_ai.completion", "output"))
+    let own = &span.attributes;
+    retrieval::outputs(own)
+        .or_else(|| single(own, &OUTPUTS, "output"))
+        .or_else(|| output_messages(own))
+        .or_else(|| output_messages(&details(span)?.attributes))
+        .or_else(|| from_events(span, "gen_ai.content.completion", "gen_ai.completion", "output"))
         .or_else(|| messages_of_events(span, &["gen_ai.choice"]))
         .unwrap_or(Value::Null)
 }
 
-/// From the first convention that the span follows.
-fn shown(span: &Span, single: &[&str], messages: &str, numbered: &[&str], name: &str) -> Option<Value> {
-    for attribute in single {
-        if let Some(value) = get(&span.attributes, attribute) {
-            return Some(object(value, name));
-        }
+fn single(attributes: &Attributes, names: &[&str], field: &str) -> Option<Value> {
+    let value = names.iter().find_map(|name| get(attributes, name))?;
+    Some(object(value, field))
+}
+
+/// The messages to a model, after the instructions that were sent apart from them.
+fn input_messages(attributes: &Attributes) -> Option<Value> {
+    let messages = get(attributes, "gen_ai.input.messages")
+        .map(parsed)
+        .or_else(|| numbered(attributes, &["gen_ai.prompt.", "llm.input_messages."]));
+    let Some(instructions) = get(attributes, INSTRUCTIONS).map(parsed) else {
+        return messages.map(|messages| json!({ "messages": messages }));
+    };
+    let field = if instructions.is_array() { "parts" } else { "content" };
+    let system = json!({ "role": "system", field: instructions });
+    let messages: Vec<Value> = match messages {
+        Some(Value::Array(others)) => std::iter::once(system).chain(others).collect(),
+        Some(other) => vec![system, other],
+        None => vec![system],
+    };
+    Some(json!({ "messages": messages }))
+}
+
+fn output_messages(attributes: &Attributes) -> Option<Value> {
+    let messages = get(attributes, "gen_ai.output.messages")
+        .map(parsed)
+        .or_else(|| numbered(attributes, &["gen_ai.completion.", "llm.output_messages."]))?;
+    Some(json!({ "messages": messages }))
+}
+
+/// The event with the messages of a span that has none itself.
+fn details(span: &Span) -> Option<&Event> {
+    span.events
+        .iter()
+        .find(|event| event.name == "gen_ai.client.inference.operation.details")
+}
+
+/// `gen_ai.prompt.0.role`, `gen_ai.prompt.0.content`, … as a list of messages, under the first of the names that is
+/// there.
+fn numbered(attributes: &Attributes, prefixes: &[&str]) -> Option<Value> {
+    let mut lists = prefixes.iter().map(|prefix| list::objects(attributes, prefix));
+    let messages = lists.find(|messages| !messages.is_empty())?;
+    Some(messages.into_iter().map(message).collect())
+}
+
+/// OpenInference has the parts of a content under another name.
+fn message(own: Value) -> Value {
+    let mut fields = match own {
+        Value::Object(fields) if !fields.contains_key("content") => fields,
+        other => return other,
+    };
+    if let Some(contents) = fields.remove("contents") {
+        let content: Value = match contents {
+            Value::Array(parts) => parts.into_iter().map(part).collect(),
+            other => other,
+        };
+        fields.insert("content".to_owned(), content);
     }
-    if let Some(value) = get(&span.attributes, messages) {
-        return Some(json!({ "messages": parsed(value) }));
+    Value::Object(fields)
+}
+
+/// OpenInference has the address of an image two levels down.
+fn part(own: Value) -> Value {
+    match own.pointer("/image/image/url") {
+        Some(url) => json!({"type": "image_url", "image_url": { "url": url }}),
+        None => own,
     }
-    let listed = numbered.iter().map(|prefix| listed(&span.attributes, prefix));
-    let mut listed = listed.filter(|list| !list.is_empty());
-    listed.next().map(|messages| json!({ "messages": messages }))
 }
 
 /// Nesting limit for JSON in text attributes: with the run and the batch around it, it must stay readable.
 const MOST_LEVELS: usize = json::MAX_DEPTH - 16;
 
 /// JSON in a text is meant as JSON.
-fn parsed(value: &Value) -> Value {
+pub fn parsed(value: &Value) -> Value {
     let text = value
         .as_str()
         .map(str::trim_start)
@@ -225,24 +308,6 @@ fn object(value: &Value, name: &str) -> Value {
         Value::Object(fields) => Value::Object(fields),
         other => json!({ name: other }),
     }
-}
-
-/// `gen_ai.prompt.0.role`, `gen_ai.prompt.0.content`, … as a list of messages.
-fn listed(attributes: &Attributes, prefix: &str) -> Vec<Value> {
-    let mut messages: std::collections::BTreeMap<u32, Map<String, Value>> = std::collections::BTreeMap::new();
-    for (name, value) in attributes {
-        let Some((number, field)) = name.strip_prefix(prefix).and_then(|rest| rest.split_once('.')) else {
-            continue;
-        };
-        if let Ok(number) = number.parse() {
-            let field = field.strip_prefix("message.").unwrap_or(field);
-            messages
-                .entry(number)
-                .or_default()
-                .insert(field.to_owned(), value.clone());
-        }
-    }
-    messages.into_values().map(Value::Object).collect()
 }
 
 fn from_events(span: &Span, event: &str, attribute: &str, name: &str) -> Option<Value> {
@@ -314,12 +379,24 @@ fn extra(span: &Span, resource: &Attributes) -> Value {
     let at = |name: &str| get(&span.attributes, name).filter(|value| !value.is_null());
     let first = |names: &[&str]| names.iter().find_map(|name| at(name)).cloned();
     let mut metadata = Map::new();
+    let has_parts = !INPUTS.iter().any(|name| get(&span.attributes, name).is_some());
     for (name, value) in &span.attributes {
         match name.strip_prefix("langsmith.metadata.") {
             Some(own) => {
                 metadata.insert(own.to_owned(), parsed(value));
             }
             None if KNOWN.contains(&name.as_str()) || NUMBERED.iter().any(|prefix| name.starts_with(prefix)) => {}
+            None if has_parts && INPUT_PARTS.contains(&name.as_str()) => {}
+            None if name == "metadata" => match parsed(value) {
+                Value::Object(own) => {
+                    for (name, value) in own {
+                        metadata.entry(name).or_insert(value);
+                    }
+                }
+                other => {
+                    metadata.insert(name.clone(), other);
+                }
+            },
             None => {
                 metadata.insert(name.clone(), value.clone());
             }
@@ -332,7 +409,13 @@ fn extra(span: &Span, resource: &Attributes) -> Value {
         ),
         (
             "ls_model_name",
-            &["gen_ai.request.model", "gen_ai.response.model", "llm.model_name"],
+            &[
+                "gen_ai.request.model",
+                "gen_ai.response.model",
+                "llm.model_name",
+                "embedding.model_name",
+                "reranker.model_name",
+            ],
         ),
         ("ls_temperature", &["gen_ai.request.temperature"]),
         ("ls_max_tokens", &["gen_ai.request.max_tokens"]),
@@ -343,30 +426,7 @@ fn extra(span: &Span, resource: &Attributes) -> Value {
             metadata.entry(name).or_insert(value);
         }
     }
-    let input = first(&[
-        "gen_ai.usage.input_tokens",
-        "gen_ai.usage.prompt_tokens",
-        "llm.token_count.prompt",
-    ]);
-    let output = first(&[
-        "gen_ai.usage.output_tokens",
-        "gen_ai.usage.completion_tokens",
-        "llm.token_count.completion",
-    ]);
-    let total = first(&[
-        "gen_ai.usage.total_tokens",
-        "llm.usage.total_tokens",
-        "llm.token_count.total",
-    ]);
-    if input.is_some() || output.is_some() || total.is_some() {
-        let number = |value: &Option<Value>| value.as_ref().and_then(Value::as_i64);
-        let sides = [&input, &output].map(|side| number(side).unwrap_or_default());
-        let sum = number(&total).unwrap_or_else(|| sides[0].saturating_add(sides[1]));
-        let usage = json!({
-            "input_tokens": sides[0],
-            "output_tokens": sides[1],
-            "total_tokens": sum,
-        });
+    if let Some(usage) = usage::of(&span.attributes) {
         metadata.entry("usage_metadata").or_insert(usage);
     }
     let mut extra = Map::new();
@@ -374,5 +434,46 @@ fn extra(span: &Span, resource: &Attributes) -> Value {
     let runtime = at("langsmith.span.runtime").map(parsed).filter(Value::is_object);
     let runtime = runtime.unwrap_or_else(|| Value::Object(fields(resource)));
     extra.insert("runtime".to_owned(), runtime);
+    let parameters = invocation_parameters(&span.attributes);
+    if !parameters.is_empty() {
+        extra.insert("invocation_params".to_owned(), Value::Object(parameters));
+    }
     Value::Object(extra)
+}
+
+/// How a model was called, with the tools that it was given.
+fn invocation_parameters(attributes: &Attributes) -> Map<String, Value> {
+    const NAME: &str = "llm.invocation_parameters";
+    let mut parameters = match get(attributes, NAME).map(parsed) {
+        Some(Value::Object(parameters)) => parameters,
+        Some(other) => Map::from_iter([(NAME.to_owned(), other)]),
+        None => Map::new(),
+    };
+    if let Some(tools) = tools(attributes) {
+        parameters.entry("tools").or_insert(tools);
+    }
+    parameters
+}
+
+/// Tools from the first convention that the span follows.
+fn tools(attributes: &Attributes) -> Option<Value> {
+    if let Some(tools) = get(attributes, "gen_ai.tool.definitions") {
+        return Some(parsed(tools));
+    }
+    let mut tools = list::objects(attributes, "llm.tools.");
+    for tool in &mut tools {
+        if let Some(schema) = tool.get("json_schema").map(parsed) {
+            *tool = schema;
+        }
+    }
+    if tools.is_empty() {
+        tools = list::objects(attributes, "llm.request.functions.");
+        for tool in &mut tools {
+            if let Some(parameters) = tool.get("parameters").map(parsed) {
+                tool["parameters"] = parameters;
+            }
+            *tool = json!({"type": "function", "function": tool.take()});
+        }
+    }
+    (!tools.is_empty()).then_some(Value::Array(tools))
 }

@@ -308,3 +308,209 @@ fn json_that_other_readers_refuse_is_taken() {
         assert_eq!(with(&deep(levels))["inputs"], json!({ "input": meant }), "{levels}");
     }
 }
+
+/// The run of a span with `attributes`, whose values are texts, numbers or lists of texts.
+fn with_attributes(attributes: &Value) -> Value {
+    let value = |value: &Value| match value {
+        Value::Array(items) => {
+            let items: Vec<Value> = items.iter().map(|item| json!({ "stringValue": item })).collect();
+            json!({"arrayValue": { "values": items }})
+        }
+        Value::Number(number) if number.is_f64() => json!({ "doubleValue": number }),
+        Value::Number(number) => json!({ "intValue": number.to_string() }),
+        other => json!({ "stringValue": other }),
+    };
+    let pairs = attributes.as_object().unwrap().iter();
+    let mut one = span(1);
+    one["attributes"] = pairs
+        .map(|(key, own)| json!({"key": key, "value": value(own)}))
+        .collect();
+    posts(&spans(&[one]), Format::Json, None).remove(0)
+}
+
+#[test]
+fn messages_of_open_inference_are_nested() {
+    let run = with_attributes(&json!({
+        "openinference.span.kind": "LLM",
+        "llm.input_messages.0.message.role": "user",
+        "llm.input_messages.0.message.contents.0.message_content.type": "text",
+        "llm.input_messages.0.message.contents.0.message_content.text": "what is it?",
+        "llm.input_messages.0.message.contents.1.message_content.type": "image",
+        "llm.input_messages.0.message.contents.1.message_content.image.image.url": "https://images.test/1",
+        "llm.input_messages.10.message.role": "tool",
+        "llm.input_messages.2.message.role": "assistant",
+        "llm.output_messages.0.message.role": "assistant",
+        "llm.output_messages.0.message.tool_calls.0.tool_call.id": "c1",
+        "llm.output_messages.0.message.tool_calls.0.tool_call.function.name": "look",
+        "llm.output_messages.0.message.tool_calls.0.tool_call.function.arguments": "{\"at\": 1}",
+        "llm.tools.0.tool.json_schema": "{\"type\": \"function\", \"function\": {\"name\": \"look\"}}",
+        "llm.invocation_parameters": "{\"temperature\": 0.5}",
+        "llm.token_count.prompt": 100,
+        "llm.token_count.completion": 20,
+        "llm.token_count.prompt_details.cache_read": 60,
+        "llm.token_count.completion_details.reasoning": 8,
+        "metadata": "{\"team\": \"blue\"}",
+        "tag.tags": ["a", "b"],
+    }));
+    assert_eq!(
+        run["inputs"],
+        json!({"messages": [
+            {"role": "user", "content": [
+                {"type": "text", "text": "what is it?"},
+                {"type": "image_url", "image_url": {"url": "https://images.test/1"}},
+            ]},
+            {"role": "assistant"},
+            {"role": "tool"},
+        ]})
+    );
+    assert_eq!(
+        run["outputs"],
+        json!({"messages": [{"role": "assistant", "tool_calls": [
+            {"id": "c1", "function": {"name": "look", "arguments": "{\"at\": 1}"}},
+        ]}]})
+    );
+    assert_eq!(
+        run["extra"]["invocation_params"],
+        json!({"temperature": 0.5, "tools": [{"type": "function", "function": {"name": "look"}}]})
+    );
+    let metadata = &run["extra"]["metadata"];
+    assert_eq!(
+        metadata["usage_metadata"],
+        json!({
+            "input_tokens": 100, "output_tokens": 20, "total_tokens": 120,
+            "input_token_details": {"cache_read": 60}, "output_token_details": {"reasoning": 8},
+        })
+    );
+    assert_eq!((&metadata["team"], &run["tags"]), (&json!("blue"), &json!(["a", "b"])));
+    let names: Vec<&String> = metadata.as_object().unwrap().keys().collect();
+    assert!(
+        !names
+            .iter()
+            .any(|name| name.contains("messages") || name.contains("tools"))
+    );
+}
+
+#[test]
+fn instructions_tools_and_tokens_of_the_cache_have_their_fields() {
+    let run = with_attributes(&json!({
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "anthropic",
+        "gen_ai.system_instructions": "[{\"type\": \"text\", \"content\": \"be brief\"}]",
+        "gen_ai.input.messages": "[{\"role\": \"user\", \"parts\": [{\"type\": \"text\", \"content\": \"hi\"}]}]",
+        "gen_ai.tool.definitions": "[{\"type\": \"function\", \"name\": \"look\"}]",
+        "gen_ai.usage.input_tokens": 50,
+        "gen_ai.usage.output_tokens": 5,
+        "gen_ai.usage.cache_read.input_tokens": 30,
+        "gen_ai.usage.cache_creation.input_tokens": 10,
+    }));
+    assert_eq!(
+        run["inputs"],
+        json!({"messages": [
+            {"role": "system", "parts": [{"type": "text", "content": "be brief"}]},
+            {"role": "user", "parts": [{"type": "text", "content": "hi"}]},
+        ]})
+    );
+    assert_eq!(
+        run["extra"]["invocation_params"],
+        json!({"tools": [{"type": "function", "name": "look"}]})
+    );
+    assert_eq!(
+        run["extra"]["metadata"]["usage_metadata"],
+        json!({
+            "input_tokens": 50, "output_tokens": 5, "total_tokens": 55,
+            "input_token_details": {"cache_read": 30, "cache_creation": 10},
+        })
+    );
+    assert!(run["extra"]["metadata"].get("gen_ai.system_instructions").is_none());
+
+    // Beside inputs in one attribute, the instructions are not lost.
+    let run = with_attributes(&json!({"input.value": "hi", "gen_ai.system_instructions": "be brief"}));
+    assert_eq!(run["inputs"], json!({"input": "hi"}));
+    assert_eq!(run["extra"]["metadata"]["gen_ai.system_instructions"], "be brief");
+}
+
+#[test]
+fn messages_may_be_in_an_event() {
+    let mut one = span(1);
+    one["events"] = json!([{
+        "name": "gen_ai.client.inference.operation.details", "timeUnixNano": "1767225600500000000",
+        "attributes": [
+            {"key": "gen_ai.system_instructions", "value": {"stringValue": "be brief"}},
+            {"key": "gen_ai.input.messages", "value": {"stringValue": "[{\"role\": \"user\"}]"}},
+            {"key": "gen_ai.output.messages", "value": {"stringValue": "[{\"role\": \"assistant\"}]"}},
+        ],
+    }]);
+    let run = &posts(&spans(&[one]), Format::Json, None)[0];
+    assert_eq!(
+        run["inputs"],
+        json!({"messages": [{"role": "system", "content": "be brief"}, {"role": "user"}]})
+    );
+    assert_eq!(run["outputs"], json!({"messages": [{"role": "assistant"}]}));
+}
+
+#[test]
+fn a_retrieval_has_a_query_and_documents() {
+    let found = json!({"documents": [
+        {"type": "Document", "id": "d1", "page_content": "first", "metadata": {"score": 0.5, "from": "book"}},
+        {"type": "Document", "page_content": "", "metadata": {"score": 0.25}},
+    ]});
+    let run = with_attributes(&json!({
+        "gen_ai.operation.name": "retrieval",
+        "gen_ai.retrieval.query.text": "where?",
+        "gen_ai.retrieval.documents": json!([
+            {"id": "d1", "content": "first", "score": 0.5, "metadata": {"from": "book"}},
+            {"score": 0.25},
+        ]).to_string(),
+    }));
+    assert_eq!(
+        (&run["run_type"], &run["inputs"], &run["outputs"]),
+        (&json!("retriever"), &json!({"query": "where?"}), &found)
+    );
+    let run = with_attributes(&json!({
+        "openinference.span.kind": "RETRIEVER",
+        "input.value": "where?",
+        "retrieval.documents.0.document.id": "d1",
+        "retrieval.documents.0.document.content": "first",
+        "retrieval.documents.0.document.score": 0.5,
+        "retrieval.documents.0.document.metadata": "{\"from\": \"book\"}",
+        "retrieval.documents.1.document.score": 0.25,
+    }));
+    assert_eq!(
+        (&run["run_type"], &run["inputs"], &run["outputs"]),
+        (&json!("retriever"), &json!({"input": "where?"}), &found)
+    );
+    let run = with_attributes(&json!({
+        "openinference.span.kind": "RERANKER",
+        "reranker.query": "where?",
+        "reranker.input_documents.0.document.content": "first",
+        "reranker.output_documents.0.document.content": "second",
+    }));
+    let document = |text: &str| json!({"type": "Document", "page_content": text, "metadata": {}});
+    assert_eq!(
+        (&run["run_type"], &run["inputs"], &run["outputs"]),
+        (
+            &json!("retriever"),
+            &json!({"query": "where?", "documents": [document("first")]}),
+            &json!({"documents": [document("second")]})
+        )
+    );
+}
+
+#[test]
+fn functions_of_the_older_convention_are_tools() {
+    let run = with_attributes(&json!({
+        "llm.request.type": "chat",
+        "llm.request.functions.0.name": "look",
+        "llm.request.functions.0.parameters": "{\"type\": \"object\"}",
+        "gen_ai.completion.0.tool_calls.0.name": "look",
+        "gen_ai.completion.0.tool_calls.0.arguments": "{}",
+    }));
+    assert_eq!(
+        run["extra"]["invocation_params"],
+        json!({"tools": [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]})
+    );
+    assert_eq!(
+        run["outputs"],
+        json!({"messages": [{"tool_calls": [{"name": "look", "arguments": "{}"}]}]})
+    );
+}

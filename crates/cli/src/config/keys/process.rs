@@ -24,7 +24,7 @@ pub const KEYS: &[Key] = &[
     },
     Key {
         name: "database_uri",
-        environment: &["DATABASE_URI", "POSTGRES_URI"],
+        environment: &["DATABASE_URI", "POSTGRES_URI", "POSTGRES_URI_CUSTOM"],
         default: Fallback::BelowDataByMode {
             scheme: "sqlite://",
             file: |mode| match mode {
@@ -37,7 +37,7 @@ pub const KEYS: &[Key] = &[
     },
     Key {
         name: "database_connections",
-        environment: &[],
+        environment: &["LANGGRAPH_POSTGRES_POOL_MAX_SIZE"],
         // A worker that performs many jobs at a time gets more: see `Config::load`.
         default: Fallback::ByMode(|mode| match mode {
             Mode::Dev | Mode::Api | Mode::Agent => "16",
@@ -48,10 +48,17 @@ pub const KEYS: &[Key] = &[
     },
     Key {
         name: "redis_uri",
-        environment: &["REDIS_URI"],
+        environment: &["REDIS_URI", "REDIS_URI_CUSTOM"],
         default: Fallback::Absent,
         kind: Kind::Uri(&["redis", "rediss", "unix", "redis+unix"]),
         about: "Redis for wakes between processes; without it, they poll",
+    },
+    Key {
+        name: "redis_prefix",
+        environment: &["REDIS_KEY_PREFIX"],
+        default: Fallback::Text("towpath"),
+        kind: Kind::Name,
+        about: "how the names of all keys and channels in Redis begin, before a colon; the same in every process of an installation, and another one in each installation that shares the Redis",
     },
     Key {
         name: "queue.dispatch",

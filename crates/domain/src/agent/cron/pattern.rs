@@ -11,9 +11,11 @@ pub fn pattern() -> String {
     let month = list(&part(&value("0?[1-9]|1[0-2]", &MONTH)));
     let weekday = value("0?[0-7]", &WEEKDAY);
     let weekday = list(&format!("({}(#[1-5])?|[Ll]{weekday})", part(&weekday)));
+    let second = list(&part("[0-5]?[0-9]"));
+    let year = list(&part("(19[7-9][0-9]|20[0-9]{2})"));
     let names = ["hourly", "daily", "midnight", "weekly", "monthly", "yearly", "annually"];
     let names = names.map(any_case).join("|");
-    format!("^ *({minute} +{hour} +{day} +{month} +{weekday}|@({names})) *$")
+    format!("^ *({minute} +{hour} +{day} +{month} +{weekday}( +{second}( +{year})?)?|@({names})) *$")
 }
 
 /// A number, or one of the field's words.

@@ -12,7 +12,7 @@ Modules, from the wire up:
 - ``saver``, ``store``: what langgraph asks for, over the socket
 - ``loading``, ``projects``, ``describe``: from a config file to graphs that can be run, and what they look like
 - ``runs``, ``chunks``, ``states``: running graphs, what they stream, and the state they leave
-- ``auth``, ``users``, ``encryption``, ``embedding``, ``web``, ``asgi``: the other objects a project may bring
+- ``auth``, ``users``, ``encryption``, ``embedding``, ``web``, ``asgi``, ``sockets``: the other objects a project may bring
 - ``child``, ``logs``, ``forking``, ``process``: the process itself
 """
 

@@ -1,5 +1,5 @@
-"""A small HTTP/1.1 server for one ASGI application on a unix socket, for projects without uvicorn. Websockets need
-uvicorn."""
+"""A small HTTP/1.1 server for one ASGI application on a unix socket, for projects without uvicorn. Websockets need the
+package ``websockets``, which comes with langgraph's client."""
 
 from __future__ import annotations
 
@@ -59,9 +59,43 @@ class Bridge:
         request = await _event(connection, reader)
         if not isinstance(request, h11.Request):
             return False
+        if _is_websocket(request):
+            await self._talk(connection, request, reader, writer)
+            return False
         exchange = Exchange(connection, reader, writer, self._lifespan.state)
         await exchange.perform(self._app, request)
         return connection.our_state is h11.DONE and connection.their_state is h11.DONE
+
+
+    async def _talk(
+        self,
+        connection: h11.Connection,
+        request: h11.Request,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        """A websocket, to its end."""
+        # The handshake has no body. What follows it is not HTTP.
+        await _event(connection, reader)
+        try:
+            from .sockets import Socket
+        except ImportError:
+            writer.write(b"HTTP/1.1 501 Not Implemented\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+            await writer.drain()
+            log.error("http.app cannot be reached by websockets: add the package websockets to dependencies")
+            return
+        head = [b"GET " + bytes(request.target) + b" HTTP/1.1"]
+        head += [bytes(name) + b": " + bytes(value) for name, value in request.headers]
+        rest, _ = connection.trailing_data
+        offered = [bytes(value) for name, value in request.headers if bytes(name) == b"sec-websocket-protocol"]
+        scope = _scope(request, self._lifespan.state) | {
+            "type": "websocket",
+            "scheme": "ws",
+            "subprotocols": [name.strip().decode("latin-1") for name in b",".join(offered).split(b",") if name.strip()],
+        }
+        del scope["method"]
+        handshake = b"\r\n".join([*head, b"", b""])
+        await Socket(scope, reader, writer).perform(self._app, handshake, bytes(rest))
 
 
 class Exchange:
@@ -86,7 +120,7 @@ class Exchange:
     async def perform(self, app: Any, request: h11.Request) -> None:
         """Lets the application answer."""
         try:
-            await app(self._scope(request), self._receive, self._send)
+            await app(_scope(request, self._state), self._receive, self._send)
         except Exception:
             log.exception("http.app failed")
             if not self._begun:
@@ -100,25 +134,6 @@ class Exchange:
         while self._connection.their_state is h11.SEND_BODY:
             if isinstance(await _event(self._connection, self._reader), h11.EndOfMessage):
                 return
-
-    def _scope(self, request: h11.Request) -> Scope:
-        target, _, query = bytes(request.target).partition(b"?")
-        return {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": bytes(request.http_version).decode(),
-            "method": bytes(request.method).decode(),
-            "scheme": "http",
-            "path": unquote(target.decode("latin-1")),
-            "raw_path": target,
-            "query_string": query,
-            "root_path": "",
-            "headers": [(bytes(name), bytes(value)) for name, value in request.headers],
-            "client": None,
-            "server": None,
-            "state": dict(self._state),
-            "extensions": {},
-        }
 
     async def _receive(self) -> Scope:
         if self._body_read:
@@ -216,3 +231,28 @@ async def _event(connection: h11.Connection, reader: asyncio.StreamReader) -> An
     while (event := connection.next_event()) is h11.NEED_DATA:
         connection.receive_data(await reader.read(READ_BYTES))
     return event
+
+
+def _is_websocket(request: h11.Request) -> bool:
+    upgrades = [bytes(value).strip().lower() for name, value in request.headers if bytes(name) == b"upgrade"]
+    return bytes(request.method) == b"GET" and upgrades == [b"websocket"]
+
+
+def _scope(request: h11.Request, state: dict[str, Any]) -> Scope:
+    target, _, query = bytes(request.target).partition(b"?")
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": bytes(request.http_version).decode(),
+        "method": bytes(request.method).decode(),
+        "scheme": "http",
+        "path": unquote(target.decode("latin-1")),
+        "raw_path": target,
+        "query_string": query,
+        "root_path": "",
+        "headers": [(bytes(name), bytes(value)) for name, value in request.headers],
+        "client": None,
+        "server": None,
+        "state": dict(state),
+        "extensions": {},
+    }

@@ -6,13 +6,15 @@ use towpath_domain::agent::{EventId, Frame, frame};
 use towpath_domain::{RunId, TenantId, ThreadId};
 use towpath_store::Store;
 use towpath_store::run_events::{self, Batch, FramePosition, NewBatch, Page, ResumePoint};
+use towpath_store::threads::{self, NewThread};
 
-use super::migrated;
+use super::{migrated, new};
 use crate::database::{Database, waiting};
 
 on_both!(
     events_are_read_in_the_order_of_their_commits,
     a_reader_goes_on_where_it_was,
+    the_last_removed_event_of_a_thread_is_known,
 );
 
 /// Logs one batch: its frames have the numbers from `first` on and these milliseconds as ids.
@@ -212,4 +214,55 @@ async fn positions_become_visible_in_their_order() {
         .unwrap();
     let runs: Vec<Option<RunId>> = all.batches.iter().map(|batch| batch.run_id).collect();
     assert_eq!(runs, [Some(one), Some(two)]);
+}
+
+async fn the_last_removed_event_of_a_thread_is_known(database: Database) {
+    let store = &database.store;
+    let tenant = TenantId::new();
+    let (kept, temporary, missing) = (ThreadId::new(), ThreadId::new(), ThreadId::new());
+    for (id, hidden) in [(kept, false), (temporary, true)] {
+        let new = NewThread {
+            temporary: hidden,
+            ..new(id, "{}")
+        };
+        store
+            .write(async |tx| threads::insert(tx, tenant, &new).await)
+            .await
+            .unwrap();
+    }
+    let (one, two) = (RunId::new(), RunId::new());
+    // Removes what a run logged.
+    let remove = async |run: RunId, first: i64, ms: &[i64]| {
+        for thread in [kept, temporary, missing] {
+            log(store, tenant, thread, run, first, ms).await;
+        }
+        let removed = store.write(async |tx| {
+            let past = tx.now().minus(std::time::Duration::from_secs(1));
+            for thread in [kept, temporary, missing] {
+                run_events::expire(tx, tenant, thread, run, past).await?;
+            }
+            run_events::prune(tx, 100).await
+        });
+        assert_eq!(removed.await.unwrap(), 3);
+    };
+    let last = async |tenant: TenantId, thread: ThreadId| {
+        let read = store.read(async |tx| run_events::last_removed(tx, tenant, thread).await);
+        read.await.unwrap().map(|id| id.ms)
+    };
+    assert_eq!(last(tenant, kept).await, None);
+    remove(one, 1, &[1000, 1045]).await;
+    assert_eq!(last(tenant, kept).await, Some(1045));
+    // By a clock that is behind.
+    remove(two, 1, &[1003]).await;
+    assert_eq!(last(tenant, kept).await, Some(1045));
+    remove(one, 3, &[1046]).await;
+    assert_eq!(last(tenant, kept).await, Some(1046));
+    assert_eq!(last(tenant, temporary).await, None, "nobody resumes there");
+    assert_eq!(last(tenant, missing).await, None, "the thread was deleted before");
+    assert_eq!(last(TenantId::new(), kept).await, None);
+    store
+        .write(async |tx| threads::delete(tx, tenant, kept).await)
+        .await
+        .unwrap();
+    assert_eq!(last(tenant, kept).await, None);
 }

@@ -12,6 +12,7 @@ use crate::database::Database;
 
 on_both!(
     large_filters_are_refused_and_others_mean_what_they_say,
+    filters_are_combined,
     any_number_of_ids_may_be_asked_for
 );
 
@@ -36,6 +37,57 @@ fn nested(levels: usize, lists: bool) -> Value {
         |inner, _| if lists { json!([inner]) } else { json!({"a": inner}) },
     );
     json!({"a": inner})
+}
+
+async fn filters_are_combined(database: Database) {
+    let store = &database.store;
+    let tenant = TenantId::new();
+    for metadata in [
+        json!({"owner": "ann", "kind": "x"}),
+        json!({"owner": "bob", "kind": "x", "teams": ["a", "b"]}),
+        json!({"owner": "bob", "kind": "y", "teams": ["b"]}),
+        json!({"$or": "a text"}),
+    ] {
+        thread(store, tenant, &metadata).await;
+    }
+    let count = async |metadata: Value| {
+        let filter = Filter {
+            metadata: Some(metadata),
+            ..Filter::default()
+        };
+        store.read(async |tx| threads::count(tx, tenant, &filter).await).await
+    };
+    let either = json!({"$or": [{"owner": "ann"}, {"teams": ["b"], "kind": "x"}]});
+    for (metadata, expected) in [
+        (either.clone(), 2),
+        (json!({"$and": [{"owner": "bob"}, either]}), 1),
+        (json!({"kind": "x", "$or": [{"teams": ["a"]}, {"teams": ["b"]}]}), 1),
+        (
+            json!({"$or": [{"$and": [{"owner": "bob"}, {"kind": "y"}]}, {"owner": "ann"}]}),
+            2,
+        ),
+        (json!({"$or": [{}]}), 4),
+        (json!({"$or": []}), 0),
+        (json!({"$and": []}), 4),
+        // Without a list it is a member like others.
+        (json!({"$or": "a text"}), 1),
+    ] {
+        assert_eq!(count(metadata.clone()).await.unwrap(), expected, "{metadata}");
+    }
+    let deep = (0..5).fold(json!({}), |inner, _| json!({ "$or": [inner] }));
+    let many: Vec<Value> = (0..101).map(|nth| json!({ "n": nth })).collect();
+    let large: Vec<Value> = (0..11).map(|_| keys(100)).collect();
+    for (metadata, message) in [
+        (json!({"$or": [1]}), "$or: expected a list of objects"),
+        (deep, "$or: expected at most"),
+        (json!({ "$and": many }), "$and: expected at most"),
+        (json!({ "$or": large }), "expected a filter of at most"),
+        (json!({"$or": [{"a": "\0"}]}), "expected keys and texts without NUL"),
+    ] {
+        let refused = rejected(count(metadata.clone()).await);
+        assert_eq!(refused.field, "metadata");
+        assert!(refused.message.starts_with(message), "{metadata}: {}", refused.message);
+    }
 }
 
 async fn large_filters_are_refused_and_others_mean_what_they_say(database: Database) {

@@ -258,11 +258,15 @@ async fn history_is_cut_without_orphans(database: Database) {
     assert_eq!(gone, 7, "of each namespace the last two stay");
     assert_eq!(count(store, thread).await, [4, 6, 8]);
     assert_eq!(count(store, other).await, [11, 13, 22], "the copy is untouched");
-    let bytes = store
+    let stored = store
         .read(async |tx| checkpoints::storage(tx, thread).await)
         .await
         .unwrap();
-    assert!(bytes.checkpoints > 0 && bytes.channel_values == 18 && bytes.pending_writes == 24);
+    assert!(stored.checkpoints.count == 4 && stored.checkpoints.bytes > 0);
+    let values = stored.channels.values();
+    let (versions, bytes) = values.fold((0, 0), |(count, bytes), rows| (count + rows.count, bytes + rows.bytes));
+    assert_eq!((versions, bytes), (6, 18), "{stored:?}");
+    assert_eq!((stored.pending_writes.count, stored.pending_writes.bytes), (8, 24));
     let late = Retention {
         count: None,
         from: Some("1f0-0005".to_owned()),

@@ -103,6 +103,8 @@ INSERT INTO item_embedding (tenant_id, namespace, key, attempts, due_at) VALUES 
 INSERT INTO item_vector (tenant_id, namespace, key, part, space, seq, vector)
 VALUES (@id1, 'users.ann', 'mood', 0, 2, 1, @bytes12);
 
+INSERT INTO run_event_removal (thread_id, tenant_id, last_ms, last_seq) VALUES (@id91, @id1, 1772323200000, 2);
+
 UPDATE a2a_task SET context = 'a conversation';
 UPDATE api_key SET scopes = '["traces:read"]', expires_at = @at59, last_used_at = @at3 WHERE id = @id51;
 UPDATE cron SET caller = '{}';
