@@ -106,7 +106,7 @@ async fn a_project_shows_what_its_traces_cost(world: World) {
         ..turn(5, "01T1100", 1000)
     };
     world
-        .post("/runs/batch", &json!({"post": [today, other.runs()].concat()}))
+        .post("/runs/batch", &json!({"post": ([today, other.runs()].concat())}))
         .await
         .expect(202);
     let mut earlier = turn(3, "01T1000", 2000).runs();

@@ -124,7 +124,7 @@ async fn a_socket_that_resumes_before_removed_events_is_refused(agent: Agent) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let shutdown = CancellationToken::new();
-    let server = tokio::spawn(serve::serve(listener, agent.beside(), shutdown.clone(), PATIENCE));
+    let server = tokio::spawn(serve(listener, agent.beside(), shutdown.clone(), PATIENCE));
     let url = format!("ws://{address}/threads/{thread}/stream/events");
     let stream = TcpStream::connect(address).await.unwrap();
     let (mut socket, _) = tokio_tungstenite::client_async(url, stream).await.unwrap();
