@@ -194,6 +194,7 @@ SUITES = (
         venvs=(PYTHON,),
         arguments=NAMES,
         typical_seconds=600,
+        shown=re.compile(r"^security cases, .*", re.MULTILINE),
     ),
     Suite(
         "contract",
