@@ -273,7 +273,7 @@ SUITES = (
     ),
     Suite(
         "js",
-        "traces and streams by the official JavaScript clients",
+        "traces, streams and sandboxes by the official JavaScript clients",
         WAITING,
         pytest("js", PYTHON, "-n", "2", paths=("tests/js",)),
         SERVED | {"node"},
