@@ -118,7 +118,7 @@ pub const FILE_CASES: &[FileCase] = &[
         "",
         Upload,
         "/proc/sys/kernel/core_pattern",
-        "Denied",
+        "NotFound|Denied",
     ),
     case("upload over a mount point", "", Upload, "/data", "IsDirectory"),
     case("upload into a read-only volume", "", Upload, "/kept/x", "Denied"),
