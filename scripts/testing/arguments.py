@@ -16,6 +16,8 @@ environment:
                        operations on each database in the suite ingest (default: 3000); `long` is a million
   TOWPATH_TEST_EXPORT_ROUNDS
                        exports right after the last 202 in each layout in the suite kill (default: 10); `long` is 500
+  TOWPATH_TEST_SANDBOX_KILLS
+                       kills in the drill of sandboxes in the suite kill (default: 10)
   TOWPATH_TEST_SOAK_ROUNDS
                        rounds of each layout in the suite soak (default: 9); `long` is 200
 

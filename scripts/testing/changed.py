@@ -68,6 +68,7 @@ PATHS = (
     ("docs/agent-server.md", effect(tests_of=[BINARY])),
     ("docs/native-graphs.md", effect(tests_of=["towpath-runtime"])),
     ("docs/internals/deployment-rules.md", effect(tests_of=["towpath-api"])),
+    ("docs/internals/sandbox-security.md", effect(tests_of=["towpath-sandbox"])),
     ("docs/openapi.json", effect(tests_of=["towpath-api"])),
     ("docs/metrics.md", effect(tests_of=[END_TO_END])),
     # Their commands are run, and what they quote is looked up in the sources.

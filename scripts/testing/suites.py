@@ -33,9 +33,9 @@ LIMIT_SECONDS = 2400
 LONG_LIMIT_SECONDS = 12 * 3600
 LONG_INGEST = bool(os.environ.get("TOWPATH_TEST_INGEST_OPERATIONS"))
 LONG_SOAK = bool(os.environ.get("TOWPATH_TEST_SOAK_ROUNDS"))
-# 500 exports in each layout.
+# 500 exports in each layout, or 200 kills of sandboxes.
 LONG_KILL_SECONDS = 4 * 3600
-LONG_KILL = bool(os.environ.get("TOWPATH_TEST_EXPORT_ROUNDS"))
+LONG_KILL = bool(os.environ.get("TOWPATH_TEST_EXPORT_ROUNDS") or os.environ.get("TOWPATH_TEST_SANDBOX_KILLS"))
 
 # Figures that drills print.
 TABLE = re.compile(r"^\|.*", re.MULTILINE)
@@ -194,6 +194,7 @@ SUITES = (
         venvs=(PYTHON,),
         arguments=NAMES,
         typical_seconds=600,
+        shown=re.compile(r"^security cases, .*", re.MULTILINE),
     ),
     Suite(
         "contract",
@@ -272,7 +273,7 @@ SUITES = (
     ),
     Suite(
         "js",
-        "traces and streams by the official JavaScript clients",
+        "traces, streams and sandboxes by the official JavaScript clients",
         WAITING,
         pytest("js", PYTHON, "-n", "2", paths=("tests/js",)),
         SERVED | {"node"},

@@ -4,8 +4,8 @@
 //! Named points are `failpoint::hit("…")` in the source; the list is read from there, so a new point is drilled from
 //! the day it is written. (Those of deployments, `deploy.…`, are drilled by `deployments`, those of compaction, the
 //! index, sweeps and schedules by `upkeep`, those of an agent server's runs, `run.…`, by
-//! `tests/python/agent/test_kills.py`, those of `migrate-store`, `move.…`, by `store_move`.) The printed table has a
-//! row per point; a point that was never hit fails the drill.
+//! `tests/python/agent/test_kills.py`, those of `migrate-store`, `move.…`, by `store_move`, those of boxes, `box.…`,
+//! by `sandboxes`.) The printed table has a row per point; a point that was never hit fails the drill.
 //!
 //! `TOWPATH_TEST_KILLS` is the number of kills that each layout has to survive at least (default 25; the suite
 //! `kill` of `scripts/test` asks for 110, so 220 in all). Several worlds of a layout share them: a round mostly waits.
@@ -14,6 +14,7 @@ mod acknowledged;
 mod freeze;
 mod graphs;
 mod rounds;
+mod sandboxes;
 mod upgrade;
 mod upkeep;
 
@@ -39,7 +40,9 @@ const TREES: usize = 40;
 /// Rounds after which a process that is stopped has to have lost a job.
 const STOPS: usize = 20;
 /// Points of other drills begin so.
-const ELSEWHERE: [&str; 7] = ["deploy.", "compact.", "index.", "sweep.", "spawn.", "run.", "move."];
+const ELSEWHERE: [&str; 8] = [
+    "deploy.", "compact.", "index.", "sweep.", "spawn.", "run.", "move.", "box.",
+];
 /// What a SIGABRT of a failpoint looks like from outside.
 const ABORTED: Exit = Exit::Signal(Signal::SIGABRT as i32);
 
@@ -62,7 +65,7 @@ async fn drill(layout: Layout, worlds: u64) -> Option<String> {
         Layout::Embedded => &["dev"],
         Layout::Cluster { .. } => &["worker-0", "worker-1"],
     };
-    let points = points();
+    let points = named_points(|name| !ELSEWHERE.iter().any(|area| name.starts_with(area)));
     let rounds = RefCell::new(Rounds::new(performers, &points, wanted));
     let seed = match layout {
         Layout::Embedded => 100,
@@ -84,8 +87,8 @@ async fn drill(layout: Layout, worlds: u64) -> Option<String> {
     Some(table)
 }
 
-/// Every named point of the product's source that is on the way of a trace run into an export.
-fn points() -> BTreeSet<String> {
+/// The named points of the product's source that a drill is for.
+fn named_points(is_drilled: impl Fn(&str) -> bool) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for file in tree::files()
         .iter()
@@ -95,7 +98,7 @@ fn points() -> BTreeSet<String> {
         for (at, mark) in source.match_indices("failpoint::hit(\"") {
             let rest = &source[at + mark.len()..];
             let name = &rest[..rest.find('"').expect("a literal ends")];
-            if !ELSEWHERE.iter().any(|area| name.starts_with(area)) {
+            if is_drilled(name) {
                 found.insert(name.to_owned());
             }
         }

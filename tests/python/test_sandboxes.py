@@ -11,7 +11,10 @@ import uuid
 
 import harness
 import pytest
+from sandbox_machine import machine
 
+# Fixtures are found by their names.
+__all__ = ["machine"]
 CALLER = pathlib.Path(__file__).resolve().with_name("sandbox_caller.py")
 CLIENTS = {
     "0.7": os.environ.get("TOWPATH_TEST_SANDBOX_PYTHON"),
@@ -20,26 +23,6 @@ CLIENTS = {
 }
 COMMON = {"commands", "handles", "files", "at once", "services", "lifecycle", "snapshots", "networks", "async"}
 OLD = {"volumes", "templates", "pools"}
-
-
-def has_user_namespaces() -> bool:
-    """Whether a program of this account may have namespaces of its own."""
-    done = subprocess.run(["unshare", "--user", "--map-root-user", "--mount", "true"], capture_output=True)
-    return done.returncode == 0
-
-
-@pytest.fixture(scope="module")
-def machine():
-    if not has_user_namespaces():
-        print("skipped: this machine has no user namespaces, so it has no sandboxes")
-        pytest.skip("this machine has no user namespaces, so it has no sandboxes")
-    # A server of the client on loopback is the internet of its boxes.
-    running = harness.World("embedded", {"TOWPATH_SANDBOXES_NETWORK_ALLOW": "127.0.0.1"})
-    try:
-        yield running
-    finally:
-        running.remove_sandboxes()
-        running.stop()
 
 
 def boxes(world):

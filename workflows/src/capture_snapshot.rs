@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_domain::sandbox::{BoxStatus, SnapshotStatus};
-use towpath_domain::{BoxId, JobId, SnapshotId, TenantId};
+use towpath_domain::{BoxId, JobId, SnapshotId, TenantId, failpoint};
 use towpath_durable::{Ctx, Failure, IntoFailure, Outcome, Start, Workflow};
 use towpath_sandbox::RootFileSystem;
 use towpath_store::sandboxes::{boxes, snapshots};
@@ -82,6 +82,7 @@ impl Workflow for CaptureSnapshot {
             .capture_layer(id.0, driver_generation(row.generation), snapshot.0)
             .await;
         let layer = sealed.map_err(|error| failure_of(&error))?;
+        failpoint::hit("box.captured");
         let root = RootFileSystem {
             base: below.base,
             layers: std::iter::once(layer.id).chain(below.layers).collect(),

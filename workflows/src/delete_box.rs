@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_domain::sandbox::BoxStatus;
-use towpath_domain::{BoxId, JobId, TenantId};
+use towpath_domain::{BoxId, JobId, TenantId, failpoint};
 use towpath_durable::{Ctx, IntoFailure, Outcome, RetryDecision, Start, Workflow};
 use towpath_sandbox::Error;
 use towpath_store::sandboxes::boxes::{self, SandboxBox};
@@ -59,6 +59,7 @@ impl Workflow for DeleteBox {
             Ok(()) | Err(Error::NotRunning) => {}
             Err(error) => return Err(failure_of(&error)),
         }
+        failpoint::hit("box.destroyed");
         machine.remove_handle(id);
         machine.end_proxy(id);
         let settled = ctx.settle_final(async |tx| boxes::remove(tx, tenant, id).await).await;

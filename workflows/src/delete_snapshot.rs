@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use towpath_domain::job::{EndReason, RetryPolicy};
-use towpath_domain::{JobId, SnapshotId, TenantId};
+use towpath_domain::{JobId, SnapshotId, TenantId, failpoint};
 use towpath_durable::{Ctx, Failure, IntoFailure, Outcome, RetryDecision, Start, Workflow};
 use towpath_sandbox::Error;
 use towpath_store::sandboxes::snapshots;
@@ -53,6 +53,7 @@ impl Workflow for DeleteSnapshot {
         if kept.source_box_id.is_some() {
             remove_layer(world.sandbox_host()?, snapshot).await?;
         }
+        failpoint::hit("box.layer_removed");
         ctx.settle_final(async |tx| snapshots::remove(tx, tenant, snapshot).await)
             .await
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_domain::sandbox::{BoxStatus, SnapshotStatus, host_name};
-use towpath_domain::{BoxId, JobId, TenantId};
+use towpath_domain::{BoxId, JobId, TenantId, failpoint};
 use towpath_durable::{Cause, Ctx, Failure, IntoFailure, Lane, Outcome, Start, Workflow};
 use towpath_sandbox::{BoxSpec, Error, RootFileSystem, VolumeMount};
 use towpath_store::sandboxes::boxes::{self, SandboxBox, StartResult};
@@ -73,6 +73,7 @@ impl Workflow for StartBox {
         }
         let machine = world.sandbox_host()?;
         let (spec, isolation) = box_spec(world, machine, &row).await?;
+        failpoint::hit("box.starting");
         let began = Instant::now();
         let handle = machine.driver.start(&spec, driver_generation(row.generation)).await;
         let handle = handle.map_err(|error| {
@@ -80,6 +81,7 @@ impl Workflow for StartBox {
             failure_of(&error)
         })?;
         metrics::histogram!(metric::BOX_START_SECONDS).record(began.elapsed());
+        failpoint::hit("box.started");
         machine.insert_handle(id, handle);
         // Before it is ready: whoever changes what it may call finds its proxy.
         let served = machine.ensure_proxy(&row, &world.store, &world.sealer).await;

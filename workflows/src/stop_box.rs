@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use towpath_domain::job::{EndReason, RetryPolicy};
-use towpath_domain::{BoxId, JobId, TenantId};
+use towpath_domain::{BoxId, JobId, TenantId, failpoint};
 use towpath_durable::{Ctx, IntoFailure, Outcome, Start, Workflow};
 use towpath_sandbox::Error;
 use towpath_store::sandboxes::boxes;
@@ -81,6 +81,7 @@ impl Workflow for StopBox {
             Err(Error::Stale { .. }) => return ctx.complete(),
             Err(error) => return Err(failure_of(&error)),
         }
+        failpoint::hit("box.stopped");
         machine.remove_handle(id);
         machine.end_proxy(id);
         let settled = ctx

@@ -15,7 +15,7 @@ use crate::remote;
 
 pub use bench::{
     Bench, BenchAgent, BenchCommand, BenchDeploy, BenchDispatch, BenchEngine, BenchExport, BenchGraph, BenchIngest,
-    BenchLimits, BenchOverload, BenchThreads, ExportPhase,
+    BenchLimits, BenchOverload, BenchSandbox, BenchThreads, ExportPhase,
 };
 pub use config::{ConfigCommand, ConfigTarget, ConfigVerb};
 pub use keys::{Keys, KeysCommand};

@@ -17,6 +17,8 @@ mod process;
 mod python;
 mod report;
 mod runs;
+#[cfg(target_os = "linux")]
+mod sandbox;
 mod server;
 mod soak;
 mod threads;
@@ -35,6 +37,10 @@ pub async fn run(command: Bench) -> anyhow::Result<()> {
         BenchCommand::Export(options) => export::run(&options).await,
         BenchCommand::Ingest(options) => ingest::run(&options).await,
         BenchCommand::Threads(options) => threads::run(&options).await,
+        #[cfg(target_os = "linux")]
+        BenchCommand::Sandbox(options) => sandbox::run(&options).await,
+        #[cfg(not(target_os = "linux"))]
+        BenchCommand::Sandbox(_) => anyhow::bail!("sandboxes need Linux"),
         BenchCommand::Limits(options) => limits::run(&options).await,
         BenchCommand::Soak(options) => {
             let plan = soak::Plan::new(options.jobs, options.lanes, options.days)?;

@@ -32,6 +32,10 @@ pub enum BenchCommand {
     Ingest(BenchIngest),
     /// Deployments: from the request to the serving agent server, step by step.
     Deploy(BenchDeploy),
+    /// Sandboxes: create, commands, wake, pools, forks, idle boxes, files, output whose connection is cut.
+    ///
+    /// The driver is measured first, without a server, then `towpath dev` with SQLite in a temporary folder.
+    Sandbox(BenchSandbox),
     /// Threads of an agent server with 10 to 10,000 checkpoints: append, state, history, rollback, copy, prune.
     Threads(BenchThreads),
     /// Rate limits: the cost of counting a request, in memory and over Redis.
@@ -140,6 +144,26 @@ pub struct BenchDeploy {
     /// Deployments after the first, each with one more revision.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub rounds: u64,
+    /// Table for people or JSON for programs.
+    #[arg(long, value_enum, default_value_t)]
+    pub output: Output,
+}
+
+/// `towpath bench sandbox`
+#[derive(Debug, Args)]
+pub struct BenchSandbox {
+    /// Repetitions of each operation.
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub rounds: u64,
+    /// Idle boxes at a time.
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub boxes: u64,
+    /// MiB of the file that is uploaded and downloaded.
+    #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=65_536))]
+    pub file_mb: u64,
+    /// Megabytes of output over a connection that is cut five times.
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=9_000))]
+    pub output_mb: u64,
     /// Table for people or JSON for programs.
     #[arg(long, value_enum, default_value_t)]
     pub output: Output,

@@ -13,7 +13,9 @@ use tokio::process::{Child as Process, Command};
 
 use super::cores::{self, Half};
 use super::process;
-const DATA: &str = "data";
+
+/// The data folder, in the folder of a server.
+pub(super) const DATA: &str = "data";
 
 /// Time limit of a start.
 const START: Duration = Duration::from_secs(60);
@@ -139,7 +141,12 @@ impl Child {
     }
 
     /// Drains the server.
-    pub(super) async fn stop(mut self) -> anyhow::Result<()> {
+    pub(super) async fn stop(self) -> anyhow::Result<()> {
+        self.stop_and_keep().await.map(drop)
+    }
+
+    /// Drains the server and returns its folder.
+    pub(super) async fn stop_and_keep(mut self) -> anyhow::Result<TempDir> {
         if let Some(pid) = self.process.id() {
             kill(Pid::from_raw(i32::try_from(pid)?), Signal::SIGTERM)?;
         }
@@ -148,7 +155,7 @@ impl Child {
         if !status.success() {
             bail!("the server ended with {status}");
         }
-        Ok(())
+        Ok(self.folder)
     }
 }
 

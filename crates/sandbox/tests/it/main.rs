@@ -3,9 +3,9 @@
 #![cfg(target_os = "linux")]
 
 mod commands;
-mod escape;
 mod files;
 mod fixture;
 mod limits;
 mod network;
+mod security;
 mod survival;

@@ -47,7 +47,7 @@ impl Resolver for Names {
 }
 
 /// Servers that answer with the head of the request they got.
-struct Internet {
+pub struct Internet {
     names: Arc<Names>,
     /// Heads of requests.
     seen: Arc<Mutex<Vec<String>>>,
@@ -55,7 +55,7 @@ struct Internet {
 }
 
 impl Internet {
-    async fn new() -> Self {
+    pub async fn new() -> Self {
         let authority = CertificateAuthority::from_key(&CertificateAuthority::new_key().unwrap()).unwrap();
         let authority = Arc::new(authority);
         let seen: Arc<Mutex<Vec<String>>> = Arc::default();
@@ -93,13 +93,13 @@ impl Internet {
         }
     }
 
-    fn settings(&self) -> ProxySettings {
+    pub fn settings(&self) -> ProxySettings {
         let mut roots = RootCertStore::empty();
         roots.add(certificate(&self.authority)).unwrap();
         ProxySettings::new(self.names.clone(), roots).unwrap()
     }
 
-    fn seen(&self) -> Vec<String> {
+    pub fn seen(&self) -> Vec<String> {
         self.seen.lock().unwrap().clone()
     }
 }
@@ -213,7 +213,7 @@ fn get(host: &str) -> String {
     format!("GET /x HTTP/1.1\r\nHost: {host}\r\nAuthorization: of the box\r\nConnection: close\r\n\r\n")
 }
 
-fn allow(patterns: &[&str]) -> Policy {
+pub fn allow(patterns: &[&str]) -> Policy {
     let patterns = patterns.iter().map(|text| HostPattern::parse(text).unwrap()).collect();
     Policy {
         access: Access::Allow(patterns),
