@@ -122,7 +122,9 @@ def test_the_vitest_plugin_records_cases_as_examples(world, tmp_path, release):
     cases = (HERE / "cases.mjs").read_text().replace("NAME OF THE SUITE", suite)
     (tmp_path / "cases.test.mjs").write_text(cases.replace('"langsmith/', f'"{release}/'))
     # Its cache would be in the folder of all packages.
-    config = f'export default {{ cacheDir: "cache", test: {{ reporters: ["{release}/vitest/reporter"] }} }};\n'
+    # The machine may stall longer than the defaults of 5 s and 10 s.
+    waits = "testTimeout: 120000, hookTimeout: 120000"
+    config = f'export default {{ cacheDir: "cache", test: {{ {waits}, reporters: ["{release}/vitest/reporter"] }} }};\n'
     (tmp_path / "vitest.config.mjs").write_text(config)
     command = ["node", str(modules / "vitest" / "vitest.mjs"), "run", "--root", str(tmp_path)]
     environment = tracing(world) | {"NO_COLOR": "1", "TMPDIR": str(tmp_path)}

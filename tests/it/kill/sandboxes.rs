@@ -179,6 +179,12 @@ impl Drill {
                 break tokens;
             }
         };
+        // The last deletions continue after their answers.
+        until(&format!("a death at {point}"), PATIENCE, async || {
+            deaths += bury(&mut self.world, true);
+            (deaths > 0).then_some(())
+        })
+        .await;
         self.tokens.extend(tokens);
         self.count(point, deaths);
     }

@@ -31,7 +31,8 @@ const DEVICE_LINKS: [(&str, &str); 5] = [
     ("ptmx", "pts/ptmx"),
 ];
 /// What the kernel tells of the machine, or lets be done to it.
-const HIDDEN_PROC_FILES: [&str; 6] = [
+const HIDDEN_PROC_FILES: [&str; 7] = [
+    "kallsyms",
     "kcore",
     "keys",
     "latency_stats",

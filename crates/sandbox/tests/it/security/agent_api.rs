@@ -55,7 +55,10 @@ pub async fn perform(world: &SandboxFixture, host_port: u16, tally: &mut Tally) 
     let (handle, agent) = world.start(&world.spec(), 1).await;
     let pid = handle.pid.unwrap();
     settle(tally, "bounded", endless_output(&agent, pid).await);
-    let line = request(&format!("head -c {LINE_BYTES} /dev/zero | tr '\\0' x"));
+    let line = ExecRequest {
+        timeout_seconds: 300,
+        ..request(&format!("head -c {LINE_BYTES} /dev/zero | tr '\\0' x"))
+    };
     let received = run(&agent, &line).await.stdout.len();
     settle(tally, &LINE_BYTES.to_string(), &received.to_string());
 

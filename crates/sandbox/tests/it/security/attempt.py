@@ -19,6 +19,8 @@ CALLS = json.loads(os.environ["CALLS"])
 libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
 seen = "done"
+# Seconds to wait for the proxy.
+patience = 120
 
 
 def call(name, *arguments):
@@ -97,14 +99,14 @@ def head(connection):
 
 def proxied(text):
     """The status with which the proxy answers."""
-    with socket.create_connection(("127.0.0.1", proxy_port()), 5) as connection:
+    with socket.create_connection(("127.0.0.1", proxy_port()), patience) as connection:
         connection.sendall(text.encode())
         answer = head(connection)
     return answer.split()[1].decode() if answer else "closed"
 
 
 def open_tunnel(authority):
-    connection = socket.create_connection(("127.0.0.1", proxy_port()), 5)
+    connection = socket.create_connection(("127.0.0.1", proxy_port()), patience)
     connection.sendall(f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n".encode())
     answer = head(connection)
     return connection, answer.split()[1].decode() if answer else "closed"
@@ -126,6 +128,8 @@ def tls(authority, name):
     connection, status = open_tunnel(authority)
     try:
         context.wrap_socket(connection, server_hostname=name)
+    except TimeoutError:
+        return "timeout"
     except OSError:
         return "refused"
     return status

@@ -276,6 +276,7 @@ pub async fn perform(agent: &BoxAgent, users: &[&str], facts: &HostFacts, host_p
             let setup = format!("mkdir -p @OWN@ && cd @OWN@ && {{ :; {}\n}}", case.setup);
             let setup = ExecRequest {
                 user: Some((*user).to_owned()),
+                timeout_seconds: 300,
                 ..request(&facts.fill(&setup).replace("@OWN@", &own))
             };
             prints(agent, &setup).await;

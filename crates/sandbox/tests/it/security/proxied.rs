@@ -117,6 +117,7 @@ pub const CASES: &[Case] = &[
 
 pub const CASES_WITHOUT_PROXY: &[Case] = &[blocked(
     "a proxy that ended",
-    "seen = tunnel('api.test:443')",
+    "patience = 5\n\
+     seen = tunnel('api.test:443')",
     "TimeoutError|timeout|ECONNREFUSED|ECONNRESET|closed",
 )];
