@@ -7,7 +7,7 @@ use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use http::header::{CONNECTION, HOST, HeaderName, TRANSFER_ENCODING, UPGRADE};
-use http::{HeaderMap, HeaderValue, StatusCode, Uri, Version};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, Version};
 use http_body::Body as _;
 use http_body_util::Limited;
 use hyper::upgrade::OnUpgrade;
@@ -17,9 +17,10 @@ use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 use towpath_runtime::Graphs;
 
-use super::app::AgentApp;
+use super::app::{AgentApp, Settings};
 use super::errors::AgentError;
 use super::event_streaming::{FOREIGN_SOCKET, is_allowed_origin};
+use crate::browser::may_act;
 use crate::gateway::signature::UnkeyedCaller;
 
 /// Passes all requests to the custom routes, if there are any.
@@ -101,7 +102,7 @@ async fn forward(State(app): State<AgentApp>, request: Request) -> Response {
     let Some(socket) = seat.child().http_socket.clone() else {
         return AgentError::not_found().into_response();
     };
-    if is_websocket(request.headers()) && !is_allowed_origin(&app.settings, request.headers()) {
+    if is_websocket(request.headers()) && !may_open_socket(&app.settings, request.headers()) {
         return AgentError::new(StatusCode::FORBIDDEN, FOREIGN_SOCKET).into_response();
     }
     match exchange(&socket, request, app.draining.clone()).await {
@@ -111,6 +112,14 @@ async fn forward(State(app): State<AgentApp>, request: Request) -> Response {
             unreachable()
         }
     }
+}
+
+/// Whether a page may open a socket of the author. Custom auth asks for credentials only if it applies to these routes.
+fn may_open_socket(settings: &Settings, headers: &HeaderMap) -> bool {
+    is_allowed_origin(settings, headers)
+        && (settings.custom_routes_auth
+            || !settings.this_machine_only
+            || may_act(&Method::POST, headers, |origin| settings.cors.allows_origin(origin)))
 }
 
 fn unreachable() -> Response {

@@ -113,11 +113,6 @@ impl Config {
         let (mut environment, mut warnings) = environment::layer(&inputs.environment);
         // Users of the official agent server may bring its variables along.
         if matches!(inputs.mode, Mode::Agent | Mode::Dev) {
-            let (translated, untranslated) = official::settings(&inputs.environment);
-            warnings.extend(untranslated);
-            for (key, value) in translated {
-                environment.entry(key).or_insert(value);
-            }
             let set = inputs.environment.iter();
             warnings.extend(official::warnings(
                 set.map(|(name, value)| (name.as_str(), value.as_str())),
@@ -129,6 +124,13 @@ impl Config {
             .map(|path| file::layer(path, &mut problems))
             .unwrap_or_default();
         // Other programs may be why these are set: the configuration file takes precedence.
+        if matches!(inputs.mode, Mode::Agent | Mode::Dev) {
+            let (translated, untranslated) = official::settings(&inputs.environment);
+            warnings.extend(untranslated);
+            for (key, value) in translated.into_iter().filter(|(key, _)| !file.contains_key(key)) {
+                environment.entry(key).or_insert(value);
+            }
+        }
         if inputs.mode == Mode::Agent && !file.contains_key("listen") {
             let (listen, wrong) = official::listen(&inputs.environment);
             warnings.extend(wrong);

@@ -3,7 +3,7 @@
 //! Readers use the position of a batch, which is the commit order on its thread. Frame ids do not give that order: a
 //! run's worker uses its own clock, while another process may log the end of another run.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use sqlx::FromRow;
 use towpath_domain::agent::{EventId, Frame, frame};
@@ -352,6 +352,7 @@ pub async fn delete_thread_log(tx: &mut Tx<'_>, tenant: TenantId, thread: Thread
 struct RemovedBatch {
     thread_id: ThreadId,
     run_id: Option<RunId>,
+    attempt: i64,
     last_ms: i64,
     last_seq: i64,
 }
@@ -362,18 +363,27 @@ pub async fn prune(tx: &mut Tx<'_>, limit: i64) -> Result<u64> {
     let text = sql!(tx,
         sqlite: "DELETE FROM run_event WHERE (thread_id, last_ms, last_seq, id) IN
                  (SELECT thread_id, last_ms, last_seq, id FROM run_event WHERE expires_at < $1 LIMIT $2 + 0)
-                 RETURNING thread_id, run_id, last_ms, last_seq",
+                 RETURNING thread_id, run_id, attempt, last_ms, last_seq",
         // Several sweeps may be at it.
         postgres: "DELETE FROM run_event WHERE ctid = ANY (ARRAY
                    (SELECT ctid FROM run_event WHERE expires_at < $1 LIMIT $2 FOR UPDATE SKIP LOCKED))
-                   RETURNING thread_id, run_id, last_ms, last_seq");
+                   RETURNING thread_id, run_id, attempt, last_ms, last_seq");
     let removed: Vec<RemovedBatch> = on!(tx, |conn| sqlx::query_as(text)
         .bind(now)
         .bind(limit)
         .fetch_all(conn)
         .await)?;
     let mut last: BTreeMap<ThreadId, EventId> = BTreeMap::new();
-    for batch in removed.iter().filter(|batch| batch.run_id.is_some()) {
+    // The end of a run that no worker began is no event for readers of another run.
+    let begun: HashSet<RunId> = removed
+        .iter()
+        .filter(|batch| batch.attempt > 0)
+        .filter_map(|batch| batch.run_id)
+        .collect();
+    for batch in removed
+        .iter()
+        .filter(|batch| batch.run_id.is_some_and(|run| begun.contains(&run)))
+    {
         let id = EventId {
             ms: batch.last_ms,
             seq: batch.last_seq,

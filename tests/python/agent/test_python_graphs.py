@@ -319,23 +319,26 @@ SOCKETS = """
             await send({"type": "websocket.send", "text": message["text"] * 2})
 """
 
+# The machine may stall longer than the client waits by default.
+PATIENT = {"open_timeout": 120, "ping_interval": None, "close_timeout": 60}
+
 
 async def test_the_authors_websockets_are_served(serve, project):
     project.write(config=CONFIG | {"http": {"app": "./web.py:app"}}, web=SOCKETS)
     server, client = serve()
     url = f"ws{server.url.removeprefix('http')}/talk/1?a=b"
-    async with asyncio.timeout(60), connect(url) as one, connect(url) as other:
+    async with asyncio.timeout(180), connect(url, **PATIENT) as one, connect(url, **PATIENT) as other:
         assert one.response.headers["x-path"] == "/talk/1"
         for socket, text in ((one, "a"), (other, "b" * 200_000), (one, "c")):
             await socket.send(text)
             assert await socket.recv() == text * 2
     # A page of elsewhere reaches no server that needs no key.
     with pytest.raises(InvalidStatus) as refused:
-        await connect(url, origin="https://evil.example")
+        await connect(url, origin="https://evil.example", **PATIENT)
     assert refused.value.response.status_code == 403
     # The server's own routes are not the author's.
     with pytest.raises(InvalidStatus):
-        await connect(f"ws{server.url.removeprefix('http')}/threads")
+        await connect(f"ws{server.url.removeprefix('http')}/threads", **PATIENT)
 
 
 def test_an_author_may_serve_the_protocols_of_agents(serve, project):

@@ -243,6 +243,9 @@ async def app(scope, receive, send):
         await send({"type": "websocket.send", **twice})
 """
 
+# The machine may stall longer than the client waits by default.
+PATIENT = {"open_timeout": 120, "ping_interval": None, "close_timeout": 60}
+
 
 async def test_websockets_of_an_application(fresh, project, folder):
     from websockets.asyncio.client import unix_connect
@@ -251,7 +254,7 @@ async def test_websockets_of_an_application(fresh, project, folder):
     socket = str(folder / "http")
     app = "http"
     peer = await fresh(config(http={"app": "./app.py:app"}), project(g_py=GRAPH, app_py=SOCKETS), http_socket=socket)
-    async with unix_connect(socket, f"ws://{app}/a%20b?q=1", subprotocols=["one", "two"]) as client:
+    async with unix_connect(socket, f"ws://{app}/a%20b?q=1", subprotocols=["one", "two"], **PATIENT) as client:
         assert client.subprotocol == "one"
         assert (client.response.headers["x-path"], client.response.headers["x-query"]) == ("/a b", "q=1")
         # Texts, bytes, parts, and more than one read holds.
@@ -261,20 +264,50 @@ async def test_websockets_of_an_application(fresh, project, folder):
         await client.send(["a", "b", "c"])
         assert await client.recv() == "abcabc"
         await (await client.ping())
-    async with unix_connect(socket, f"ws://{app}/") as client:
+    async with unix_connect(socket, f"ws://{app}/", **PATIENT) as client:
         await client.send("bye")
         with pytest.raises(ConnectionClosed) as closed:
             await client.recv()
         assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (4001, "as told")
-    async with unix_connect(socket, f"ws://{app}/broken") as client:
+    async with unix_connect(socket, f"ws://{app}/broken", **PATIENT) as client:
         with pytest.raises(ConnectionClosed) as closed:
             await client.recv()
         assert closed.value.rcvd.code == 1011
     for path, status in (("refused", 403), ("undecided", 500)):
         with pytest.raises(InvalidStatus) as refused:
-            await unix_connect(socket, f"ws://{app}/{path}")
+            await unix_connect(socket, f"ws://{app}/{path}", **PATIENT)
         assert refused.value.response.status_code == status
     run = await peer.wait("g", {"messages": []})
     assert run.result["status"] == "success"
     assert await peer.stop() == 0
     assert [one for one in peer.logs if one["message"] == "disconnected 1000"]
+
+
+TICKER = """
+import asyncio
+
+async def app(scope, receive, send):
+    await receive()
+    await send({"type": "websocket.accept"})
+    try:
+        while True:
+            await send({"type": "websocket.send", "text": "tick"})
+            await asyncio.sleep(0.01)
+    finally:
+        print("the ticker ended", flush=True)
+"""
+
+
+async def test_an_application_that_only_sends_ends_with_its_client(fresh, project, folder):
+    from websockets.asyncio.client import unix_connect
+
+    socket = str(folder / "http")
+    peer = await fresh(
+        config(http={"app": "./app.py:app"}), project(g_py=GRAPH, app_py=TICKER), http_socket=socket
+    )
+    async with unix_connect(socket, "ws://http/", **PATIENT) as client:
+        assert await client.recv() == "tick"
+    async with asyncio.timeout(60):
+        while not any("the ticker ended" in one["message"] for one in peer.logs):
+            await asyncio.sleep(0.01)
+    assert await peer.stop() == 0

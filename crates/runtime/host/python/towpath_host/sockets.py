@@ -51,6 +51,7 @@ class Socket:
         self._ended: Message | None = None
         self._end = asyncio.Event()
         self._eof_sent = False
+        self._broken = False
         self._writing = asyncio.Lock()
 
     async def perform(self, app: Any, handshake: bytes, received: bytes) -> None:
@@ -71,8 +72,11 @@ class Socket:
         try:
             await app(self._scope, self._receive, self._send)
             await self._finish(CloseCode.NORMAL_CLOSURE)
-        except Exception:
-            log.exception("http.app failed")
+        except Exception as error:
+            if isinstance(error, OSError) and (self._broken or self._ended is not None):
+                log.debug("http.app sent to a client that is gone")
+            else:
+                log.exception("http.app failed")
             await self._finish(CloseCode.INTERNAL_ERROR)
         finally:
             if self._reading is not None:
@@ -107,7 +111,9 @@ class Socket:
         elif kind == "websocket.send":
             if not self._accepted:
                 raise RuntimeError("a websocket must be accepted before anything is sent on it")
-            # A client that is gone gets nothing more.
+            # As uvicorn does: an application that only sends learns in no other way that its client is gone.
+            if self._broken or self._ended is not None:
+                raise ConnectionResetError("the client of the websocket is gone")
             with contextlib.suppress(InvalidState):
                 if (text := message.get("text")) is not None:
                     self._protocol.send_text(text.encode())
@@ -151,8 +157,10 @@ class Socket:
                 self._eof_sent = True
                 if self._writer.can_write_eof():
                     self._writer.write_eof()
-            with contextlib.suppress(ConnectionError):
+            try:
                 await self._writer.drain()
+            except ConnectionError:
+                self._broken = True
 
     async def _read(self) -> None:
         """Hands on what the client sends, to its end."""
