@@ -17,6 +17,12 @@ pub(super) struct AgentOptions {
     input_modes: Option<Vec<String>>,
 }
 
+/// Whether a name is that of a version. Cards and clients may add a patch number: `0.3.0`.
+fn is_version(name: &str, version: Dialect) -> bool {
+    name.strip_prefix(version_name(version))
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
 impl AgentOptions {
     pub(super) fn of(assistant: &Assistant) -> Self {
         let metadata: Value = serde_json::from_str(&assistant.metadata).unwrap_or_default();
@@ -26,7 +32,7 @@ impl AgentOptions {
     fn from_metadata(metadata: &Value) -> Self {
         let named = texts(metadata, "versions").unwrap_or_default();
         let mut versions = vec![Dialect::V10, Dialect::V03];
-        versions.retain(|version| named.iter().any(|name| name == version_name(*version)));
+        versions.retain(|version| named.iter().any(|name| is_version(name, *version)));
         Self {
             versions: if versions.is_empty() {
                 vec![Dialect::V10, Dialect::V03]
@@ -127,7 +133,8 @@ mod tests {
         let both = vec![Dialect::V10, Dialect::V03];
         for (named, expected) in [
             (json!(["1.0"]), vec![Dialect::V10]),
-            (json!(["0.3", "1.0"]), both.clone()),
+            (json!(["0.3.0"]), vec![Dialect::V03]),
+            (json!(["0.3.0", "1.0"]), both.clone()),
             (json!(["9.0"]), both.clone()),
             (json!("1.0"), both),
         ] {

@@ -29,7 +29,7 @@ use self::next_run::{NextRun, NextRunEvent};
 use super::failure::Failure;
 use super::params;
 use super::rpc::{Call, sse_event};
-use super::tasks::{authorize, find, internal_error, read, task_json};
+use super::tasks::{authorize, find, internal_error, load_task, read, task_json};
 use crate::agent::app::AgentApp;
 use crate::agent::live::{Reader, StreamItem};
 use crate::agent::runs::since;
@@ -113,6 +113,7 @@ fn respond_from(
         call: call.clone(),
         task,
         source,
+        follows_runs: false,
         is_working: false,
         last_reply: Vec::new(),
         is_ended: false,
@@ -131,6 +132,8 @@ struct TaskStream {
     call: Call,
     task: Task,
     source: Source,
+    /// Whether it waited for an answer to a question.
+    follows_runs: bool,
     /// Whether the client knows that the run has started.
     is_working: bool,
     /// The last message of the assistant.
@@ -176,19 +179,31 @@ impl TaskStream {
 
     /// Follows the next run of a task that asked for input, if there is one.
     async fn check_next_run(&mut self) {
-        let row = match read(&self.app, self.assistant, self.task.id, TaskDetail::STATE).await {
+        let row = match load_task(&self.app, self.assistant, self.task.id, TaskDetail::STATE).await {
             Ok(row) => row,
-            Err(refusal) => return self.fail(&refusal),
+            // The database is away: a later look may know more.
+            Err(error) if error.is_transient() => return,
+            Err(towpath_store::Error::NotFound) => return self.fail(&A2aError::task_not_found(self.task.id)),
+            Err(error) => return self.fail(&internal_error(error)),
         };
         if row.run_id != self.task.run {
-            self.task = row.without_outcome();
-            match Reader::of_run(&self.app, row.thread_id, row.run_id, true, EventStart::Beginning).await {
-                Ok(reader) => self.source = Source::run(&self.app, reader),
-                Err(error) => self.fail(&internal_error(error)),
-            }
+            self.follow_run(row.without_outcome()).await;
         } else if row.state != TaskState::InputRequired {
             // It was canceled.
             self.push_end().await;
+        }
+    }
+
+    async fn follow_run(&mut self, task: Task) {
+        let (thread, run) = (task.id.thread, task.run);
+        self.task = task;
+        match Reader::of_run(&self.app, thread, run, true, EventStart::Beginning).await {
+            Ok(reader) => {
+                self.source = Source::run(&self.app, reader);
+                (self.follows_runs, self.is_working, self.is_ended) = (true, false, false);
+                self.last_reply.clear();
+            }
+            Err(error) => self.fail(&internal_error(error)),
         }
     }
 
@@ -223,8 +238,13 @@ impl TaskStream {
         let row = read(&self.app, self.assistant, self.task.id, TaskDetail::ARTIFACT).await;
         let task = row.and_then(|row| row.task().map_err(internal_error));
         let task = match task {
-            // Another message already continues the task: this stream belongs to the earlier run.
-            Ok(task) if task.run != self.task.run => return,
+            Ok(task) if task.run != self.task.run => {
+                // The stream of a message belongs to its own run; one that waited for an answer goes on.
+                if self.follows_runs {
+                    self.follow_run(task).await;
+                }
+                return;
+            }
             Ok(task) => task,
             Err(refusal) => return self.fail(&refusal),
         };

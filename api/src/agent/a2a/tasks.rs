@@ -95,7 +95,7 @@ pub(super) async fn read(
     })
 }
 
-async fn load_task(
+pub(super) async fn load_task(
     app: &AgentApp,
     assistant: AssistantId,
     id: TaskId,

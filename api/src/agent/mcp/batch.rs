@@ -13,6 +13,7 @@ use futures::future::BoxFuture;
 use futures::stream::{self, FuturesUnordered, StreamExt as _};
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, StatusCode};
+use http_body::Body as _;
 use serde_json::{Value, json};
 use tokio::time::Interval;
 
@@ -27,6 +28,9 @@ use crate::agent::sse;
 
 /// Size limit of the body of an error.
 const MAX_ERROR_BYTES: usize = 64 * 1024;
+
+/// Answers that are complete and wait for the others, in bytes. More requests are refused.
+const MAX_HELD_BYTES: u64 = 16 << 20;
 
 /// Answers the messages of a batch.
 pub(super) async fn handle(
@@ -44,11 +48,21 @@ pub(super) async fn handle(
     let form = response_form(takes, &entries);
     let mut answers = Vec::new();
     let mut refused = None;
+    let mut held = 0;
     for entry in entries {
         match entry {
             Ok(Message::Request(call)) => {
-                let answer = handle_entry(app, headers, form, &call).await;
-                answers.push(entry_body(&call.id, answer, form).await);
+                let answer = if held > MAX_HELD_BYTES {
+                    let text = "The answers of the batch are too large: send this request by itself";
+                    let error = RpcError::new(ErrorCode::RequestFailed, text);
+                    error_response(StatusCode::PAYLOAD_TOO_LARGE, &call.id, &error)
+                } else {
+                    handle_entry(app, headers, form, &call).await
+                };
+                let body = entry_body(&call.id, answer, form).await;
+                // Calls are streams, which hold nothing yet: their lower bound is 0.
+                held += body.size_hint().lower();
+                answers.push(body);
             }
             Ok(Message::Notification { method, params }) => {
                 let taken = handle_notification(app, headers, Lifecycle::Handshake, &method, &params).await;

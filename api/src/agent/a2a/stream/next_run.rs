@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::time::{Interval, MissedTickBehavior, interval};
+use tokio::time::{Instant, Interval, sleep_until};
 use tokio_util::sync::CancellationToken;
 use towpath_domain::ThreadId;
 use towpath_queue::Events;
@@ -11,13 +11,16 @@ use towpath_queue::Events;
 use crate::agent::app::AgentApp;
 use crate::agent::sse;
 
-/// Between two looks at the task, which show what no hint told.
-const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Between the first two looks at the task, which show what no hint told.
+const FIRST_POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// A question may wait for days: the interval doubles up to this.
+const MAX_POLL_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The wait of one stream.
 pub(super) struct NextRun {
     events: Events,
-    poll: Interval,
+    next_poll: Instant,
+    poll_interval: Duration,
     heartbeat: Interval,
     draining: CancellationToken,
 }
@@ -35,12 +38,11 @@ pub(super) enum NextRunEvent {
 impl NextRun {
     pub(super) async fn new(app: &AgentApp, thread: ThreadId) -> Self {
         let events = app.queue.subscribe(thread).await;
-        // The first tick is due at once: the task may have changed before the subscription.
-        let mut poll = interval(POLL_INTERVAL);
-        poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Self {
             events,
-            poll,
+            // At once: the task may have changed before the subscription.
+            next_poll: Instant::now(),
+            poll_interval: FIRST_POLL_INTERVAL,
             heartbeat: sse::heartbeat_ticker(app),
             draining: app.draining.clone(),
         }
@@ -49,10 +51,16 @@ impl NextRun {
     pub(super) async fn next(&mut self) -> NextRunEvent {
         tokio::select! {
             biased;
-            () = self.draining.cancelled() => NextRunEvent::Drain,
-            _ = self.heartbeat.tick() => NextRunEvent::Heartbeat(Bytes::from_static(b": heartbeat\r\n\r\n")),
-            _ = self.poll.tick() => NextRunEvent::Check,
-            _ = self.events.next() => NextRunEvent::Check,
+            () = self.draining.cancelled() => return NextRunEvent::Drain,
+            _ = self.heartbeat.tick() => {
+                return NextRunEvent::Heartbeat(Bytes::from_static(b": heartbeat\r\n\r\n"));
+            }
+            () = sleep_until(self.next_poll) => self.poll_interval = (self.poll_interval * 2).min(MAX_POLL_INTERVAL),
+            _ = self.events.next() => {}
         }
+        // One look serves all hints so far.
+        while self.events.try_next().is_some() {}
+        self.next_poll = Instant::now() + self.poll_interval;
+        NextRunEvent::Check
     }
 }

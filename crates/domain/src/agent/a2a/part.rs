@@ -71,8 +71,11 @@ impl Part {
     /// The media type that a part of a request names, in either version.
     pub(super) fn named_media_type(part: &Value) -> Option<&str> {
         let part = part.as_object()?;
-        let file = part.get("file").and_then(Value::as_object);
-        let name = field(part, "mediaType").or_else(|| field(file?, "mimeType"));
+        // The field that `parse` reads: what is checked is what the graph gets.
+        let name = match part.get("file").and_then(Value::as_object) {
+            Some(file) => field(file, "mimeType"),
+            None => field(part, "mediaType"),
+        };
         name?.as_str().filter(|name| !name.is_empty())
     }
 
@@ -254,6 +257,15 @@ mod tests {
                 assert_eq!(part.to_json(Dialect::V10), new);
             }
         }
+    }
+
+    #[test]
+    fn the_media_type_that_is_checked_is_the_one_that_is_read() {
+        let file = json!({"bytes": "AA==", "mimeType": "application/x-other"});
+        let both = json!({"kind": "file", "mediaType": "text/plain", "file": file});
+        assert_eq!(Part::named_media_type(&both), Some("application/x-other"));
+        let read = Part::parse(&both, "parts.0").unwrap();
+        assert_eq!(read.to_json(Dialect::V10)["mediaType"], "application/x-other");
     }
 
     #[test]
