@@ -15,7 +15,7 @@ use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
 use crate::extract::{Json, Pairs, Path, Query};
-use crate::platform::datasets::results;
+use crate::platform::datasets::results::{self, UsageOfTraces};
 use crate::platform::exports::MAX_OFFSET;
 use crate::platform::runs;
 
@@ -224,7 +224,7 @@ async fn session_stats(app: &App, tenant: Tenant, session: &Session) -> Result<V
         };
         let roots = runs::counted(&snapshot, &criteria).await?.runs;
         // Only for experiments: other projects may have very many runs.
-        let feedback = results::feedback(reader, tenant.id, id).await?;
+        let feedback = results::feedback(reader, tenant.id, id, UsageOfTraces::Skip).await?;
         Ok((counted, Some((roots, feedback))))
     });
     let (counted, of_experiment) = counted.await?;

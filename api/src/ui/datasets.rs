@@ -107,6 +107,7 @@ struct Detail {
     experiments: Vec<Experiment>,
     /// Names of the compared experiments.
     compared: Vec<String>,
+    /// On the first page of examples only: they read each run of the experiments.
     summaries: Vec<Summary>,
     chosen: String,
     rows: Vec<Row>,
@@ -207,7 +208,10 @@ pub(super) async fn detail(
     examples.truncate(EXAMPLES_PER_PAGE as usize);
     let lower = lower_is_better_keys(&app, tenant).await?;
     let mut cells = cells(&app, tenant, &examples, &compared, &lower).await?;
-    let summaries = summaries(&app, tenant, &compared, &lower).await?;
+    let summaries = match offset {
+        0 => summaries(&app, tenant, &compared, &lower).await?,
+        _ => Vec::new(),
+    };
     let now = app.clock.now();
     let first = compared.first().map(|project| project.id);
     let experiments = all.into_iter().map(|project| Experiment {

@@ -8,6 +8,8 @@ use crate::world::{Call, KEY, World, on_both_databases};
 
 on_both_databases!(
     a_project_shows_what_its_traces_cost,
+    totals_of_a_project_are_the_sums_of_its_list,
+    only_the_first_page_of_a_project_has_totals,
     a_trace_shows_the_cost_of_all_its_runs,
     experiments_are_compared_by_scores_latency_and_cost,
 );
@@ -64,6 +66,14 @@ impl TestTrace<'_> {
             run
         })
     }
+}
+
+/// A chain that repeats the usage of its call, with this cost.
+fn repeated(mut runs: [Value; 2], cost: f64) -> [Value; 2] {
+    let [root, call] = &mut runs;
+    root["outputs"] = call["outputs"].clone();
+    root["outputs"]["usage_metadata"]["total_cost"] = json!(cost);
+    runs
 }
 
 async fn page(world: &World, session: &str, path: &str) -> String {
@@ -167,6 +177,75 @@ async fn a_project_shows_what_its_traces_cost(world: World) {
     );
 }
 
+async fn totals_of_a_project_are_the_sums_of_its_list(world: World) {
+    price(&world).await;
+    let turn = |root, start, input_tokens| TestTrace {
+        root,
+        start,
+        project: json!({"session_name": "canal"}),
+        seconds: 2,
+        input_tokens,
+        example: None,
+    };
+    let both = repeated(turn(1, "01T1000", 1000).runs(), 0.0045);
+    // Of this one, only the chain reports usage.
+    let mut chain = repeated(turn(3, "01T1100", 2000).runs(), 0.0075);
+    chain[1].as_object_mut().unwrap().remove("outputs");
+    world
+        .post("/runs/batch", &json!({"post": ([both, chain].concat())}))
+        .await
+        .expect(202);
+    let session = cookie(&sign_in(&world, KEY).await);
+    let found = world.get("/sessions?name=canal").await.expect(200);
+    let project = format!("/ui/traces/{}", found[0]["id"].as_str().unwrap());
+    let traces = page(&world, &session, &project).await;
+    has(
+        part(&traces, &format!("r{}", id(1)), "tr"),
+        &["1\u{202f}100", "$0.0045"],
+    );
+    has(
+        part(&traces, &format!("r{}", id(3)), "tr"),
+        &["2\u{202f}100", "$0.0075"],
+    );
+    let total = ["4 runs", "3\u{202f}200 tokens", "$0.012"];
+    has(part(&traces, "totals", "div"), &total);
+    let runs = page(&world, &session, &format!("{project}?runs=all")).await;
+    has(part(&runs, "totals", "div"), &total);
+    let of_one = format!("{project}?filter=eq(id,%22{}%22)", id(1));
+    let one = page(&world, &session, &of_one).await;
+    has(
+        part(&one, "totals", "div"),
+        &["2 runs", "1\u{202f}100 tokens", "$0.0045"],
+    );
+}
+
+async fn only_the_first_page_of_a_project_has_totals(world: World) {
+    let roots = (0..51).map(|number| {
+        let turn = TestTrace {
+            root: 100 + number * 2,
+            start: "01T1000",
+            project: json!({"session_name": "canal"}),
+            seconds: 2,
+            input_tokens: 1000,
+            example: None,
+        };
+        let [root, _] = turn.runs();
+        root
+    });
+    let roots: Vec<Value> = roots.collect();
+    world.post("/runs/batch", &json!({"post": roots})).await.expect(202);
+    let session = cookie(&sign_in(&world, KEY).await);
+    let found = world.get("/sessions?name=canal").await.expect(200);
+    let project = format!("/ui/traces/{}", found[0]["id"].as_str().unwrap());
+    let first = page(&world, &session, &project).await;
+    has(part(&first, "totals", "div"), &["51 runs"]);
+    let (_, older) = first.split_once("&cursor=").unwrap();
+    let (cursor, _) = older.split_once('"').unwrap();
+    let second = page(&world, &session, &format!("{project}?cursor={cursor}")).await;
+    has(&second, &[&format!("id=\"r{}\"", id(100))]);
+    assert!(!second.contains("id=\"totals\""), "{second}");
+}
+
 async fn a_trace_shows_the_cost_of_all_its_runs(world: World) {
     price(&world).await;
     let turn = TestTrace {
@@ -220,7 +299,11 @@ async fn experiments_are_compared_by_scores_latency_and_cost(world: World) {
         example: Some(id(50)),
     };
     // The second experiment is better, slower and cheaper.
-    let runs = [turn(1, id(8), 2, 1000).runs(), turn(3, id(9), 4, 500).runs()].concat();
+    let runs = [
+        repeated(turn(1, id(8), 2, 1000).runs(), 0.0045),
+        repeated(turn(3, id(9), 4, 500).runs(), 0.003),
+    ]
+    .concat();
     world.post("/runs/batch", &json!({"post": runs})).await.expect(202);
     for (feedback, run, score) in [(21, 1, 0.25), (22, 3, 0.75)] {
         let judged = json!({"id": id(feedback), "run_id": id(run), "key": "right", "score": score});
@@ -245,6 +328,10 @@ async fn experiments_are_compared_by_scores_latency_and_cost(world: World) {
     assert!(slower.starts_with("4.0 s") || slower.starts_with("3.9 s"), "{slower}");
     let row = part(&shown, &format!("e{}", id(50)), "tr");
     has(row, &["pill good\">right 0.75", "2.0 s", "4.0 s", "$0.0045", "$0.003"]);
+
+    // Later pages of examples do not read all runs again.
+    let later = page(&world, &session, &format!("{path}&offset=50")).await;
+    assert!(!later.contains("id=\"summaries\""), "{later}");
 
     let alone = page(
         &world,

@@ -24,7 +24,7 @@ pub use page::{Direction, Page, Position, RunQuery};
 pub use predicate::Predicate;
 pub use snapshot::{Bounds, Reader, Snapshot};
 pub use threads::ThreadSummary;
-pub use trace_usage::TraceUsage;
+pub use trace_usage::{TraceUsage, UsageTotal};
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {

@@ -3,7 +3,7 @@
 //! Model calls (`run_type` `llm` or `embedding`) count if any of a trace reports usage, since the runs above often repeat
 //! it. Else all runs of the trace count.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -15,9 +15,15 @@ use towpath_domain::{ProjectId, Timestamp};
 use towpath_traces::prices::PRICED_TYPES;
 use uuid::Uuid;
 
-use crate::Result;
+use crate::extent::Extent;
 use crate::predicate::Predicate;
 use crate::snapshot::Snapshot;
+use crate::{Error, Result};
+
+/// Maximum number of traces with model calls in a total. Each takes the space of an id.
+const MOST_TRACES: usize = 1_000_000;
+/// Maximum number of other traces with usage in a total.
+const MOST_OTHER_TRACES: usize = 250_000;
 
 /// Columns that [`UsageColumns`] needs.
 pub(crate) const COLUMNS: [&str; 9] = [
@@ -141,6 +147,91 @@ impl<'a> UsageColumns<'a> {
     }
 }
 
+/// Usage of many runs. What the runs above model calls repeat does not count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UsageTotal {
+    pub runs: u64,
+    /// `None` if none is known.
+    pub tokens: Option<i64>,
+    /// In units of 10⁻¹⁰; `None` if none is known.
+    pub cost: Option<i128>,
+}
+
+impl UsageTotal {
+    /// Adds total tokens and total cost, not the number of runs.
+    fn add_usage(&mut self, tokens: Option<i64>, cost: Option<i128>) {
+        self.tokens = tokens.map_or(self.tokens, |more| {
+            Some(self.tokens.unwrap_or_default().saturating_add(more))
+        });
+        self.cost = cost.map_or(self.cost, |more| {
+            Some(self.cost.unwrap_or_default().saturating_add(more))
+        });
+    }
+}
+
+/// Adds up the traces of a project with the memory of a few words for each.
+#[derive(Default)]
+struct TraceTotals {
+    total: UsageTotal,
+    /// Traces with a model call that reports usage.
+    with_models: HashSet<Uuid>,
+    /// Total tokens and cost of the other traces.
+    others: HashMap<Uuid, (Option<i64>, Option<i128>)>,
+}
+
+impl TraceTotals {
+    /// Adds a run. One without a trace counts for itself.
+    fn add(&mut self, trace: Option<Uuid>, own: &UsageSums) -> Result<()> {
+        self.total.runs += 1;
+        let usage = own.total();
+        let (tokens, cost) = (usage.tokens[0], usage.costs[0]);
+        let Some(trace) = trace else {
+            self.total.add_usage(tokens, cost);
+            return Ok(());
+        };
+        if own.models.is_known() {
+            self.total.add_usage(tokens, cost);
+            self.with_models.insert(trace);
+            self.others.remove(&trace);
+        } else if own.others.is_known() && !self.with_models.contains(&trace) {
+            let mut sum = UsageTotal::default();
+            let known = self.others.entry(trace).or_default();
+            sum.add_usage(known.0, known.1);
+            sum.add_usage(tokens, cost);
+            *known = (sum.tokens, sum.cost);
+        }
+        for (traces, limit) in [
+            (self.with_models.len(), MOST_TRACES),
+            (self.others.len(), MOST_OTHER_TRACES),
+        ] {
+            if traces > limit {
+                return Err(Error::TooManyTraces { limit });
+            }
+        }
+        Ok(())
+    }
+
+    fn add_rows(&mut self, rows: &RecordBatch) -> Result<()> {
+        let usage = UsageColumns::of(rows)?;
+        let traces = column(rows, "trace_id")?.as_string::<i32>();
+        for row in 0..rows.num_rows() {
+            let trace = traces.is_valid(row).then(|| traces.value(row));
+            let mut own = UsageSums::default();
+            usage.add_row(row, &mut own);
+            self.add(trace.and_then(|trace| trace.parse::<Uuid>().ok()), &own)?;
+        }
+        Ok(())
+    }
+
+    fn total(self) -> UsageTotal {
+        let mut total = self.total;
+        for (tokens, cost) in self.others.into_values() {
+            total.add_usage(tokens, cost);
+        }
+        total
+    }
+}
+
 fn add_rows(sums: &mut HashMap<Uuid, UsageSums>, rows: &RecordBatch) -> Result<()> {
     let usage = UsageColumns::of(rows)?;
     let traces = column(rows, "trace_id")?.as_string::<i32>();
@@ -180,6 +271,28 @@ impl Snapshot {
         }
         Ok(sums.into_iter().map(|(trace, sums)| (trace, sums.total())).collect())
     }
+
+    /// The usage of matching runs of a project as a whole; only in some row groups if they are known to be sufficient.
+    /// For whole traces it is the sum of [`Self::trace_usage`].
+    ///
+    /// # Errors
+    /// [`Error::TooManyTraces`]; the catalog or a segment cannot be read.
+    pub async fn usage_total(
+        &self,
+        project: ProjectId,
+        range: Range<Timestamp>,
+        within: Option<&Extent>,
+        predicate: &Predicate,
+    ) -> Result<UsageTotal> {
+        let mut totals = TraceTotals::default();
+        for (project, parts) in self.scope(&[project], &range, within).await? {
+            let mut matches = self.matches(project, &parts, range.clone(), predicate, &COLUMNS);
+            while let Some(batch) = matches.next().await? {
+                totals.add_rows(&batch.rows)?;
+            }
+        }
+        Ok(totals.total())
+    }
 }
 
 #[cfg(test)]
@@ -214,5 +327,44 @@ mod tests {
         assert_eq!(total, usage(Some(3), Some(10)));
         let none = TraceUsage::default();
         assert_eq!(UsageSums { models: none, others }.total(), others);
+    }
+
+    #[test]
+    fn a_total_is_the_sum_of_its_traces_in_any_order_of_their_runs() {
+        let none = TraceUsage::default();
+        let model = |tokens| UsageSums {
+            models: usage(Some(tokens), None),
+            others: none,
+        };
+        let other = |tokens| UsageSums {
+            models: none,
+            others: usage(Some(tokens), None),
+        };
+        let [first, second, third] = [1, 2, 3].map(Uuid::from_u128);
+        let mut runs = vec![
+            (Some(first), other(7)),
+            (Some(first), model(3)),
+            (Some(first), model(4)),
+            // No model call of this trace reports usage.
+            (Some(second), other(10)),
+            (Some(second), other(10)),
+            (Some(second), UsageSums::default()),
+            (Some(third), UsageSums::default()),
+            (None, other(100)),
+        ];
+        for _ in 0..runs.len() {
+            runs.rotate_left(1);
+            let mut totals = TraceTotals::default();
+            for (trace, own) in &runs {
+                totals.add(*trace, own).unwrap();
+            }
+            let expected = UsageTotal {
+                runs: 8,
+                tokens: Some(127),
+                cost: None,
+            };
+            assert_eq!(totals.total(), expected);
+        }
+        assert_eq!(TraceTotals::default().total(), UsageTotal::default());
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use axum::extract::State;
 use serde::Deserialize;
 use towpath_domain::{DatasetId, ExampleId, ProjectId, Rejection, TenantId, Timestamp, TraceRunId};
-use towpath_query::{Direction, Reader, RunQuery, Snapshot};
+use towpath_query::{Direction, Reader, RunQuery, Snapshot, TraceUsage};
 use towpath_store::datasets::examples::{self, Example};
 use towpath_store::datasets::versions::AsOf;
 use towpath_store::feedback::Feedback;
@@ -292,6 +292,15 @@ pub(crate) struct ExperimentFeedback {
     pub(crate) on_experiment: Vec<Feedback>,
     /// The example that each of these trace runs belongs to.
     pub(crate) examples: HashMap<TraceRunId, Uuid>,
+    /// Of the traces of these trace runs; nothing if it was not asked for.
+    pub(crate) usage: TraceUsage,
+}
+
+/// Whether the usage of traces is read with the feedback: that reads all their runs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum UsageOfTraces {
+    Read,
+    Skip,
 }
 
 /// Reads the feedback of an experiment.
@@ -299,6 +308,7 @@ pub(crate) async fn feedback(
     reader: Reader,
     tenant: TenantId,
     experiment: ProjectId,
+    usage_of_traces: UsageOfTraces,
 ) -> Result<ExperimentFeedback, ApiError> {
     let snapshot = reader.snapshot(tenant).await?;
     let criteria = Criteria {
@@ -318,8 +328,15 @@ pub(crate) async fn feedback(
     };
     let mut ids = HashSet::new();
     let mut examples = HashMap::new();
+    let mut usage = TraceUsage::default();
     loop {
         let page = snapshot.page(&question).await?;
+        if usage_of_traces == UsageOfTraces::Read {
+            let of_page = runs::usage_of(&snapshot, experiment, &page.rows).await?;
+            for of_trace in of_page.values() {
+                usage.add(of_trace);
+            }
+        }
         for (_, row) in &page.rows {
             ids.insert(row.id());
             examples.extend(row.fields().reference_example_id.map(|example| (row.id(), example)));
@@ -336,5 +353,6 @@ pub(crate) async fn feedback(
         on_runs: snapshot.feedback(&ids).await?,
         on_experiment: snapshot.project_feedback(experiment).await?,
         examples,
+        usage,
     })
 }

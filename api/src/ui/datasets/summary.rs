@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use towpath_domain::{ProjectId, TenantId};
+use towpath_query::TraceUsage;
 use towpath_query::feedback::stats;
 use towpath_query::statistics::Statistics;
 use towpath_store::feedback::Feedback;
@@ -12,7 +13,7 @@ use uuid::Uuid;
 
 use super::{Score, compared_scores, mean_scores, score_tone};
 use crate::app::App;
-use crate::platform::datasets::results::{self, ExperimentFeedback};
+use crate::platform::datasets::results::{self, ExperimentFeedback, UsageOfTraces};
 use crate::platform::runs::{self, Criteria};
 use crate::ui::traces::dollars;
 use crate::ui::{PageError, formatting};
@@ -26,7 +27,7 @@ pub(super) struct Summary {
     /// The median of its root runs.
     pub(super) latency: Option<Measure>,
     pub(super) tokens: String,
-    /// Of all runs of its traces.
+    /// Of its traces, like `tokens`.
     pub(super) cost: Option<Measure>,
 }
 
@@ -40,7 +41,7 @@ pub(super) struct Measure {
 /// What is known about an experiment.
 struct Totals {
     roots: Statistics,
-    all: Statistics,
+    usage: TraceUsage,
     scores: BTreeMap<String, f64>,
     by_example: HashMap<Uuid, BTreeMap<String, f64>>,
 }
@@ -64,17 +65,16 @@ impl Totals {
     async fn read(app: &App, tenant: TenantId, experiment: ProjectId) -> Result<Self, PageError> {
         let read = app.queries.run(move |reader| async move {
             let snapshot = reader.snapshot(tenant).await?;
-            let criteria = |is_root| Criteria {
+            let criteria = Criteria {
                 projects: vec![experiment],
-                is_root,
+                is_root: Some(true),
                 ..Criteria::default()
             };
-            let roots = runs::counted(&snapshot, &criteria(Some(true))).await?;
-            let all = runs::counted(&snapshot, &criteria(None)).await?;
-            let given = results::feedback(reader, tenant, experiment).await?;
+            let roots = runs::counted(&snapshot, &criteria).await?;
+            let given = results::feedback(reader, tenant, experiment, UsageOfTraces::Read).await?;
             Ok(Self {
                 roots,
-                all,
+                usage: given.usage,
                 scores: mean_scores(&stats(given.on_runs.iter())),
                 by_example: scores_by_example(&given),
             })
@@ -87,7 +87,7 @@ impl Totals {
     }
 
     fn cost(&self) -> Option<i128> {
-        let [cost, ..] = self.all.cost_sums;
+        let [cost, ..] = self.usage.costs;
         cost
     }
 
@@ -116,7 +116,7 @@ impl Totals {
             text: count(self.roots.errors),
             tone: tone(first.map(|first| first.roots.errors as f64), self.roots.errors as f64),
         });
-        let [tokens, ..] = self.all.token_sums;
+        let [tokens, ..] = self.usage.tokens;
         let mut scores = compared_scores(&self.scores, first.map(|first| &first.scores), lower);
         for score in &mut scores {
             score.changes = first.map(|first| self.changes(first, &score.key, lower.contains(&score.key)));
@@ -130,7 +130,7 @@ impl Totals {
                 text: formatting::span(Duration::try_from_secs_f64(seconds).unwrap_or_default()),
                 tone: tone(first.and_then(Self::median_seconds), seconds),
             }),
-            tokens: formatting::count(tokens),
+            tokens: formatting::count(tokens.unwrap_or_default()),
             cost: self.cost().map(|cost| Measure {
                 text: dollars(cost),
                 tone: tone(first.and_then(Self::cost).map(|cost| cost as f64), cost as f64),

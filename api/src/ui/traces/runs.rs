@@ -8,10 +8,9 @@ use askama::Template;
 use axum::extract::{Path, Query, State};
 use http::StatusCode;
 use serde::Deserialize;
-use towpath_domain::Timestamp;
 use towpath_domain::filter::{Filter, FilterError};
-use towpath_query::statistics::Statistics;
-use towpath_query::{Direction, Position, RunQuery, Snapshot, TraceUsage};
+use towpath_domain::{ProjectId, Timestamp};
+use towpath_query::{Direction, Position, RunQuery, Snapshot, TraceUsage, UsageTotal};
 use towpath_store::quarantine;
 use towpath_traces::derive::derive_priced;
 use towpath_traces::prices::Pricer;
@@ -68,6 +67,8 @@ struct Page {
     days: u32,
     periods: Vec<Period>,
     totals: Option<Totals>,
+    /// Why there are no totals.
+    without_totals: &'static str,
     rows: Vec<RunRow>,
     next: Option<String>,
     later: bool,
@@ -79,7 +80,8 @@ struct Period {
     chosen: bool,
 }
 
-/// Sums over the runs of a period that the filter selects; of whole traces, over all of their runs.
+/// Sums over the runs of a period that the filter selects; of whole traces, over all of their runs. Usage that runs
+/// above model calls repeat counts once. They are on the first page only: they read the whole period.
 struct Totals {
     runs: String,
     tokens: String,
@@ -144,7 +146,7 @@ pub(in crate::ui) async fn page(
     let period = which.days.parse::<u32>().ok();
     let days = period.filter(|days| PERIODS.iter().any(|(known, _)| known == days));
     let days = days.unwrap_or(PERIODS[0].0);
-    let (mut rows, mut next, mut totals) = (Vec::new(), None, None);
+    let (mut rows, mut next, mut totals, mut without_totals) = (Vec::new(), None, None, "");
     if mistake.is_none() {
         let criteria = Criteria {
             projects: vec![project.id],
@@ -178,16 +180,23 @@ pub(in crate::ui) async fn page(
                 true => HashMap::new(),
                 false => runs::usage_of(&snapshot, of, &page.rows).await?,
             };
-            let totals = count(&snapshot, &summed).await?;
+            let totals = match after {
+                None => Some(sum(&snapshot, of, &summed).await),
+                Some(_) => None,
+            };
             Ok((page, usage, totals, Pricer::new(Arc::clone(snapshot.prices()))))
         });
-        let (page, usage, counted, mut pricer) = read.await?;
+        let (page, usage, summed, mut pricer) = read.await?;
         let shown = page.rows.iter().map(|(_, row)| {
             let trace = (!all).then(|| usage.get(&runs::trace_of(row))).flatten();
             line(row, trace, now, &mut pricer)
         });
         rows = shown.collect();
-        totals = counted.map(|counted| Totals::new(&counted));
+        match summed {
+            Some(Ok(total)) => totals = Some(Totals::new(&total)),
+            Some(Err(reason)) => without_totals = reason,
+            None => {}
+        }
         next = page.next.map(|next| next.to_string());
     }
     let tenant = project.tenant_id;
@@ -213,6 +222,7 @@ pub(in crate::ui) async fn page(
         days,
         periods: periods.collect(),
         totals,
+        without_totals,
         rows,
         next,
         later: after.is_some(),
@@ -221,27 +231,33 @@ pub(in crate::ui) async fn page(
 }
 
 impl Totals {
-    fn new(counted: &Statistics) -> Self {
-        let [tokens, ..] = counted.token_sums;
-        let [cost, ..] = counted.cost_sums;
+    fn new(total: &UsageTotal) -> Self {
         Self {
-            runs: match counted.runs {
+            runs: match total.runs {
                 1 => "1 run".to_owned(),
                 runs => format!("{} runs", formatting::count(i64::try_from(runs).unwrap_or(i64::MAX))),
             },
-            tokens: formatting::count(tokens),
-            cost: cost.map(dollars),
+            tokens: formatting::count(total.tokens.unwrap_or_default()),
+            cost: total.cost.map(dollars),
         }
     }
 }
 
-/// Statistics of runs; `None` if the filter selects too many traces.
-async fn count(snapshot: &Snapshot, criteria: &Criteria) -> Result<Option<Statistics>, ApiError> {
-    match runs::counted(snapshot, criteria).await {
-        Ok(counted) => Ok(Some(counted)),
-        Err(error) if error.status() == StatusCode::BAD_REQUEST => Ok(None),
-        Err(error) => Err(error),
-    }
+/// Usage of runs of a project, or the reason that it is not shown: the list is of use without it.
+async fn sum(snapshot: &Snapshot, project: ProjectId, criteria: &Criteria) -> Result<UsageTotal, &'static str> {
+    let read = async {
+        let resolved = criteria.resolve(snapshot).await?;
+        let within = resolved.within.as_ref();
+        let total = snapshot.usage_total(project, resolved.range, within, &resolved.predicate);
+        Ok::<_, ApiError>(total.await?)
+    };
+    read.await.map_err(|error| {
+        if error.status() == StatusCode::BAD_REQUEST {
+            return "There are too many traces to add them up.";
+        }
+        tracing::warn!(project.id = %project, %error, "no totals of a project");
+        "The totals could not be read."
+    })
 }
 
 /// A run with its own usage, or with that of its trace.
