@@ -6,6 +6,7 @@ use tokio::sync::Notify;
 use towpath_store::{Options, Store};
 
 use crate::database::{Database, note};
+use crate::migrations::EmptyDatabase;
 
 async fn a_reader_sees_only_whole_commits(database: Database) {
     let looked = Notify::new();
@@ -55,13 +56,13 @@ async fn a_reader_sees_only_whole_commits_on_postgres() {
     }
 }
 
-async fn calls_for_connections_are_counted(database: Database) {
+async fn calls_for_connections_are_counted(fresh: EmptyDatabase) {
     let options = Options {
         connections: 1,
         acquire_timeout: Duration::from_millis(50),
         ..Options::default()
     };
-    let store = Store::open(&database.uri, options).await.unwrap();
+    let store = Store::open(&fresh.uri, options).await.unwrap();
     // The first connection may take longer to open than such a timeout.
     let opened = async || store.read(async |_| Ok(())).await.is_ok();
     while !opened().await {}
@@ -83,13 +84,13 @@ async fn calls_for_connections_are_counted(database: Database) {
 
 #[tokio::test]
 async fn calls_for_connections_are_counted_on_sqlite() {
-    calls_for_connections_are_counted(Database::sqlite().await).await;
+    calls_for_connections_are_counted(EmptyDatabase::sqlite()).await;
 }
 
 #[tokio::test]
 async fn calls_for_connections_are_counted_on_postgres() {
-    if let Some(database) = Database::postgres().await {
-        calls_for_connections_are_counted(database).await;
+    if let Some(fresh) = EmptyDatabase::postgres().await {
+        calls_for_connections_are_counted(fresh).await;
     }
 }
 
