@@ -199,7 +199,10 @@ fn an_operator_sees_and_does() {
     let again = id(&server.json(folder, &export));
     let ready = server.json(folder, &["jobs", "ls", "--state", "ready", "--pool", "exports"]);
     let why = server.text(folder, &["jobs", "explain", &id(&ready[0])]);
-    assert_eq!(why, "every worker of the pool exports is draining; resume one or start another\n");
+    assert_eq!(
+        why,
+        "every worker of the pool exports is draining; resume one or start another\n"
+    );
     server.json(folder, &["jobs", "cancel", &id(&ready[0])]);
     assert_eq!(server.json(folder, &["exports", "show", &again])["status"], "CANCELLED");
 }
