@@ -24,6 +24,7 @@ mod load_shedding;
 mod operating;
 mod operations;
 mod own_auth;
+mod pages;
 mod quarantine;
 #[path = "../../../tests/src/random.rs"]
 mod random;
