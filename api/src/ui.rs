@@ -220,7 +220,6 @@ impl<S: Send + Sync> axum::extract::FromRequestParts<S> for PageRequest {
 #[template(path = "ui/page.html")]
 struct Page<'a> {
     title: &'a str,
-    /// The active tab.
     here: &'a str,
     /// Address from which the page refreshes itself.
     address: &'a str,

@@ -102,8 +102,6 @@ struct List {
     first: String,
     next: Option<String>,
 }
-
-/// The current filter.
 struct FilterForm {
     pool: String,
     kind: String,

@@ -32,7 +32,6 @@ pub(crate) struct Startup<'a> {
     pub(crate) program: &'a Path,
     /// The graph configuration file.
     pub(crate) config: &'a Path,
-    /// Its data folder.
     pub(crate) data: &'a Path,
     /// Its whole environment but the marks.
     pub(crate) variables: Vec<(String, String)>,

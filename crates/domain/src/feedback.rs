@@ -82,7 +82,6 @@ pub struct FeedbackConfig {
     pub min: Option<f64>,
     #[serde(default)]
     pub max: Option<f64>,
-    /// The allowed scores.
     #[serde(default)]
     pub categories: Option<Vec<FeedbackCategory>>,
 }

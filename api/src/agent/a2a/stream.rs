@@ -70,8 +70,6 @@ pub(super) async fn subscribe(
         },
     ))
 }
-
-/// The streaming response.
 pub(super) fn respond(app: &AgentApp, assistant: AssistantId, call: &Call, start: StreamStart) -> Response {
     let StreamStart {
         task,

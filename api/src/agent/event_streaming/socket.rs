@@ -132,7 +132,6 @@ struct Session {
 /// Why the server closes a socket.
 #[derive(Debug)]
 enum CloseReason {
-    /// The client disconnected.
     Disconnected,
     /// Closed by the server.
     Code(u16, String),

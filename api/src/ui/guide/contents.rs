@@ -20,7 +20,6 @@ pub(super) struct Group {
 
 /// What the index names.
 pub(super) struct Contents {
-    /// The index itself.
     pub(super) index: Entry,
     pub(super) groups: Vec<Group>,
 }

@@ -52,7 +52,6 @@ pub(super) struct OutputView {
 /// A folder, or the beginning of a file.
 pub(super) struct FileView {
     pub(super) path: String,
-    /// The parent folder.
     pub(super) above: Option<String>,
     pub(super) is_dir: bool,
     /// Whether only a part is shown.

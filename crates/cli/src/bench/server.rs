@@ -13,8 +13,6 @@ use tokio::process::{Child as Process, Command};
 
 use super::cores::{self, Half};
 use super::process;
-
-/// Its data folder.
 const DATA: &str = "data";
 
 /// Time limit of a start.

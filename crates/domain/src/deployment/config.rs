@@ -17,7 +17,6 @@ pub struct SourceConfig {
     pub build_on_push: Option<bool>,
     /// The address of the deployment, if not the gateway's.
     pub custom_url: Option<String>,
-    /// The requested sizes.
     pub resource_spec: Option<ResourceSpec>,
     /// The listener that runs it, if not the built-in one.
     pub listener_id: Option<ListenerId>,

@@ -10,7 +10,6 @@ pub const BOUNDARY: &str = "7d1b6c0e9b4f4b0a8a2d6f1c3e5b9d70";
 
 #[derive(Default)]
 pub struct Bodies {
-    /// The compressed bodies.
     pub packed: Vec<Bytes>,
     /// Total size before compression.
     pub plain: u64,
