@@ -62,11 +62,8 @@ async fn nothing_is_left_of_what_was_deleted(fresh: EmptyDatabase) {
     };
     raw.migrate(migrator, 1).await.unwrap();
     raw.execute(filled::rows(ROWS, fresh.dialect)).await;
-    raw.close().await;
     let store = fresh.store().await;
     store.migrate().await.unwrap();
-    store.close().await;
-    let mut raw = fresh.raw().await;
     raw.execute(filled::rows(&rows(), fresh.dialect)).await;
     let before = count(&mut raw, &fresh, 1).await;
     assert!(
@@ -75,9 +72,7 @@ async fn nothing_is_left_of_what_was_deleted(fresh: EmptyDatabase) {
     );
     let others = count(&mut raw, &fresh, 2).await;
     assert_eq!(others, before);
-    raw.close().await;
 
-    let store = fresh.store().await;
     let (tenant, dataset) = (TenantId(id(1)), DatasetId(id(210)));
     let more = async || {
         let some = store
@@ -103,7 +98,6 @@ async fn nothing_is_left_of_what_was_deleted(fresh: EmptyDatabase) {
     deleted.await.unwrap();
     store.close().await;
 
-    let mut raw = fresh.raw().await;
     let mut left = count(&mut raw, &fresh, 1).await;
     assert_eq!(left.remove(VERSIONS).as_deref(), Some("1"));
     assert!(left.values().all(|rows| rows == "0"), "{left:?}");

@@ -59,15 +59,6 @@ impl RawConnection {
         }
     }
 
-    /// Closes it: in SQLite, a store opens no database that another connection has open.
-    pub async fn close(self) {
-        let done = match self {
-            Self::Sqlite(conn) => conn.close().await,
-            Self::Postgres(conn) => conn.close().await,
-        };
-        done.unwrap();
-    }
-
     /// Runs any number of statements.
     pub async fn execute(&mut self, text: impl Into<String>) {
         let statements = sqlx::raw_sql(AssertSqlSafe(text.into()));
