@@ -12,12 +12,20 @@
 //! ```
 
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{ErrorKind, Write as _};
+use std::io::{ErrorKind, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use nix::errno::Errno;
+use nix::sys::signal::kill;
+use nix::unistd::Pid;
 use towpath_domain::Secret;
+
+/// How long the lock of a dead process is waited for.
+const DEAD_HOLDER_WAIT: Duration = Duration::from_secs(10);
+const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A data folder that only this process uses, until it is dropped.
 #[derive(Debug)]
@@ -45,21 +53,21 @@ impl DataDir {
             .read(true)
             .open(&lock)
             .with_context(|| format!("file {}", lock.display()))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                let holder = std::fs::read_to_string(path.join("lock")).unwrap_or_default();
-                let holder = holder.trim();
-                let who = if holder.is_empty() {
-                    String::new()
-                } else {
-                    format!(" (process {holder})")
-                };
-                bail!("another towpath process{who} is using {shown}; stop it, or use another folder with --data-dir");
-            }
-            Err(TryLockError::Error(why)) => return Err(why).with_context(|| format!("locking {shown}")),
+        let deadline = Instant::now() + DEAD_HOLDER_WAIT;
+        let wait = || {
+            std::thread::sleep(LOCK_RETRY_INTERVAL);
+            Instant::now() < deadline
+        };
+        if let Some(holder) = lock_or_holder(&lock, wait).with_context(|| format!("locking {shown}"))? {
+            let who = if holder.is_empty() {
+                String::new()
+            } else {
+                format!(" (process {holder})")
+            };
+            bail!("another towpath process{who} is using {shown}; stop it, or use another folder with --data-dir");
         }
         lock.set_len(0)?;
+        lock.rewind()?;
         writeln!(lock, "{}", std::process::id())?;
         Ok(Self {
             path: path.to_owned(),
@@ -80,6 +88,32 @@ impl DataDir {
     pub fn keep_api_key(&self, key: &Secret) -> anyhow::Result<()> {
         create(&self.api_key_file(), key.reveal())
     }
+}
+
+/// Takes the lock, or returns the process that has it. The lock of a dead process is waited for as long as `wait`
+/// returns true: a child that this process was starting when it died has a copy until it runs its program.
+fn lock_or_holder(lock: &File, mut wait: impl FnMut() -> bool) -> std::io::Result<Option<String>> {
+    loop {
+        match lock.try_lock() {
+            Ok(()) => return Ok(None),
+            Err(TryLockError::Error(error)) => return Err(error),
+            Err(TryLockError::WouldBlock) => {}
+        }
+        let mut holder = String::new();
+        let mut file = lock;
+        file.seek(SeekFrom::Start(0))?;
+        file.read_to_string(&mut holder)?;
+        let holder = holder.trim();
+        if is_alive(holder) || !wait() {
+            return Ok(Some(holder.to_owned()));
+        }
+    }
+}
+
+/// Whether a process has this id. One that is not written yet is that of a process that starts.
+fn is_alive(process: &str) -> bool {
+    let Ok(process) = process.parse() else { return true };
+    kill(Pid::from_raw(process), None) != Err(Errno::ESRCH)
 }
 
 pub fn is_used(path: &Path) -> bool {
@@ -130,6 +164,23 @@ mod tests {
         );
         drop(first);
         DataDir::open(folder.path()).unwrap();
+    }
+
+    #[test]
+    fn the_lock_of_a_dead_process_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let dead = child.id().to_string();
+        child.wait().unwrap();
+        let path = folder.path().join("lock");
+        std::fs::write(&path, &dead).unwrap();
+        let open = || OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        let mut held = Some(open());
+        held.as_ref().unwrap().lock().unwrap();
+        let lock = open();
+        assert_eq!(lock_or_holder(&lock, || false).unwrap(), Some(dead));
+        let taken = lock_or_holder(&lock, || held.take().is_some());
+        assert_eq!(taken.unwrap(), None, "the copy of the lock was closed in the meantime");
     }
 
     #[test]
