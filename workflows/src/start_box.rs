@@ -187,14 +187,16 @@ async fn volume_mounts(world: &Services, machine: &SandboxHost, row: &SandboxBox
         }
         Ok(found)
     });
-    let mut mounts = Vec::new();
-    for (volume, mount, is_shared) in found.await.retry()? {
+    let found = found.await.retry()?;
+    let mut mounts = Vec::with_capacity(found.len());
+    let is_mounted = !found.is_empty() && is_running(machine, row).await?;
+    for (volume, mount, is_shared) in found {
         let source = machine
             .ensure_volume(&volume)
             .await
             .map_err(|error| failure_of(&error))?;
-        if !is_shared {
-            // It may have grown; no other sandbox has it mounted.
+        if !is_shared && !is_mounted {
+            // It may have grown; no sandbox has it mounted.
             machine.grow_volume(&volume).await.map_err(|error| failure_of(&error))?;
         }
         mounts.push(VolumeMount {
@@ -204,6 +206,18 @@ async fn volume_mounts(world: &Services, machine: &SandboxHost, row: &SandboxBox
         });
     }
     Ok(mounts)
+}
+
+/// Whether an interrupted start left this life running. Whatever else was left is ended: it has the volumes mounted.
+async fn is_running(machine: &SandboxHost, row: &SandboxBox) -> Result<bool, Failure> {
+    let (id, generation) = (row.id.0, driver_generation(row.generation));
+    if let Ok(Some(_)) = machine.driver.adopt(id, generation).await {
+        return Ok(true);
+    }
+    match machine.driver.stop(id, generation, Duration::ZERO).await {
+        Ok(()) | Err(Error::NotRunning) => Ok(false),
+        Err(error) => Err(failure_of(&error)),
+    }
 }
 
 /// The root file system of a sandbox that starts for the first time.
