@@ -150,7 +150,7 @@ def evaluate(place):
             }
         place.call("POST", "/runs/batch", {"post": runs}, 202)
         for one in runs:
-            body = {"run_id": one["id"], "session_id": project, "key": "correct", "score": score}
+            body = {"id": str(uuid.uuid4()), "run_id": one["id"], "session_id": project, "key": "correct", "score": score}
             place.call("POST", "/feedback", body, 202)
 
 
