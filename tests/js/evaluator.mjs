@@ -58,7 +58,8 @@ const project = await client.readProject({ projectName: first.experimentName, in
 const examples = await collect(client.listExamples({ datasetId: dataset.id, includeAttachments: true }));
 const attached = {};
 for (const example of examples) {
-  const file = await fetch(example.attachments.note.presigned_url);
+  // Links are paths, which only newer releases make whole.
+  const file = await fetch(new URL(example.attachments.note.presigned_url, url));
   attached[example.inputs.question] = await file.text();
 }
 const [example] = await collect(client.listExamples({ datasetId: dataset.id, splits: ["test"] }));
