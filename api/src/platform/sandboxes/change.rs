@@ -81,7 +81,8 @@ impl UpdateSandbox {
     responses((status = 200, description = "Updated", body = Sandbox),
               (status = 400, description = "Its network can only be changed while it is ready"),
               (status = 404, description = "No such sandbox in this workspace"),
-              (status = 409, description = "The name is already in use"), ApiError))]
+              (status = 409, description = "The name is already in use"),
+              (status = 501, description = "Sandboxes are not enabled in this process"), ApiError))]
 pub async fn update(
     State(app): State<App>,
     tenant: Tenant,
