@@ -55,6 +55,10 @@ impl DataDir {
             .with_context(|| format!("file {}", lock.display()))?;
         let deadline = Instant::now() + DEAD_HOLDER_WAIT;
         let wait = || {
+            #[expect(
+                clippy::disallowed_methods,
+                reason = "at the start of the process, before it serves anything"
+            )]
             std::thread::sleep(LOCK_RETRY_INTERVAL);
             Instant::now() < deadline
         };
