@@ -24,7 +24,7 @@ use crate::app::App;
 use crate::errors::{ApiError, LocSegment};
 use crate::routes::{Routes, routes};
 
-pub(crate) use actions::{cancel_job, pause_schedule, retry_job};
+pub(crate) use actions::{cancel_job, pause_schedule, resume_schedule, retry_job};
 
 /// The database whose jobs are seen: that of the platform, or of an agent server.
 #[derive(Clone)]

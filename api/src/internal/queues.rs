@@ -98,8 +98,8 @@ async fn change(store: &Store, name: &str, change: Change) -> Result<Queue, ApiE
     find(store, name).await?;
     store
         .write(async |tx| match change {
-            Change::Pause => pools::pause(tx, name, true).await,
-            Change::Resume => pools::pause(tx, name, false).await,
+            Change::Pause => pools::pause(tx, name).await,
+            Change::Resume => pools::resume(tx, name).await,
             Change::Drain => pools::drain(tx, name).await,
         })
         .await?;

@@ -136,7 +136,11 @@ pub(super) async fn act(
         if pools::overview(tx, &pool, workers::HEARTBEAT_WINDOW).await?.is_none() {
             return Ok(false);
         }
-        pools::pause(tx, &pool, paused).await?;
+        if paused {
+            pools::pause(tx, &pool).await?;
+        } else {
+            pools::resume(tx, &pool).await?;
+        }
         Ok(true)
     });
     if !known.await? {

@@ -80,11 +80,10 @@ pub(super) async fn act(
 ) -> Result<Response, PageError> {
     let missing = || PageError::from(ApiError::not_found("schedule"));
     let id: ScheduleId = schedule.parse().map_err(|_| missing())?;
-    let paused = match action.as_str() {
-        "pause" => true,
-        "resume" => false,
+    match action.as_str() {
+        "pause" => internal::pause_schedule(&app.store, id).await?,
+        "resume" => internal::resume_schedule(&app.store, id).await?,
         _ => return Err(missing()),
-    };
-    internal::pause_schedule(&app.store, id, paused).await?;
+    }
     Ok(back(PATH))
 }
