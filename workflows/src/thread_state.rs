@@ -139,7 +139,7 @@ pub async fn update(
         let made = graph
             .update_state(&update.at, update.supersteps, &update.metadata, &host)
             .await?;
-        let state = graph.state(&StateRef::latest(update.thread.0), false, &host).await?;
+        let state = graph.state(&StateRef::latest(update.thread.0), &host).await?;
         let written = store
             .write(async |tx| record(tx, tenant, update, &host, &base, state.as_ref()).await)
             .await;

@@ -106,7 +106,20 @@ impl Graph {
     }
 
     /// State of a thread; `None` when there is no such checkpoint.
-    pub async fn state(
+    pub async fn state(&self, at: &StateRef, host: &dyn Host) -> Result<Option<StateSnapshot>, GraphError> {
+        self.read_state(at, false, host).await
+    }
+
+    /// The same, with the states of subgraphs in their tasks.
+    pub async fn state_with_subgraphs(
+        &self,
+        at: &StateRef,
+        host: &dyn Host,
+    ) -> Result<Option<StateSnapshot>, GraphError> {
+        self.read_state(at, true, host).await
+    }
+
+    async fn read_state(
         &self,
         at: &StateRef,
         subgraphs: bool,

@@ -283,7 +283,7 @@ impl<'a> RunHost<'a> {
 
     /// The final state of a run that did not return one.
     async fn final_state(&self, graph: &Graph) -> Option<FinalState> {
-        match graph.state(&StateRef::latest(self.thread.0), false, self).await {
+        match graph.state(&StateRef::latest(self.thread.0), self).await {
             Ok(Some(state)) => {
                 let interrupts = state
                     .tasks

@@ -187,7 +187,12 @@ pub(in crate::agent) async fn read(
     };
     let graph = graph(app, Some(&name))?;
     let host = StateHost::new(&app.store, thread);
-    let state = graph.state(&at, subgraphs, &host).await.map_err(|error| {
+    let state = if subgraphs {
+        graph.state_with_subgraphs(&at, &host).await
+    } else {
+        graph.state(&at, &host).await
+    };
+    let state = state.map_err(|error| {
         // As langgraph says it; the name may be without the ids of its tasks.
         let nowhere = error.message.starts_with("Subgraph ") && error.message.ends_with(" not found");
         if nowhere {

@@ -172,7 +172,7 @@ impl State {
             .filter(|((name, _), _)| self.versions.contains_key(name))
             .filter_map(|((name, _), channel)| {
                 let value = channel.checkpoint()?;
-                Some((name.clone(), super::codec::saved(name, &value, true)))
+                Some((name.clone(), super::codec::saved_value(name, &value)))
             })
             .collect()
     }

@@ -219,7 +219,7 @@ impl UpdateStep<'_> {
         if let Some(saved) = &saved {
             for (_, task, writes) in made.iter().filter(|(.., writes)| !writes.is_empty()) {
                 let writes = writes.iter().enumerate().map(|(at, (channel, value))| {
-                    let value = codec::saved(channel, value, false);
+                    let value = codec::saved_write(channel, value);
                     (codec::index(channel, at), channel.clone(), value)
                 });
                 let put = PutWrites {
