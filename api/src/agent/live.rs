@@ -116,7 +116,22 @@ impl Reader {
         }
     }
 
-    /// Subscribes to a run that is recorded.
+    /// Subscribes to a recorded run whose frames are in the log.
+    pub async fn of_logged_run(
+        app: &AgentApp,
+        thread: ThreadId,
+        run: RunId,
+        since: EventStart,
+    ) -> Result<Self, AgentError> {
+        Self::of_run(app, thread, run, true, since).await
+    }
+
+    /// Subscribes to what a recorded run publishes from now on, for readers that need nothing from the log.
+    pub async fn of_published_frames(app: &AgentApp, thread: ThreadId, run: RunId) -> Result<Self, AgentError> {
+        Self::of_run(app, thread, run, false, EventStart::Now).await
+    }
+
+    /// Subscribes to a recorded run.
     pub async fn of_run(
         app: &AgentApp,
         thread: ThreadId,

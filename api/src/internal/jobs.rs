@@ -101,10 +101,22 @@ pub(crate) async fn get(
     Query(show): Query<GetJob>,
 ) -> Result<Json<JobDetail>, ApiError> {
     let (store, id) = operated.find_job(id).await?;
-    detail(&store, id, show.input).await.map(Json)
+    if show.input {
+        detail_with_input(&store, id).await.map(Json)
+    } else {
+        detail(&store, id).await.map(Json)
+    }
 }
 
-pub(crate) async fn detail(store: &Store, id: JobId, input: bool) -> Result<JobDetail, ApiError> {
+pub(crate) async fn detail(store: &Store, id: JobId) -> Result<JobDetail, ApiError> {
+    read_detail(store, id, false).await
+}
+
+pub(crate) async fn detail_with_input(store: &Store, id: JobId) -> Result<JobDetail, ApiError> {
+    read_detail(store, id, true).await
+}
+
+async fn read_detail(store: &Store, id: JobId, input: bool) -> Result<JobDetail, ApiError> {
     let found = store.read(async |tx| {
         // It may be pruned between the two.
         let (Some(job), Some(explanation)) = (jobs::get(tx, id).await?, towpath_durable::explain(tx, id).await?) else {
@@ -161,7 +173,7 @@ pub(crate) async fn retry(
 ) -> Result<Json<JobDetail>, ApiError> {
     let (store, id) = operated.find_job(id).await?;
     actions::retry_job(&store, id).await?;
-    detail(&store, id, false).await.map(Json)
+    detail(&store, id).await.map(Json)
 }
 
 /// Cancel a job and its children. A running job is asked to stop within ten seconds.
@@ -176,7 +188,7 @@ pub(crate) async fn cancel(
 ) -> Result<Json<JobDetail>, ApiError> {
     let (store, id) = operated.find_job(id).await?;
     actions::cancel_job(&store, id).await?;
-    detail(&store, id, false).await.map(Json)
+    detail(&store, id).await.map(Json)
 }
 
 /// Page of the list.
@@ -221,5 +233,5 @@ pub(crate) async fn retry_dead(
     job.filter(|job| job.dead)
         .ok_or_else(|| ApiError::not_found("dead letter"))?;
     actions::retry_job(&store, id).await?;
-    detail(&store, id, false).await.map(Json)
+    detail(&store, id).await.map(Json)
 }

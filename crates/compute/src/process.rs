@@ -273,7 +273,7 @@ impl Processes {
         let (root, deployment, folder) = (self.root.clone(), launch.deployment, data.to_owned());
         let cell = crate::git::blocking(move || {
             // It was built without isolation, or no program ran in it.
-            isolation.share(&source, true)?;
+            isolation.share_once(&source)?;
             isolation.agent(&root, deployment, &folder, &source)
         });
         let cell = cell.await?;

@@ -55,7 +55,7 @@ pub(super) async fn cancel(app: &AgentApp, assistant: &Assistant, call: &Call) -
 
 /// Waits for the end of a run.
 async fn wait_run_ended(app: &AgentApp, id: TaskId, run: RunId) -> Result<(), A2aError> {
-    match Reader::of_run(app, id.thread, run, false, EventStart::Now).await {
+    match Reader::of_published_frames(app, id.thread, run).await {
         Ok(reader) => wait_ended(reader).await,
         Err(error) if error.status() == StatusCode::NOT_FOUND => Ok(()),
         Err(error) => Err(internal_error(error)),

@@ -219,7 +219,7 @@ pub(crate) async fn delete(
     // Before it is told: the end may come at once.
     let reader = match found.status.is_final() {
         true => None,
-        false => Some(Reader::of_run(&app, thread, run, false, EventStart::Now).await?),
+        false => Some(Reader::of_published_frames(&app, thread, run).await?),
     };
     let deletion = app
         .store

@@ -145,7 +145,7 @@ async fn cancel_one(
     let waited = how.wait == Flag(true);
     // Before it is told: the end may come at once.
     let reader = match waited {
-        true => Some(Reader::of_run(app, thread, run, false, EventStart::Now).await?),
+        true => Some(Reader::of_published_frames(app, thread, run).await?),
         false => None,
     };
     if !cancel_run(app, run, how.action()).await? {

@@ -354,7 +354,7 @@ impl Volumes {
             working_dir: Some("/".to_owned()),
             labels: Some(self.own_labels()),
             host_config: Some(HostConfig {
-                mounts: Some(vec![mount(name.to_owned(), PLACE, false)]),
+                mounts: Some(vec![mount(name.to_owned(), PLACE)]),
                 network_mode: Some("none".to_owned()),
                 cap_drop: Some(vec!["ALL".to_owned()]),
                 // Files that SQLite makes beside a database go to its owner.

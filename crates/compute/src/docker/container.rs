@@ -314,10 +314,10 @@ async fn create(engine: &bollard::Docker, name: &str, given: Startup) -> Result<
     let mut tmpfs = HashMap::new();
     let mut mounts = Vec::new();
     match given.volume {
-        Some(volume) => mounts.push(mount(volume, DATA, false)),
+        Some(volume) => mounts.push(mount(volume, DATA)),
         None => drop(tmpfs.insert(DATA.to_owned(), "mode=1777".to_owned())),
     }
-    mounts.extend(given.program.map(|volume| mount(volume, dockerfile::MOUNTED, true)));
+    mounts.extend(given.program.map(|volume| read_only_mount(volume, dockerfile::MOUNTED)));
     if given.read_only {
         // Programs are unpacked and started there.
         tmpfs.insert("/tmp".to_owned(), "exec,mode=1777".to_owned());
@@ -407,13 +407,20 @@ async fn run(engine: &bollard::Docker, id: &str, reached: ContainerAddress) -> R
     address.ok_or_else(|| Error::Refused("the container exited immediately or has no address".to_owned()))
 }
 
-pub(super) fn mount(volume: String, target: &str, read_only: bool) -> Mount {
+pub(super) fn mount(volume: String, target: &str) -> Mount {
     Mount {
         target: Some(target.to_owned()),
         source: Some(volume),
         typ: Some(MountType::VOLUME),
-        read_only: Some(read_only),
+        read_only: Some(false),
         ..Mount::default()
+    }
+}
+
+fn read_only_mount(volume: String, target: &str) -> Mount {
+    Mount {
+        read_only: Some(true),
+        ..mount(volume, target)
     }
 }
 

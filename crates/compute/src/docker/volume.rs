@@ -37,7 +37,7 @@ impl HelperContainer {
             entrypoint: Some(vec!["/never".to_owned()]),
             labels: Some(labels),
             host_config: Some(HostConfig {
-                mounts: Some(vec![mount(volume, PLACE, false)]),
+                mounts: Some(vec![mount(volume, PLACE)]),
                 network_mode: Some("none".to_owned()),
                 ..HostConfig::default()
             }),
