@@ -18,6 +18,7 @@ mod custom_routes;
 mod docs;
 mod event_streaming;
 mod items;
+mod layers;
 mod live;
 mod mcp;
 mod reloadable_router;
@@ -45,7 +46,7 @@ pub fn agent_router(app: AgentApp) -> Router {
     let (api, system, _) = assemble_routes(Purpose::Serve);
     let api = api.route_layer(from_fn_with_state(app.clone(), auth::require));
     // Inside the next layer: custom routes may use methods that a disabled group of routes does not have.
-    let api = api.method_not_allowed_fallback(crate::layers::no_such_agent_method);
+    let api = api.method_not_allowed_fallback(layers::no_such_method);
     let api = api.layer(from_fn_with_state(app.clone(), custom_routes::require_enabled_group));
     // Outside of the concurrency limit: health must be answered under load.
     let system = system.with_state(app.clone());
@@ -82,7 +83,7 @@ pub fn agent_router(app: AgentApp) -> Router {
     } else {
         open
     };
-    let router = crate::layers::wrap_agent(api.with_state(app.clone()), open, own, settings.max_requests);
+    let router = layers::wrap(api.with_state(app.clone()), open, own, settings.max_requests);
     let router = match settings.mount_prefix.trim_end_matches('/') {
         "" => router,
         prefix => Router::new()

@@ -38,7 +38,7 @@ use utoipa_axum::router::OpenApiRouter;
 
 use crate::app::App;
 use crate::routes::{Purpose, Routes, routes};
-use crate::{auth, docs, errors, gateway, internal, layers, ops, registry, session, ui};
+use crate::{auth, docs, errors, gateway, ingress, internal, ops, registry, session, ui};
 
 pub fn platform_router(app: App) -> Router {
     let (api, _) = assemble_routes(&app, Purpose::Serve);
@@ -52,7 +52,7 @@ pub fn platform_router(app: App) -> Router {
         .merge(sandboxes::service_proxy::routes(&app));
     let pages = ui::routes(&app);
     let router = api.merge(pages).with_state(app.clone()).merge(docs::routes(document));
-    layers::wrap_platform(router, beside, app)
+    ingress::wrap(router, beside, app)
 }
 
 /// Builds the OpenAPI document served at `/openapi.json`.

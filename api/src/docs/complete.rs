@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use utoipa::openapi::OpenApi;
 
 use super::rules;
-use crate::layers::{has_problems, is_sandbox_path, is_tracing, stores_body};
+use crate::paths::{has_problems, is_sandbox_path, is_tracing, stores_body};
 use crate::platform::ingest;
 
 /// The version of the control plane's API description, which the contract fixes. The product's own stands in `/info`.
