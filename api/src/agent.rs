@@ -32,7 +32,7 @@ use axum::Router;
 use axum::middleware::from_fn_with_state;
 use utoipa::openapi::OpenApi;
 
-use crate::gateway::signature::{self, SignatureVerifier};
+use crate::gateway_signature::SignatureVerifier;
 use crate::internal;
 use crate::routes::Purpose;
 
@@ -99,7 +99,7 @@ pub fn agent_router(app: AgentApp) -> Router {
         .layer(cors::layer(&settings.cors));
     match gate {
         // Before everything, including custom routes.
-        Some(gate) => router.layer(from_fn_with_state(gate, signature::require)),
+        Some(gate) => router.layer(from_fn_with_state(gate, layers::require_gateway)),
         None => router,
     }
 }

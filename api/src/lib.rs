@@ -23,6 +23,7 @@ mod concurrency;
 mod docs;
 mod failed_keys;
 mod gateway;
+mod gateway_signature;
 mod idempotency;
 mod ingress;
 mod internal;

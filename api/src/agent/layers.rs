@@ -11,6 +11,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 
 use super::errors::AgentError;
 use crate::concurrency::ConcurrencyLimit;
+use crate::gateway_signature::SignatureVerifier;
 use crate::layers::{observe, report_panic};
 use crate::request_permits;
 
@@ -38,4 +39,17 @@ pub(super) async fn no_such_method() -> AgentError {
 async fn limit_agent(State(places): State<Arc<ConcurrencyLimit>>, request: Request, next: Next) -> Response {
     let held = request_permits::with_permits(vec![places], request, next).await;
     held.unwrap_or_else(|full| AgentError::of(&full.refusal()).into_response())
+}
+
+/// The layer of an agent server that answers only the gateway.
+pub(super) async fn require_gateway(
+    State(verifier): State<SignatureVerifier>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    if !verifier.admit(&mut request) {
+        let text = "this agent server answers only the platform's gateway";
+        return AgentError::new(StatusCode::UNAUTHORIZED, text).into_response();
+    }
+    next.run(request).await
 }
