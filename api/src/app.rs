@@ -1,5 +1,10 @@
 //! What every handler of the platform surface shares.
 
+mod ingest_limiter;
+mod pool_history;
+mod query_executor;
+mod storage_quota;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,10 +22,12 @@ use crate::auth::KeyCache;
 use crate::concurrency::ConcurrencyLimit;
 use crate::limits::Limits as RateLimits;
 use crate::ops::Ops;
-use crate::platform::ingest::{IngestLimiter, StorageQuota};
-use crate::platform::query_executor::QueryExecutor;
-use crate::ui::UsedLinks;
-use crate::ui::history::History;
+use crate::session::UsedLinks;
+
+pub(crate) use ingest_limiter::IngestLimiter;
+pub(crate) use pool_history::{History, PoolHistory};
+pub use query_executor::QueryExecutor;
+pub(crate) use storage_quota::StorageQuota;
 
 /// Destinations that are tested at once.
 const DESTINATIONS_AT_ONCE: usize = 16;

@@ -37,13 +37,12 @@ mod session;
 mod test_headers;
 mod ui;
 
-pub use app::{App, GatewayAccess, Parts, Settings};
+pub use app::{App, GatewayAccess, Parts, QueryExecutor, Settings};
 pub use client::Proxies;
 pub use errors::ApiError;
 pub use limits::Limits;
 pub use ops::{Health, Ops, health_router};
 pub use platform::platform_router;
-pub use platform::query_executor::QueryExecutor;
 #[doc(hidden)]
 pub use routes::Route;
 pub use scopes::{UndeclaredRoute, UndescribedRoutes, required_scopes};

@@ -17,7 +17,6 @@ pub mod model_prices;
 pub mod names;
 pub mod otel;
 pub mod prompts;
-pub mod query_executor;
 pub mod revision_logs;
 pub mod revisions;
 pub mod runs;

@@ -7,6 +7,8 @@
 //! ```
 //! The dashboard keeps it in a cookie of its own pages; programs send it as `Authorization: Bearer`.
 
+use std::collections::HashSet;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::extract::State;
@@ -153,6 +155,20 @@ pub(crate) fn link_code(app: &App, key: KeyId) -> String {
 /// The key of a link's code. The caller checks whether the code was used before.
 pub(crate) fn linked_key(app: &App, code: &str) -> Option<KeyId> {
     read(&app.sealer, Purpose::Link, code, app.clock.now()).map(|(key, _)| key)
+}
+
+/// Codes of used sign-in links.
+#[derive(Default)]
+pub(crate) struct UsedLinks(Mutex<HashSet<[u8; 32]>>);
+
+impl UsedLinks {
+    /// Whether this is the first use of a valid code. Codes expire after minutes and are created at start only, so the
+    /// set stays small.
+    pub(crate) fn first_use(&self, code: &str) -> bool {
+        let mark = KeyHash::of(code.as_bytes()).bytes();
+        // A panic between two set operations leaves the set consistent.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(mark)
+    }
 }
 
 fn write(sealer: &Sealer, purpose: Purpose, key: KeyId, until: Timestamp) -> String {

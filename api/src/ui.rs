@@ -12,7 +12,6 @@ mod destinations;
 mod exports;
 mod formatting;
 mod guide;
-pub(crate) mod history;
 mod jobs;
 mod keys;
 mod limits;
@@ -40,8 +39,6 @@ use crate::app::App;
 use crate::auth::Operator;
 use crate::errors::ApiError;
 use crate::routes::{Route, RouteTable};
-
-pub(crate) use sign_in::UsedLinks;
 
 /// The pages, in the order of their tabs.
 pub(crate) const PAGES: [(&str, &str); 13] = [

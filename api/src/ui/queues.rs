@@ -6,9 +6,8 @@ use axum::response::Response;
 use towpath_domain::Timestamp;
 use towpath_store::{jobs, pools, workers};
 
-use super::history::{self, PoolHistory};
 use super::{PageError, PageRequest, PageResult, back, formatting};
-use crate::app::App;
+use crate::app::{App, PoolHistory};
 use crate::errors::ApiError;
 use crate::internal::model::{PoolStatus, Queue};
 
@@ -48,7 +47,7 @@ struct Pool {
 }
 
 pub(super) async fn page(State(app): State<App>, asked: PageRequest) -> PageResult {
-    history::record_view(&app).await;
+    app.history.record_view(&app.store).await;
     let found = app.store.read(async |tx| {
         Ok((
             pools::list(tx, workers::HEARTBEAT_WINDOW).await?,
@@ -107,7 +106,7 @@ fn pool(pool: pools::Overview, past: &PoolHistory, now: Timestamp) -> Pool {
         blocked: formatting::count(queue.blocked),
         waiting: formatting::count(queue.waiting),
         rate: per_minute(past.rate),
-        line: history::line(&past.ready),
+        line: formatting::line(&past.ready),
         most: past.ready.iter().copied().max().unwrap_or(0),
     }
 }

@@ -1,8 +1,5 @@
 //! Signing in and out of the dashboard.
 
-use std::collections::HashSet;
-use std::sync::{Mutex, PoisonError};
-
 use askama::Template;
 use axum::extract::{Query, Request, State};
 use axum::middleware::Next;
@@ -69,20 +66,6 @@ impl SessionCookie {
             .filter_map(|pair| pair.trim().split_once('='))
             .find(|(name, _)| *name == self.name)
             .map(|(_, token)| token.to_owned())
-    }
-}
-
-/// Codes of used sign-in links.
-#[derive(Default)]
-pub(crate) struct UsedLinks(Mutex<HashSet<[u8; 32]>>);
-
-impl UsedLinks {
-    /// Whether this is the first use of a valid code. Codes expire after minutes and are created at start only, so the
-    /// set stays small.
-    fn first_use(&self, code: &str) -> bool {
-        let mark = KeyHash::of(code.as_bytes()).bytes();
-        // A panic between two set operations leaves the set consistent.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(mark)
     }
 }
 
