@@ -18,7 +18,7 @@ use towpath_traces::objects::Objects;
 use towpath_traces::wal::Wal;
 use towpath_workflows::sandbox_host::SandboxHost;
 
-use crate::auth::KeyCache;
+use crate::auth::{Authenticator, KeyCache};
 use crate::concurrency::ConcurrencyLimit;
 use crate::limits::Limits as RateLimits;
 use crate::ops::Ops;
@@ -171,6 +171,15 @@ impl App {
     /// Writes when keys were used last. Call it about once a minute.
     pub async fn record_key_uses(&self) -> towpath_store::Result<()> {
         self.0.key_cache.record_uses(&self.0.parts.store).await
+    }
+
+    pub(crate) fn authenticator(&self) -> Authenticator<'_> {
+        Authenticator {
+            keys: &self.key_cache,
+            store: &self.store,
+            sealer: &self.sealer,
+            clock: &self.clock,
+        }
     }
 
     /// Forgets what keys were found to open: call it after a key was revoked or a workspace made in this process.

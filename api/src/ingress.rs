@@ -16,7 +16,7 @@ use crate::concurrency::ConcurrencyLimit;
 use crate::errors::ApiError;
 use crate::layers::{too_many_requests, with_not_found, with_observation};
 use crate::paths::{is_ingest, stores_body};
-use crate::{limits, metric, request_permits};
+use crate::{metric, request_permits};
 
 /// Who finds no room on the disk may come back then.
 const DISK_RETRY_AFTER: Duration = Duration::from_secs(30);
@@ -35,7 +35,7 @@ pub(crate) fn wrap(router: Router, ops: Router, app: App) -> Router {
     let router = router.layer(from_fn_with_state(gates, limit)).merge(ops);
     let router = with_not_found(router);
     let router = if app.limits.are_on() {
-        router.layer(from_fn_with_state(app, limits::count_requests))
+        router.layer(from_fn_with_state(app, count_requests))
     } else {
         router
     };
@@ -47,6 +47,15 @@ struct IngressLimits {
     ingest: Arc<ConcurrencyLimit>,
     wal: Wal,
     disk: DiskStatus,
+}
+
+/// The layer around every route of the platform, and around what has none.
+async fn count_requests(State(app): State<App>, request: Request, next: Next) -> Response {
+    let (parts, body) = request.into_parts();
+    match app.limits.count_request(app.authenticator(), &parts).await {
+        Ok(()) => next.run(Request::from_parts(parts, body)).await,
+        Err(refusal) => refusal.into_response(),
+    }
 }
 
 /// Refuses rather than queues: a client that is told when to come back can wait without holding memory here. Stands

@@ -27,6 +27,7 @@ mod gateway_signature;
 mod idempotency;
 mod ingress;
 mod internal;
+mod key_layers;
 mod paths;
 mod registry;
 mod request_permits;

@@ -23,6 +23,7 @@ pub mod runs;
 pub mod sandboxes;
 pub mod sessions;
 pub mod settings;
+pub mod sign_in;
 pub mod source_uploads;
 pub mod usage;
 
@@ -37,7 +38,7 @@ use utoipa_axum::router::OpenApiRouter;
 
 use crate::app::App;
 use crate::routes::{Purpose, Routes, routes};
-use crate::{auth, docs, errors, gateway, ingress, internal, ops, registry, session, ui};
+use crate::{docs, errors, gateway, ingress, internal, key_layers, ops, registry, ui};
 
 pub fn platform_router(app: App) -> Router {
     let (api, _) = assemble_routes(&app, Purpose::Serve);
@@ -69,14 +70,14 @@ fn assemble_routes(app: &App, purpose: Purpose) -> (Router<App>, OpenApi) {
     let router = |routes: Routes<App>| routes.build(purpose);
     let keyed = keyed_routes(purpose);
     // Runs before the handler, the body and the path: the caller is identified first.
-    let keyed = keyed.route_layer(from_fn_with_state(app.clone(), auth::require));
+    let keyed = keyed.route_layer(from_fn_with_state(app.clone(), key_layers::require));
     let operators = router(internal::platform_routes());
-    let operators = operators.route_layer(from_fn_with_state(app.clone(), auth::require_operator));
+    let operators = operators.route_layer(from_fn_with_state(app.clone(), key_layers::require_operator));
     let open = both_places(router(public_routes()))
         .merge(both_places(feedback::submission::allow_all_origins(router(
             feedback::submission::routes(),
         ))))
-        .merge(router(session::routes()))
+        .merge(router(sign_in::routes()))
         .merge(below_api_host(router(signed_routes())))
         .merge(router(sandboxes::open_routes()));
     keyed.merge(operators).merge(open).split_for_parts()

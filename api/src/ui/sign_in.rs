@@ -77,7 +77,12 @@ impl App {
             .store
             .read(async |tx| access::authenticate(tx, &hash).await)
             .await?;
-        Ok(principal.map(|principal| format!("/ui/enter?code={}", session::link_code(self, principal.key))))
+        Ok(principal.map(|principal| {
+            format!(
+                "/ui/enter?code={}",
+                session::link_code(self.authenticator(), principal.key)
+            )
+        }))
     }
 }
 
@@ -117,7 +122,7 @@ pub(super) async fn require_session(State(app): State<App>, mut request: Request
         return refuse_foreign();
     }
     let holder = match SessionCookie::of(&app).token(request.headers()) {
-        Some(token) => session::holder(&app, &token).await,
+        Some(token) => session::holder(app.authenticator(), &token).await,
         None => Ok(None),
     };
     match holder {
@@ -171,7 +176,7 @@ fn landing_page(principal: &Principal) -> &'static str {
 /// Redirects to the first page of the session's holder. That page asks for a key without a session.
 pub(super) async fn landing(State(app): State<App>, headers: HeaderMap) -> Redirect {
     let holder = match SessionCookie::of(&app).token(&headers) {
-        Some(token) => session::holder(&app, &token).await,
+        Some(token) => session::holder(app.authenticator(), &token).await,
         None => Ok(None),
     };
     // A page reports an unavailable database better than a redirect.
@@ -217,7 +222,7 @@ pub(super) async fn sign_in(
             sign_in_page(StatusCode::FORBIDDEN, Some(text), &next)
         }
         Ok(Some(principal)) => {
-            let (token, _) = session::issue(&app, principal.key);
+            let (token, _) = session::issue(app.authenticator(), principal.key);
             // A key that only administers keys has access to the Keys page only.
             let next = if sees_all_pages(&principal) {
                 next.as_str()
@@ -239,7 +244,7 @@ pub(super) async fn sign_out(State(app): State<App>, headers: HeaderMap) -> Resp
         return refuse_foreign();
     }
     if let Some(token) = SessionCookie::of(&app).token(&headers)
-        && let Err(error) = session::over(&app, &token).await
+        && let Err(error) = session::over(app.authenticator(), &token).await
     {
         // The browser keeps the cookie, so the user can retry.
         return PageError::from(error).into_response();
@@ -260,12 +265,14 @@ pub(super) struct LinkQuery {
 
 /// Signs in the first user of a link.
 pub(super) async fn redeem_link(State(app): State<App>, client: Client, Query(link): Query<LinkQuery>) -> Response {
-    let Some(key) = session::linked_key(&app, &link.code).filter(|_| app.used_links.first_use(&link.code)) else {
+    let Some(key) =
+        session::linked_key(app.authenticator(), &link.code).filter(|_| app.used_links.first_use(&link.code))
+    else {
         let text = "This link was already used or has expired. Sign in with an API key.";
         return refuse_unknown(&app, client, text, "/ui/queues");
     };
     session::count(true);
-    let (token, _) = session::issue(&app, key);
+    let (token, _) = session::issue(app.authenticator(), key);
     // A page that refreshes itself instead of a redirect: a strict cookie is not sent with a redirect from another
     // site.
     let page = "<!doctype html><title>Signed in</title><meta http-equiv=\"refresh\" content=\"0; url=/ui/\">\
