@@ -36,7 +36,7 @@ use crate::errors::ApiError;
 use crate::gateway_signature::{self, Assertion, OPEN_PATHS};
 use crate::request_permits::{PermitRefusal, RequestPermits};
 use crate::routes::RouteTable;
-use crate::{auth, internal, layers, metric, scopes};
+use crate::{auth, layers, metric, paths, scopes};
 
 /// After this a client may ask again for a deployment that never served.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
@@ -126,7 +126,7 @@ async fn answer(app: &App, request: Request) -> Result<Response, ApiError> {
             None
         };
         // The agent server behind asks for no key: it stands on loopback.
-        if internal::is_route(way.path) {
+        if paths::is_operators(way.path) {
             scopes::require(&principal.scopes, scopes::operator_scope(request.method()))?;
         }
         Some(Caller { principal, workspace })
@@ -205,7 +205,7 @@ async fn has_own_auth(app: &App, way: &DeploymentRoute<'_>, headers: &HeaderMap)
     let Ok(id) = way.deployment.parse::<DeploymentId>() else {
         return Ok(false);
     };
-    if !app.settings.gateway_own_auth || auth::has_key_header(headers) || internal::is_route(way.path) {
+    if !app.settings.gateway_own_auth || auth::has_key_header(headers) || paths::is_operators(way.path) {
         return Ok(false);
     }
     Ok(app

@@ -20,7 +20,7 @@ use http::{HeaderValue, Method, Uri};
 use sha2::Sha256;
 use towpath_domain::{Clock, Secret};
 
-use crate::internal;
+use crate::paths;
 
 /// What an agent server answers to everybody.
 pub(crate) const OPEN_PATHS: [&str; 4] = ["/ok", "/info", "/docs", "/openapi.json"];
@@ -121,7 +121,7 @@ impl SignatureVerifier {
         let within = path.strip_prefix(prefix.as_str()).unwrap_or(path);
         let is_of_system = [path, within]
             .iter()
-            .any(|path| path.is_empty() || SYSTEM_ROUTES.contains(path) || internal::is_route(path));
+            .any(|path| path.is_empty() || SYSTEM_ROUTES.contains(path) || paths::is_operators(path));
         !is_of_system && self.verify(request, Assertion::Unkeyed)
     }
 

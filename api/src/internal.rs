@@ -1,14 +1,13 @@
 //! What operators see and do: pools, jobs, workers, schedules, dead letters, keys, quarantined trace data, of every
 //! workspace.
 //!
-//! A handler that changes something is a function of [`act`] with an address; the pages of the dashboard call the same.
+//! A handler that changes something is a function of [`actions`] with an address; the pages of the dashboard call the same.
 
 mod actions;
 mod bulk;
-mod deployments;
 mod jobs;
 pub(crate) mod keys;
-mod limits;
+pub(crate) mod limits;
 pub(crate) mod model;
 pub(crate) mod quarantine;
 mod queues;
@@ -19,7 +18,6 @@ use axum::extract::FromRef;
 use towpath_domain::{JobId, RunId, Timestamp};
 use towpath_store::{self as store, Store, jobs as stored, runs};
 
-use crate::agent::AgentApp;
 use crate::app::App;
 use crate::errors::{ApiError, LocSegment};
 use crate::routes::{Routes, routes};
@@ -62,15 +60,6 @@ impl FromRef<App> for JobStores {
     }
 }
 
-impl FromRef<AgentApp> for JobStores {
-    fn from_ref(app: &AgentApp) -> Self {
-        Self {
-            store: app.store.clone(),
-            agents: None,
-        }
-    }
-}
-
 /// The routes, on whichever surface.
 pub(crate) fn routes<S: Clone + Send + Sync + 'static>() -> Routes<S>
 where
@@ -96,24 +85,6 @@ where
         .routes(routes!(schedules::list))
         .routes(routes!(schedules::pause))
         .routes(routes!(schedules::resume))
-}
-
-/// The routes that only the platform has: keys are kept there, for agent servers too, and so are traces.
-pub(crate) fn platform_routes() -> Routes<App> {
-    routes()
-        .routes(routes!(keys::list, keys::create))
-        .routes(routes!(keys::revoke))
-        .routes(routes!(keys::rotate))
-        .routes(routes!(keys::reseal))
-        .routes(routes!(deployments::accept_database))
-        .routes(routes!(limits::list))
-        .merge(quarantine::routes())
-}
-
-/// Whether a path is one of the operators'. Authors of graphs may have routes of their own beside them.
-pub(crate) fn is_route(path: &str) -> bool {
-    let group = path.strip_prefix("/internal/").and_then(|rest| rest.split('/').next());
-    group.is_some_and(|group| matches!(group, "queues" | "scaling" | "jobs" | "workers" | "dead" | "schedules"))
 }
 
 /// The default and the largest number of rows in one answer.

@@ -29,6 +29,7 @@ mod ingress;
 mod internal;
 mod key_layers;
 mod paths;
+mod platform_routes;
 mod registry;
 mod request_permits;
 mod routes;
@@ -43,8 +44,8 @@ pub use client::Proxies;
 pub use errors::ApiError;
 pub use limits::Limits;
 pub use ops::{Health, Ops, health_router};
-pub use platform::platform_router;
+pub use platform_routes::{UndescribedRoutes, platform_router};
 #[doc(hidden)]
 pub use routes::Route;
-pub use scopes::{UndeclaredRoute, UndescribedRoutes, required_scopes};
+pub use scopes::{UndeclaredRoute, required_scopes};
 pub use serve::serve;

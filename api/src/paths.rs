@@ -72,6 +72,12 @@ pub(crate) fn is_sandbox_path(path: &str) -> bool {
         .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
+/// Whether a path is one of the operators'. Authors of graphs may have routes of their own beside them.
+pub(crate) fn is_operators(path: &str) -> bool {
+    let group = path.strip_prefix("/internal/").and_then(|rest| rest.split('/').next());
+    group.is_some_and(|group| matches!(group, "queues" | "scaling" | "jobs" | "workers" | "dead" | "schedules"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

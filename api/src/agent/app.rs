@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::extract::FromRef;
 use tokio_util::sync::CancellationToken;
 use towpath_domain::{Clock, Secret, TenantId};
 use towpath_durable::Engine;
@@ -17,6 +18,7 @@ use towpath_workflows::run_agent::Recorder;
 use super::cors::Cors;
 use super::runs::assistants::AssistantLoader;
 use crate::auth::KeyCache;
+use crate::internal::JobStores;
 use crate::ops::Ops;
 
 /// The state of the agent API; clones share it. The `cli` crate builds the [`Parts`].
@@ -193,5 +195,14 @@ impl std::ops::Deref for AgentAppState {
 
     fn deref(&self) -> &Parts {
         &self.parts
+    }
+}
+
+impl FromRef<AgentApp> for JobStores {
+    fn from_ref(app: &AgentApp) -> Self {
+        Self {
+            store: app.store.clone(),
+            agents: None,
+        }
     }
 }

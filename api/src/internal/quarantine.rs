@@ -28,7 +28,7 @@ pub(crate) use model::contents;
 const FRAMES: i64 = 1 << 20;
 
 /// Routes of the quarantine. Only the platform has them, since it flushes traces.
-pub(super) fn routes() -> Routes<App> {
+pub(crate) fn routes() -> Routes<App> {
     Routes::default()
         .routes(routes!(list))
         .routes(routes!(usage))

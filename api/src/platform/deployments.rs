@@ -1,5 +1,6 @@
 //! Deployments: create, change, delete. Their revisions are in [`super::revisions`].
 
+pub(crate) mod database;
 pub(crate) mod keys;
 pub mod model;
 mod resources;

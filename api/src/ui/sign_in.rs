@@ -17,7 +17,6 @@ use crate::browser::{has_own_host, is_same_origin};
 use crate::client::Client;
 use crate::errors::{ApiError, retry_after};
 use crate::extract::Form;
-use crate::internal::keys::administers;
 use crate::{scopes, session};
 
 /// Session cookie. Over https its name has the prefix `__Host-`, so that neither the network nor a subdomain can set
@@ -153,7 +152,7 @@ pub(super) async fn require_session(State(app): State<App>, mut request: Request
 
 /// Operators and administrators of keys.
 fn may_use_dashboard(principal: &Principal) -> bool {
-    sees_all_pages(principal) || administers(principal)
+    sees_all_pages(principal) || scopes::administers(principal)
 }
 
 /// The only page of callers who administer keys and are no operators.
