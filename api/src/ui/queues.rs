@@ -6,7 +6,8 @@ use axum::response::Response;
 use towpath_domain::Timestamp;
 use towpath_store::{jobs, pools, workers};
 
-use super::{PageError, PageRequest, PageResult, back, formatting};
+use super::formatting;
+use super::page::{PageError, PageRequest, PageResult, back};
 use crate::app::{App, PoolHistory};
 use crate::errors::ApiError;
 use crate::internal::model::{PoolStatus, Queue};

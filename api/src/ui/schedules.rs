@@ -6,7 +6,8 @@ use axum::response::Response;
 use towpath_domain::{ScheduleId, Timestamp};
 use towpath_store::schedules::{self, Schedule};
 
-use super::{PageError, PageRequest, PageResult, back, formatting};
+use super::formatting;
+use super::page::{PageError, PageRequest, PageResult, back};
 use crate::app::App;
 use crate::errors::ApiError;
 use crate::internal;

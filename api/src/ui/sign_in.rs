@@ -7,10 +7,10 @@ use axum::response::{Html, IntoResponse, Redirect, Response};
 use http::header::{COOKIE, RETRY_AFTER, SET_COOKIE};
 use http::{HeaderMap, Method, StatusCode};
 use serde::Deserialize;
-use towpath_domain::{Scope, Secret};
+use towpath_domain::Secret;
 use towpath_store::access::{self, KeyHash, Principal};
 
-use super::{HX_REQUEST, PageError};
+use super::page::{HX_REQUEST, PAGE_OF_KEYS, PageError, sees_all_pages};
 use crate::app::App;
 use crate::auth::Operator;
 use crate::browser::{has_own_host, is_same_origin};
@@ -153,14 +153,6 @@ pub(super) async fn require_session(State(app): State<App>, mut request: Request
 /// Operators and administrators of keys.
 fn may_use_dashboard(principal: &Principal) -> bool {
     sees_all_pages(principal) || scopes::administers(principal)
-}
-
-/// The only page of callers who administer keys and are no operators.
-pub(super) const PAGE_OF_KEYS: &str = "/ui/keys";
-
-/// Whether the caller may open every page, and not only that of keys.
-pub(super) fn sees_all_pages(principal: &Principal) -> bool {
-    principal.scopes.allow(Scope::OperatorRead)
 }
 
 /// First page after signing in.
