@@ -36,7 +36,8 @@ use crate::gateway_signature::SignatureVerifier;
 use crate::internal;
 use crate::routes::Purpose;
 
-pub use app::{AgentApp, AuthCache, DeploymentIdentity, Parts, Settings};
+pub use app::{AgentApp, DeploymentIdentity, Parts, Settings};
+pub use auth::AuthCache;
 pub use cors::{Cors, CorsFile};
 pub use errors::AgentError;
 pub use reloadable_router::ReloadableRouter;

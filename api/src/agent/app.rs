@@ -15,6 +15,7 @@ use towpath_workflows::agent::{EVENT_RETENTION, WebhookRules};
 use towpath_workflows::item_index::ItemIndex;
 use towpath_workflows::run_agent::Recorder;
 
+use super::auth::{AuthCache, CallerCache};
 use super::cors::Cors;
 use super::runs::assistants::AssistantLoader;
 use crate::auth::KeyCache;
@@ -53,7 +54,7 @@ pub struct Parts {
 pub struct AgentAppState {
     parts: Parts,
     pub(crate) key_cache: KeyCache,
-    pub(in crate::agent) caller_cache: super::auth::CallerCache,
+    pub(in crate::agent) caller_cache: CallerCache,
     pub(in crate::agent) recorder: Recorder,
     pub(in crate::agent) assistants: AssistantLoader,
     pub(in crate::agent) run_status: super::live::RunStatusCache,
@@ -120,17 +121,6 @@ pub struct DeploymentIdentity {
     pub tenant: Option<String>,
 }
 
-/// Caching of authenticated callers.
-#[derive(Clone, Debug)]
-pub struct AuthCache {
-    /// Headers that identify a caller, in lower case.
-    pub headers: Vec<String>,
-    /// How long.
-    pub ttl: Duration,
-    /// Maximum number of cached callers.
-    pub max_entries: usize,
-}
-
 impl Settings {
     /// Whether a group of routes is disabled.
     pub(super) fn is_off(&self, group: &str) -> bool {
@@ -177,7 +167,7 @@ impl AgentApp {
             event_buffers: super::event_streaming::EventBuffers::default(),
             key_cache: KeyCache::new(parts.settings.failed_keys_per_minute),
             parts,
-            caller_cache: super::auth::CallerCache::default(),
+            caller_cache: CallerCache::default(),
         }))
     }
 }

@@ -4,6 +4,7 @@ mod authorizer;
 mod caller;
 mod caller_cache;
 mod custom;
+mod refusal;
 mod route;
 
 use axum::extract::{Request, State};
@@ -21,8 +22,10 @@ use crate::errors::ApiError;
 use crate::scopes;
 
 pub(super) use caller::{configurable, deletable, identity, record, sees, sees_assistant, visible, with_visibility};
+pub use caller_cache::AuthCache;
 pub(super) use caller_cache::CallerCache;
-pub(super) use custom::{Refusal, authorize_assistant_read, authorize_operation};
+pub(super) use custom::{authorize_assistant_read, authorize_operation};
+pub(super) use refusal::Refusal;
 
 /// Layer of a server without keys that only this machine reaches: rejects web pages of other origins.
 pub(super) async fn reject_foreign_pages(State(app): State<AgentApp>, request: Request, next: Next) -> Response {

@@ -18,7 +18,7 @@ use towpath_domain::{AssistantId, CronId, RunId, ThreadId};
 use towpath_runtime::hosted::{AuthDenied, AuthHandlers, Caller, Pool};
 
 use self::rows::{field, narrow};
-use super::custom::{Refusal, denied, refuse};
+use super::refusal::{Refusal, denied, refuse};
 use super::route::{RequestInput, ResourceAction};
 use crate::agent::a2a::card;
 use crate::agent::app::AgentApp;

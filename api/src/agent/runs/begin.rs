@@ -21,7 +21,7 @@ use crate::agent::auth;
 use crate::agent::errors::AgentError;
 use crate::agent::live::Reader;
 
-use super::stop::CancelOnDrop;
+use super::cancel::CancelOnDrop;
 
 /// A run that only has to be recorded.
 pub(in crate::agent) struct PreparedRun {
