@@ -67,7 +67,7 @@ pub fn agent_router(app: AgentApp) -> Router {
         open.merge(mcp::trailing_slash().with_state(app.clone()))
     };
     // Not part of the description, which covers the agent protocol.
-    let operators = Router::from(internal::routes().build(Purpose::Serve));
+    let operators = Router::from(internal::routes::shared().build(Purpose::Serve));
     let operators = operators.route_layer(from_fn_with_state(app.clone(), auth::require_operator));
     let operators = operators.with_state(app.clone());
     let own = custom_routes::router(app.clone());

@@ -92,14 +92,14 @@ fn assemble_routes(app: &App, purpose: Purpose) -> (Router<App>, OpenApi) {
 
 /// What operators see and do. The platform keeps keys, for agent servers too, and traces.
 fn operators() -> Routes<App> {
-    internal::routes()
+    internal::routes::shared()
         .routes(routes!(internal::keys::list, internal::keys::create))
         .routes(routes!(internal::keys::revoke))
         .routes(routes!(internal::keys::rotate))
         .routes(routes!(internal::keys::reseal))
         .routes(routes!(deployments::database::accept_database))
         .routes(routes!(internal::limits::list))
-        .merge(internal::quarantine::routes())
+        .merge(internal::routes::quarantine())
 }
 
 /// Routes that need a key and a workspace.

@@ -9,8 +9,9 @@ use towpath_store::{Store, attempts, jobs, lanes, leases, steps};
 
 use crate::errors::{ApiError, Error};
 use crate::extract::{Json, Path, Query};
+use crate::internal::job_stores::JobStores;
 use crate::internal::model::{Job, JobDetail, Jobs, LaneState, State as StateName};
-use crate::internal::{JobStores, actions, cursor_of, limit, plain, read_cursor};
+use crate::internal::{actions, cursor_of, limit, plain, read_cursor};
 
 /// Maximum number of steps shown.
 const STEPS: i64 = 1000;

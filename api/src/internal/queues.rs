@@ -6,7 +6,7 @@ use towpath_store::{Store, jobs, pools, workers};
 
 use crate::errors::{ApiError, Error};
 use crate::extract::{Json, Path};
-use crate::internal::JobStores;
+use crate::internal::job_stores::JobStores;
 use crate::internal::model::{Queue, Queues, Scaling};
 
 /// List all pools with their queues, across workspaces.

@@ -7,8 +7,9 @@ use towpath_store::{Store, schedules};
 
 use crate::errors::{ApiError, Error};
 use crate::extract::{Json, Path, Query};
+use crate::internal::job_stores::JobStores;
 use crate::internal::model::{Schedule, Schedules};
-use crate::internal::{JobStores, actions, limit};
+use crate::internal::{actions, limit};
 
 /// Page of the list.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]

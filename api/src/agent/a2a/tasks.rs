@@ -3,8 +3,8 @@
 use axum::response::Response;
 use http::StatusCode;
 use serde_json::Value;
-use towpath_domain::agent::a2a::{A2aError, Dialect, ErrorCode, TaskId, TaskState, history};
 use towpath_domain::agent::Object;
+use towpath_domain::agent::a2a::{A2aError, Dialect, ErrorCode, TaskId, TaskState, history};
 use towpath_domain::{AssistantId, RunId};
 use towpath_store::a2a_tasks::{self, TaskDetail, TaskRow};
 use towpath_store::assistants::Assistant;
