@@ -25,9 +25,11 @@ use towpath_domain::DeploymentId;
 use uuid::Uuid;
 
 use super::container::{mount, wait_ended};
+use super::failure::{engine_failed, is_gone};
 use super::image::append;
+use super::labels::{DEPLOYMENT_LABEL, LIFE_LABEL, ROOT_LABEL};
 use super::volume::{self, HelperContainer, PLACE};
-use super::{DEPLOYMENT_LABEL, LIFE_LABEL, ROOT_LABEL, connect, dockerfile, engine_failed, is_gone, pack};
+use super::{connect, dockerfile, pack};
 use crate::error::{Error, Result};
 use crate::git::blocking;
 use crate::tree;

@@ -16,7 +16,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::{dockerfile, engine_failed, is_gone};
+use super::dockerfile::{self, DATA};
+use super::failure::{engine_failed, is_gone};
 use crate::error::{Error, Result};
 use crate::health::HealthTarget;
 use crate::instances::Instance;
@@ -25,8 +26,6 @@ use crate::log::{Log, Splitter};
 
 /// Where an agent server listens in a network of its own.
 const PORT: u16 = 8000;
-/// Where its database is in the container.
-pub(super) const DATA: &str = "/data";
 /// Limit of processes and threads per container, against fork bombs.
 const PIDS: i64 = 4096;
 

@@ -12,7 +12,8 @@ use futures::StreamExt as _;
 use uuid::Uuid;
 
 use super::container::{mount, remove};
-use super::{DATABASE_LABEL, engine_failed};
+use super::failure::engine_failed;
+use super::labels::DATABASE_LABEL;
 use crate::error::{Error, Result};
 
 /// Time limit for removing a helper, for an unresponsive engine.
