@@ -467,7 +467,14 @@ async fn start(
                 .await
                 .retry()?;
             let (launch, log) = hosting
-                .launch(world, &deployment, &revision, &placement.artifact, LogKind::Deploy)
+                .launch(
+                    &world.store,
+                    &world.sealer,
+                    &deployment,
+                    &revision,
+                    &placement.artifact,
+                    LogKind::Deploy,
+                )
                 .await?;
             log.log().info(if crashed {
                 "the agent server ended unexpectedly and is restarted"

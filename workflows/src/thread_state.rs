@@ -16,7 +16,7 @@ use towpath_store::checkpoints::{self, ThreadNamespace};
 use towpath_store::threads::{self, Thread};
 use towpath_store::{self as store, Store, Tx, lanes, run_events, runs};
 
-use crate::run_agent::lane;
+use crate::run_agent::job::lane;
 use crate::run_agent::saver::{Saver, without_nul, write_all};
 
 /// The host of a graph outside of a run: it reads checkpoints, and its saves are queued.

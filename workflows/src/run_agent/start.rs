@@ -13,7 +13,8 @@ use towpath_store::runs::{self, Run};
 use towpath_store::threads::{self, NewThread, Ttl};
 use towpath_store::{self as store, Tx};
 
-use super::{RunAgent, lane, stop};
+use super::job::{RunAgent, lane};
+use super::stop;
 use crate::a2a;
 
 /// A run to record.

@@ -11,7 +11,7 @@ use towpath_store::runs::stateless::{self, NewStatelessRun};
 use towpath_store::threads::{NewThread, Ttl};
 use towpath_store::{self as store, Store, Tx};
 
-use super::POOL;
+use super::job::POOL;
 use super::start::{NewRun, RunDraft, Target, busy_thread, draft_run, job_of, row_of};
 
 /// A run on its own temporary thread that starts at once. It does not depend on recorded data, so it is prepared before
