@@ -15,7 +15,7 @@
 mod checkpoint_query;
 mod conclude;
 mod end;
-mod ending;
+mod graph_end;
 mod host;
 mod host_error;
 mod items;
@@ -44,7 +44,7 @@ use towpath_store::{self as store, Tx, attempts};
 use crate::agent_services::AgentServices;
 
 use self::conclude::Conclusion;
-use self::ending::Ending;
+use self::graph_end::Ending;
 use self::host::RunHost;
 use self::trace::Trace;
 

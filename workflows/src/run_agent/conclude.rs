@@ -14,7 +14,7 @@ use towpath_store::threads;
 use towpath_store::{self as store, Tx, attempts, checkpoints, run_events};
 
 use super::end::delete_orphaned_log;
-use super::ending::Ending;
+use super::graph_end::Ending;
 use super::host::PendingWrites;
 use super::job::RunAgent;
 use super::saver::without_nul;

@@ -19,7 +19,7 @@ use towpath_runtime::{
 };
 use towpath_store::{Store, checkpoints, run_events};
 
-use super::ending::{Ending, FinalState};
+use super::graph_end::{Ending, FinalState};
 use super::host_error::{for_operator, host_error, public_error};
 use super::items::{self, ItemServices};
 use super::job::RunAgent;

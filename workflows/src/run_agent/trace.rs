@@ -10,7 +10,7 @@ use towpath_domain::{Clock, Timestamp, TraceRunId};
 use towpath_runtime::{Chunk, Execution};
 use uuid::Uuid;
 
-use super::ending::Ending;
+use super::graph_end::Ending;
 use crate::text_time::rfc3339;
 
 /// State of a trace.

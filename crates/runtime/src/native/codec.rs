@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::plan::TASKS;
+use super::names::TASKS;
 use crate::Shared;
 
 /// Marks among the writes of a task, and their indexes.

@@ -7,7 +7,8 @@ use towpath_domain::Clock;
 
 use super::channel::invalid;
 use super::engine::{changed, null_writes};
-use super::plan::{END, Plan, START};
+use super::names::{END, START};
+use super::plan::Plan;
 use super::sink::rfc3339;
 use super::snapshot::{inner, pending, step};
 use super::superstep::{self, INPUT, State, TaskSite, TaskWrites, Writes};
