@@ -1,6 +1,8 @@
 //! Threads: conversations whose state outlives their runs.
 
+mod failure;
 mod history;
+mod lookup;
 mod model;
 mod select;
 mod state;
@@ -21,6 +23,7 @@ use towpath_store::threads::{self as rows, Filter, NewThread, SortBy, Ttl};
 use towpath_workflows::thread_state::{self, StateUpdate};
 use towpath_workflows::{run_agent, thread_history};
 
+use self::lookup::find;
 pub(super) use self::model::FIELDS;
 use self::model::{Thread, extracted};
 use self::state::StateUpdates;
@@ -390,11 +393,6 @@ pub(crate) async fn get(
     let mut thread = Thread::of(row)?;
     thread.ttl = ttl.flatten();
     Ok(Json(thread))
-}
-
-async fn find(app: &AgentApp, id: ThreadId) -> Result<rows::Thread, AgentError> {
-    let read = app.store.read(async |tx| rows::get(tx, app.tenant, id).await).await;
-    read.map_err(|error| AgentError::from(error).or_missing(AgentError::no_thread(id)))
 }
 
 /// What is to change about a thread.
