@@ -37,7 +37,7 @@ use crate::internal;
 use crate::routes::Purpose;
 
 pub use app::{AgentApp, DeploymentIdentity, Parts, Settings};
-pub use auth::AuthCache;
+pub use auth::caller_cache::AuthCache;
 pub use cors::{Cors, CorsFile};
 pub use errors::AgentError;
 pub use reloadable_router::ReloadableRouter;

@@ -15,8 +15,10 @@ use towpath_workflows::agent::{EVENT_RETENTION, WebhookRules};
 use towpath_workflows::item_index::ItemIndex;
 use towpath_workflows::run_agent::Recorder;
 
-use super::auth::{AuthCache, CallerCache};
+use super::auth::caller_cache::{AuthCache, CallerCache};
 use super::cors::Cors;
+use super::event_streaming::event_buffer::EventBuffers;
+use super::live::run_status::RunStatusCache;
 use super::runs::assistants::AssistantLoader;
 use crate::auth::KeyCache;
 use crate::internal::JobStores;
@@ -57,8 +59,8 @@ pub struct AgentAppState {
     pub(in crate::agent) caller_cache: CallerCache,
     pub(in crate::agent) recorder: Recorder,
     pub(in crate::agent) assistants: AssistantLoader,
-    pub(in crate::agent) run_status: super::live::RunStatusCache,
-    pub(in crate::agent) event_buffers: super::event_streaming::EventBuffers,
+    pub(in crate::agent) run_status: RunStatusCache,
+    pub(in crate::agent) event_buffers: EventBuffers,
 }
 
 /// Limits and defaults of the agent API.
@@ -163,8 +165,8 @@ impl AgentApp {
         Self(Arc::new(AgentAppState {
             recorder: Recorder::new(parts.store.clone(), parts.engine.clone()),
             assistants: AssistantLoader::new(parts.store.clone(), parts.tenant),
-            run_status: super::live::RunStatusCache::default(),
-            event_buffers: super::event_streaming::EventBuffers::default(),
+            run_status: RunStatusCache::default(),
+            event_buffers: EventBuffers::default(),
             key_cache: KeyCache::new(parts.settings.failed_keys_per_minute),
             parts,
             caller_cache: CallerCache::default(),

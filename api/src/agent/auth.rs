@@ -2,7 +2,7 @@
 
 mod authorizer;
 mod caller;
-mod caller_cache;
+pub(super) mod caller_cache;
 mod custom;
 mod refusal;
 mod route;
@@ -22,8 +22,6 @@ use crate::errors::ApiError;
 use crate::scopes;
 
 pub(super) use caller::{configurable, deletable, identity, record, sees, sees_assistant, visible, with_visibility};
-pub use caller_cache::AuthCache;
-pub(super) use caller_cache::CallerCache;
 pub(super) use custom::{authorize_assistant_read, authorize_operation};
 pub(super) use refusal::Refusal;
 

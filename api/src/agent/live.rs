@@ -9,7 +9,7 @@ mod delivery;
 mod gaps;
 mod log;
 mod rows;
-mod run_status;
+pub(super) mod run_status;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,7 +26,6 @@ use towpath_store::{Dialect, run_events};
 use self::delivery::{DeliveredPosition, DeliveryTracker, FrameOrder, Source};
 use self::log::{LogReader, ResumePoint};
 use self::rows::{PendingEnd, THREAD_POLL_INTERVAL, end_of};
-pub(crate) use self::run_status::RunStatusCache;
 use self::run_status::SharedRunStatus;
 use super::app::AgentApp;
 use super::errors::AgentError;
