@@ -1,7 +1,7 @@
 //! Access to the agent API: open, by API keys of the server's workspace, or by the auth of the graphs' author.
 
 mod authorizer;
-mod caller;
+pub(super) mod caller;
 pub(super) mod caller_cache;
 mod custom;
 mod refusal;
@@ -21,7 +21,7 @@ use crate::client::Client;
 use crate::errors::ApiError;
 use crate::scopes;
 
-pub(super) use caller::{configurable, deletable, identity, record, sees, sees_assistant, visible, with_visibility};
+pub(super) use caller::{identity, with_visibility};
 pub(super) use custom::{authorize_assistant_read, authorize_operation};
 pub(super) use refusal::Refusal;
 

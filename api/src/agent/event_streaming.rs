@@ -9,7 +9,7 @@
 
 mod buffer_task;
 mod command_sender;
-mod commands;
+pub(super) mod commands;
 mod cursor;
 mod event;
 pub(super) mod event_buffer;
@@ -22,7 +22,6 @@ mod stream;
 mod subscriptions;
 mod tree;
 
-pub(in crate::agent) use self::commands::starts_run;
 pub(in crate::agent) use self::socket::{FOREIGN_SOCKET, is_allowed_origin};
 
 use super::app::AgentApp;

@@ -30,7 +30,7 @@ use self::state::StateUpdates;
 pub(super) use self::state::read as read_state;
 use super::answer::{Ascending, Json, Page, Select};
 use super::app::AgentApp;
-use super::auth;
+use super::auth::caller;
 use super::errors::AgentError;
 use super::extract::{Body, Path, Query};
 use crate::extract::{objects, optional_objects, whole};
@@ -161,7 +161,7 @@ pub(crate) async fn create(
     let read = app.store.read(async |tx| rows::get(tx, app.tenant, id).await).await;
     let row = match read {
         Ok(row) if made => row,
-        Ok(row) if body.if_exists == Some(ThreadIfExists::DoNothing) && auth::sees(&row.metadata) => row,
+        Ok(row) if body.if_exists == Some(ThreadIfExists::DoNothing) && caller::sees(&row.metadata) => row,
         Ok(_) => return Err(id_conflict(id)),
         // It is another workspace's, which must look like any other that is taken.
         Err(towpath_store::Error::NotFound) => return Err(id_conflict(id)),
