@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize, Serializer};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 /// JSON schemas of a graph. Absent ones are null.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
