@@ -18,6 +18,7 @@ mod custom_routes;
 mod docs;
 mod event_streaming;
 mod items;
+mod layers;
 mod live;
 mod mcp;
 mod reloadable_router;
@@ -31,11 +32,12 @@ use axum::Router;
 use axum::middleware::from_fn_with_state;
 use utoipa::openapi::OpenApi;
 
-use crate::gateway::signature::{self, SignatureVerifier};
+use crate::gateway_signature::SignatureVerifier;
 use crate::internal;
 use crate::routes::Purpose;
 
-pub use app::{AgentApp, AuthCache, DeploymentIdentity, Parts, Settings};
+pub use app::{AgentApp, DeploymentIdentity, Parts, Settings};
+pub use auth::caller_cache::AuthCache;
 pub use cors::{Cors, CorsFile};
 pub use errors::AgentError;
 pub use reloadable_router::ReloadableRouter;
@@ -45,7 +47,7 @@ pub fn agent_router(app: AgentApp) -> Router {
     let (api, system, _) = assemble_routes(Purpose::Serve);
     let api = api.route_layer(from_fn_with_state(app.clone(), auth::require));
     // Inside the next layer: custom routes may use methods that a disabled group of routes does not have.
-    let api = api.method_not_allowed_fallback(crate::layers::no_such_agent_method);
+    let api = api.method_not_allowed_fallback(layers::no_such_method);
     let api = api.layer(from_fn_with_state(app.clone(), custom_routes::require_enabled_group));
     // Outside of the concurrency limit: health must be answered under load.
     let system = system.with_state(app.clone());
@@ -65,7 +67,7 @@ pub fn agent_router(app: AgentApp) -> Router {
         open.merge(mcp::trailing_slash().with_state(app.clone()))
     };
     // Not part of the description, which covers the agent protocol.
-    let operators = Router::from(internal::routes().build(Purpose::Serve));
+    let operators = Router::from(internal::routes::shared().build(Purpose::Serve));
     let operators = operators.route_layer(from_fn_with_state(app.clone(), auth::require_operator));
     let operators = operators.with_state(app.clone());
     let own = custom_routes::router(app.clone());
@@ -82,7 +84,7 @@ pub fn agent_router(app: AgentApp) -> Router {
     } else {
         open
     };
-    let router = crate::layers::wrap_agent(api.with_state(app.clone()), open, own, settings.max_requests);
+    let router = layers::wrap(api.with_state(app.clone()), open, own, settings.max_requests);
     let router = match settings.mount_prefix.trim_end_matches('/') {
         "" => router,
         prefix => Router::new()
@@ -98,7 +100,7 @@ pub fn agent_router(app: AgentApp) -> Router {
         .layer(cors::layer(&settings.cors));
     match gate {
         // Before everything, including custom routes.
-        Some(gate) => router.layer(from_fn_with_state(gate, signature::require)),
+        Some(gate) => router.layer(from_fn_with_state(gate, layers::require_gateway)),
         None => router,
     }
 }

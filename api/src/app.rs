@@ -1,5 +1,10 @@
 //! What every handler of the platform surface shares.
 
+mod ingest_limiter;
+mod pool_history;
+mod query_executor;
+mod storage_quota;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,14 +18,16 @@ use towpath_traces::objects::Objects;
 use towpath_traces::wal::Wal;
 use towpath_workflows::sandbox_host::SandboxHost;
 
-use crate::auth::KeyCache;
+use crate::auth::{Authenticator, KeyCache};
 use crate::concurrency::ConcurrencyLimit;
 use crate::limits::Limits as RateLimits;
 use crate::ops::Ops;
-use crate::platform::ingest::{IngestLimiter, StorageQuota};
-use crate::platform::query_executor::QueryExecutor;
-use crate::ui::UsedLinks;
-use crate::ui::history::History;
+use crate::session::UsedLinks;
+
+pub(crate) use ingest_limiter::IngestLimiter;
+pub(crate) use pool_history::{History, PoolHistory};
+pub use query_executor::QueryExecutor;
+pub(crate) use storage_quota::StorageQuota;
 
 /// Destinations that are tested at once.
 const DESTINATIONS_AT_ONCE: usize = 16;
@@ -164,6 +171,15 @@ impl App {
     /// Writes when keys were used last. Call it about once a minute.
     pub async fn record_key_uses(&self) -> towpath_store::Result<()> {
         self.0.key_cache.record_uses(&self.0.parts.store).await
+    }
+
+    pub(crate) fn authenticator(&self) -> Authenticator<'_> {
+        Authenticator {
+            keys: &self.key_cache,
+            store: &self.store,
+            sealer: &self.sealer,
+            clock: &self.clock,
+        }
     }
 
     /// Forgets what keys were found to open: call it after a key was revoked or a workspace made in this process.

@@ -1,6 +1,7 @@
 //! The API description at `/openapi.json`, and `/docs`: the same as a page, rendered here once, without scripts and
 //! without anything from elsewhere, so it works offline and under a strict content policy.
 
+mod body_schemas;
 mod complete;
 mod page;
 pub(crate) mod rules;

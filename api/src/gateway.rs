@@ -4,13 +4,12 @@
 //! client ── /d/name/threads, X-Api-Key ─► who calls? whose is it? where is it? ── /threads ─► agent server on loopback
 //! ```
 //! The key stays here: the agent server gets the prefix it is reached under (`X-Forwarded-Prefix`), no key, and a
-//! [`signature`] that says where the request came through. Bodies
-//! pass as they come, both ways. Where a deployment is, is read with every request, so that a switch counts at once;
-//! while there is none, a request waits for a moment before it is refused. A request that may have reached an agent
-//! server is repeated only if doing it twice is the same.
+//! [signature](gateway_signature) that says where the request came through. Bodies pass as they come, both ways. Where a
+//! deployment is, is read with every request, so that a switch counts at once; while there is none, a request waits for a
+//! moment before it is refused. A request that may have reached an agent server is repeated only if doing it twice is the
+//! same.
 
 pub(crate) mod headers;
-pub(crate) mod signature;
 pub(crate) mod upstream;
 
 use std::time::Duration;
@@ -34,10 +33,10 @@ use crate::app::{App, GatewayAccess};
 use crate::client::Client;
 use crate::concurrency::{ConcurrencyLimit, Owner};
 use crate::errors::ApiError;
+use crate::gateway_signature::{self, Assertion, OPEN_PATHS};
 use crate::request_permits::{PermitRefusal, RequestPermits};
 use crate::routes::RouteTable;
-use crate::{auth, internal, layers, metric, scopes};
-use signature::Assertion;
+use crate::{auth, layers, metric, paths, scopes};
 
 /// After this a client may ask again for a deployment that never served.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
@@ -49,8 +48,6 @@ const LAST_POLL: Duration = Duration::from_millis(100);
 const REQUESTS: usize = 1024;
 /// The largest body that passes. It is held nowhere, but it must have an end.
 const MAX_BODY_BYTES: usize = 1 << 30;
-/// What an agent server answers to everybody.
-pub(crate) const OPEN: [&str; 4] = ["/ok", "/info", "/docs", "/openapi.json"];
 
 /// The routes. They stand beside the limit on requests of the platform: an agent may think for minutes.
 pub(crate) fn routes(app: &App) -> Router {
@@ -96,7 +93,7 @@ impl<'a> DeploymentRoute<'a> {
             && request
                 .headers()
                 .contains_key(http::header::ACCESS_CONTROL_REQUEST_METHOD);
-        asks || (reads && OPEN.contains(&self.path))
+        asks || (reads && OPEN_PATHS.contains(&self.path))
     }
 }
 
@@ -129,7 +126,7 @@ async fn answer(app: &App, request: Request) -> Result<Response, ApiError> {
             None
         };
         // The agent server behind asks for no key: it stands on loopback.
-        if internal::is_route(way.path) {
+        if paths::is_operators(way.path) {
             scopes::require(&principal.scopes, scopes::operator_scope(request.method()))?;
         }
         Some(Caller { principal, workspace })
@@ -178,7 +175,7 @@ async fn answer(app: &App, request: Request) -> Result<Response, ApiError> {
         let Some(mut next) = request.take() else {
             return Err(deployment_unavailable());
         };
-        signature::sign(&mut next, &gateway_key(&app.sealer, deployment), &app.clock, said);
+        gateway_signature::sign(&mut next, &gateway_key(&app.sealer, deployment), &app.clock, said);
         let spare = repeatable.then(|| copy(&next));
         metrics::histogram!(metric::GATEWAY_HELD).record(begun.elapsed());
         match connection.send(next).await {
@@ -208,7 +205,7 @@ async fn has_own_auth(app: &App, way: &DeploymentRoute<'_>, headers: &HeaderMap)
     let Ok(id) = way.deployment.parse::<DeploymentId>() else {
         return Ok(false);
     };
-    if !app.settings.gateway_own_auth || auth::has_key_header(headers) || internal::is_route(way.path) {
+    if !app.settings.gateway_own_auth || auth::has_key_header(headers) || paths::is_operators(way.path) {
         return Ok(false);
     }
     Ok(app
@@ -379,7 +376,7 @@ mod tests {
             let uri = request.uri().clone();
             DeploymentRoute::of(&uri).unwrap().is_open(&request)
         };
-        for path in OPEN {
+        for path in OPEN_PATHS {
             assert!(ask(Method::GET, &format!("/d/x{path}")));
             assert!(!ask(Method::POST, &format!("/d/x{path}")));
         }

@@ -1,120 +1,27 @@
 //! What operators see and do: pools, jobs, workers, schedules, dead letters, keys, quarantined trace data, of every
 //! workspace.
 //!
-//! A handler that changes something is a function of [`act`] with an address; the pages of the dashboard call the same.
+//! A handler that changes something is a function of [`actions`] with an address; the pages of the dashboard call the same.
 
 mod actions;
 mod bulk;
-mod deployments;
+mod job_stores;
 mod jobs;
 pub(crate) mod keys;
-mod limits;
+pub(crate) mod limits;
 pub(crate) mod model;
 pub(crate) mod quarantine;
 mod queues;
+pub(crate) mod routes;
 mod schedules;
 mod workers;
 
-use axum::extract::FromRef;
-use towpath_domain::{JobId, RunId, Timestamp};
-use towpath_store::{self as store, Store, jobs as stored, runs};
+use towpath_domain::Timestamp;
 
-use crate::agent::AgentApp;
-use crate::app::App;
 use crate::errors::{ApiError, LocSegment};
-use crate::routes::{Routes, routes};
 
-pub(crate) use actions::{cancel_job, pause_schedule, retry_job};
-
-/// The database whose jobs are seen: that of the platform, or of an agent server.
-#[derive(Clone)]
-pub(crate) struct JobStores {
-    pub(crate) store: Store,
-    /// Of the agent server in the same process.
-    pub(crate) agents: Option<Store>,
-}
-
-impl JobStores {
-    /// Where a job is, and which one is meant: a run of an agent server stands for the job that does it, for its id is
-    /// what callers of graphs know.
-    pub(crate) async fn find_job(&self, id: JobId) -> store::Result<(Store, JobId)> {
-        for store in [&self.store].into_iter().chain(&self.agents) {
-            let found = store.read(async |tx| {
-                Ok(match stored::get(tx, id).await? {
-                    Some(job) => Some(job.id),
-                    None => runs::job_of(tx, RunId(id.0)).await?,
-                })
-            });
-            if let Some(found) = found.await? {
-                return Ok((store.clone(), found));
-            }
-        }
-        Ok((self.store.clone(), id))
-    }
-}
-
-impl FromRef<App> for JobStores {
-    fn from_ref(app: &App) -> Self {
-        Self {
-            store: app.store.clone(),
-            agents: app.agents.clone(),
-        }
-    }
-}
-
-impl FromRef<AgentApp> for JobStores {
-    fn from_ref(app: &AgentApp) -> Self {
-        Self {
-            store: app.store.clone(),
-            agents: None,
-        }
-    }
-}
-
-/// The routes, on whichever surface.
-pub(crate) fn routes<S: Clone + Send + Sync + 'static>() -> Routes<S>
-where
-    JobStores: FromRef<S>,
-{
-    Routes::default()
-        .routes(routes!(queues::list))
-        .routes(routes!(queues::get))
-        .routes(routes!(queues::pause))
-        .routes(routes!(queues::resume))
-        .routes(routes!(queues::drain))
-        .routes(routes!(queues::scaling))
-        .routes(routes!(jobs::list))
-        .routes(routes!(bulk::bulk))
-        .routes(routes!(jobs::get))
-        .routes(routes!(jobs::retry))
-        .routes(routes!(jobs::cancel))
-        .routes(routes!(jobs::dead))
-        .routes(routes!(jobs::retry_dead))
-        .routes(routes!(workers::list))
-        .routes(routes!(workers::drain))
-        .routes(routes!(workers::resume))
-        .routes(routes!(schedules::list))
-        .routes(routes!(schedules::pause))
-        .routes(routes!(schedules::resume))
-}
-
-/// The routes that only the platform has: keys are kept there, for agent servers too, and so are traces.
-pub(crate) fn platform_routes() -> Routes<App> {
-    routes()
-        .routes(routes!(keys::list, keys::create))
-        .routes(routes!(keys::revoke))
-        .routes(routes!(keys::rotate))
-        .routes(routes!(keys::reseal))
-        .routes(routes!(deployments::accept_database))
-        .routes(routes!(limits::list))
-        .merge(quarantine::routes())
-}
-
-/// Whether a path is one of the operators'. Authors of graphs may have routes of their own beside them.
-pub(crate) fn is_route(path: &str) -> bool {
-    let group = path.strip_prefix("/internal/").and_then(|rest| rest.split('/').next());
-    group.is_some_and(|group| matches!(group, "queues" | "scaling" | "jobs" | "workers" | "dead" | "schedules"))
-}
+pub(crate) use actions::{cancel_job, pause_schedule, resume_schedule, retry_job};
+pub(crate) use job_stores::JobStores;
 
 /// The default and the largest number of rows in one answer.
 const LIMITS: (i64, i64) = (100, 1000);

@@ -16,8 +16,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use axum::extract::{Request, State};
-use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http::header::AUTHORIZATION;
 use http::request::Parts;
@@ -29,10 +27,10 @@ use towpath_store::access::KeyHash;
 use self::identity::LimitIdentity;
 use self::recent_callers::{CountedRequest, RecentCallers};
 use self::table::{IdentityKind, RequestFacts};
-use crate::app::App;
+use crate::auth::{self, Authenticator};
 use crate::client::{Client, network};
 use crate::errors::ApiError;
-use crate::{auth, metric, session};
+use crate::{metric, session};
 
 pub use table::{Error, Table};
 
@@ -176,7 +174,7 @@ impl Limits {
     }
 
     /// Counts a request before it is routed.
-    async fn count_request(&self, app: &App, parts: &Parts) -> Result<(), Refusal> {
+    pub(crate) async fn count_request(&self, authenticator: Authenticator<'_>, parts: &Parts) -> Result<(), Refusal> {
         let Some(inner) = &self.0 else { return Ok(()) };
         let path = parts.uri.path();
         if is_exempt(path) {
@@ -185,13 +183,15 @@ impl Limits {
         let key = parts.headers.get(KEY).filter(|key| !key.is_empty());
         let key = match key {
             // Anybody can invent keys: those that open nothing are counted together, by their sender's address.
-            Some(key) if is_known(app, &parts.headers).await => Some(LimitIdentity::Key(KeyHash::of(key.as_bytes()))),
+            Some(key) if is_known(authenticator, &parts.headers).await => {
+                Some(LimitIdentity::Key(KeyHash::of(key.as_bytes())))
+            }
             Some(_) => Some(LimitIdentity::Address(address(parts))),
             None => None,
         };
         let mut asked = Vec::new();
         if !path.starts_with("/d/") {
-            asked.extend(inner.rule_of(app, parts, key.as_ref()).await);
+            asked.extend(inner.rule_of(authenticator, parts, key.as_ref()).await);
         }
         if let (Some(slot), Some(key)) = (inner.key, key) {
             asked.push((slot, key));
@@ -296,7 +296,12 @@ pub(crate) struct CallerView {
 
 impl LimitsState {
     /// The rule that counts a request, and whose it is.
-    async fn rule_of(&self, app: &App, parts: &Parts, key: Option<&LimitIdentity>) -> Option<(u16, LimitIdentity)> {
+    async fn rule_of(
+        &self,
+        authenticator: Authenticator<'_>,
+        parts: &Parts,
+        key: Option<&LimitIdentity>,
+    ) -> Option<(u16, LimitIdentity)> {
         let table = self.table.as_ref()?;
         let user = parts.headers.get(USER).filter(|user| !user.is_empty());
         let mut sight = RequestFacts {
@@ -307,7 +312,7 @@ impl LimitsState {
         };
         let mut found = table.find(&sight)?;
         // Anybody can write a user's id: it counts once the caller is known, which is asked only where it decides.
-        if table.rules[found].identity == IdentityKind::User && !is_known(app, &parts.headers).await {
+        if table.rules[found].identity == IdentityKind::User && !is_known(authenticator, &parts.headers).await {
             sight.user = false;
             found = table.find(&sight)?;
         }
@@ -381,15 +386,6 @@ impl LimitsState {
     }
 }
 
-/// The layer around every route of the platform, and around what has none.
-pub(crate) async fn count_requests(State(app): State<App>, request: Request, next: Next) -> Response {
-    let (parts, body) = request.into_parts();
-    match app.limits.count_request(&app, &parts).await {
-        Ok(()) => next.run(Request::from_parts(parts, body)).await,
-        Err(refusal) => refusal.into_response(),
-    }
-}
-
 fn address(parts: &Parts) -> Option<IpAddr> {
     Client::of(&parts.extensions).address.map(network)
 }
@@ -400,16 +396,17 @@ fn is_exempt(path: &str) -> bool {
 }
 
 /// Whether a request has a key or a session that opens something.
-async fn is_known(app: &App, headers: &HeaderMap) -> bool {
+async fn is_known(authenticator: Authenticator<'_>, headers: &HeaderMap) -> bool {
     if headers.contains_key(KEY) {
-        let found = auth::find_key_holder(&app.key_cache, &app.store, &app.clock, headers).await;
+        let Authenticator { keys, store, clock, .. } = authenticator;
+        let found = auth::find_key_holder(keys, store, clock, headers).await;
         return matches!(found, Ok(Some(_)));
     }
     if !headers.contains_key(AUTHORIZATION) {
         return false;
     }
     match auth::session_token(headers) {
-        Ok(token) => matches!(session::holder(app, token).await, Ok(Some(_))),
+        Ok(token) => matches!(session::holder(authenticator, token).await, Ok(Some(_))),
         Err(_) => false,
     }
 }

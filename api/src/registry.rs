@@ -37,9 +37,9 @@ use towpath_store::{self as store, deployments};
 use crate::app::App;
 use crate::concurrency::{ConcurrencyLimit, Owner};
 use crate::errors::{ApiError, chain};
-use crate::layers;
 use crate::request_permits::RequestPermits;
 use crate::routes::RouteTable;
+use crate::{ingress, layers};
 
 /// Who asks for no user name in particular gets this one; any will do.
 pub(crate) const USERNAME: &str = "towpath";
@@ -103,7 +103,7 @@ pub(crate) fn repository(app: &App, deployment: DeploymentId) -> Result<(String,
 async fn charge_workspace(State(app): State<App>, request: Request, next: Next) -> Response {
     let sends = matches!(*request.method(), Method::POST | Method::PATCH | Method::PUT);
     if sends && app.disk.is_low() {
-        return layers::insufficient_storage().into_response();
+        return ingress::insufficient_storage().into_response();
     }
     if let Ok(token) = token(&app, request.headers()) {
         let held = RequestPermits::of(request.extensions());

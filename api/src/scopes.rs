@@ -10,10 +10,6 @@ use towpath_domain::{Scope, Scopes};
 use towpath_store::access::Principal;
 
 use crate::errors::ApiError;
-use crate::internal::keys::administers;
-use crate::platform::sandboxes;
-use crate::routes::Route;
-use crate::{gateway, registry, ui};
 
 /// What a route asks of a key that is valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -424,41 +420,18 @@ pub fn required_scopes(method: &Method, template: &str) -> Result<Vec<Scope>, Un
     }
 }
 
-/// For tests: the routes that no API description lists.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UndescribedRoutes {
-    /// Of deployments' agent servers.
-    pub gateway: Vec<Route>,
-    /// Of images.
-    pub registry: Vec<Route>,
-    /// Of ports of boxes.
-    pub services: Vec<Route>,
-    /// Pages of the dashboard for those who have signed in.
-    pub pages: Vec<Route>,
-    /// What the dashboard gives everybody.
-    pub open_pages: Vec<Route>,
-}
-
-impl UndescribedRoutes {
-    /// As the routers have them.
-    #[must_use]
-    pub fn all() -> Self {
-        Self {
-            gateway: gateway::route_table().routes(),
-            registry: registry::route_table().routes(),
-            services: sandboxes::service_proxy::listed().routes(),
-            pages: ui::behind_the_gate(),
-            open_pages: ui::before_the_gate(),
-        }
-    }
-}
-
 /// What reads needs less than what changes something: the rule of operators' pages.
 pub(crate) fn operator_scope(method: &Method) -> Scope {
     match *method {
         Method::GET | Method::HEAD => OperatorRead,
         _ => Operator,
     }
+}
+
+/// Whether a key administers others. One that was made without scopes does not: such keys did not before there were
+/// scopes.
+pub(crate) fn administers(caller: &Principal) -> bool {
+    caller.is_limited && caller.scopes.allow(WorkspaceAdmin)
 }
 
 /// What this request needs.
@@ -501,6 +474,7 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::docs;
+    use crate::routes::Route;
 
     /// Holds the lines to what routers that need a key say of themselves.
     pub(crate) fn covers(document: &OpenApi) {
@@ -515,12 +489,9 @@ pub(crate) mod tests {
         assert!(left.is_empty(), "lines without a route: {left:?}");
     }
 
-    #[test]
-    fn every_page_has_a_line() {
-        let pages: BTreeSet<_> = ui::behind_the_gate()
-            .into_iter()
-            .map(|route| (route.method, route.path))
-            .collect();
+    /// Holds the lines of pages to the routes of the dashboard.
+    pub(crate) fn covers_pages(routes: Vec<Route>) {
+        let pages: BTreeSet<_> = routes.into_iter().map(|route| (route.method, route.path)).collect();
         let lines: BTreeSet<_> = PAGES.iter().map(|line| (line.method, line.path)).collect();
         assert_eq!(pages, lines, "the routes of the dashboard, and the lines of them");
     }

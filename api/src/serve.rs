@@ -29,7 +29,8 @@ use tower::ServiceExt as _;
 
 use connection_counts::{ConnectionCounts, ConnectionGuard};
 pub use tls::Tls;
-use write_timeout::WriteTimeout;
+use unread_body::BODY_TIMEOUT;
+use write_timeout::{WRITE_TIMEOUT, WriteTimeout};
 
 use crate::client::Proxies;
 use crate::metric;
@@ -41,16 +42,10 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 const CROWDED_HEAD_TIMEOUT: Duration = Duration::from_secs(3);
 /// A client gets this long for its TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// A client that does not take a byte of its answer for so long is let go.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 /// The most bytes the head of a request may have; more is 431.
 const HEAD_BYTES: usize = 128 * 1024;
 /// The most header lines; more is 431.
 const HEADERS: usize = 100;
-/// A client that does not send a byte of its request's body for so long is let go, whoever reads the body and however
-/// patiently.
-const BODY_TIMEOUT: Duration = Duration::from_secs(60);
-
 /// How many connections there may be, and whose word counts about who stands behind one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {

@@ -7,7 +7,8 @@ use towpath_store::a2a_tasks::{TaskDetail, TaskRow};
 use towpath_store::runs::{self, OpenRun, Run};
 use towpath_store::{self as store, Tx, a2a_push_configs, a2a_tasks, lanes};
 
-use crate::run_agent;
+use crate::run_agent::job::lane;
+use crate::run_agent::stop;
 use crate::send_push::{self, SendPush};
 
 /// Records the task of a run, in the transaction that records the run. A task of the same thread that waits for input
@@ -28,7 +29,7 @@ pub async fn begin(
 ///
 /// [`store::Error::Stale`] if the task is in another state.
 pub async fn continue_task(tx: &mut Tx<'_>, tenant: TenantId, before: &TaskRow, run: RunId) -> store::Result<()> {
-    lanes::lock(tx, run_agent::lane(before.thread_id).key(), 1).await?;
+    lanes::lock(tx, lane(before.thread_id).key(), 1).await?;
     a2a_tasks::continue_task(tx, tenant, before, run).await
 }
 
@@ -81,7 +82,7 @@ pub async fn cancel(
     assistant: AssistantId,
     id: TaskId,
 ) -> store::Result<Option<Vec<OpenRun>>> {
-    lanes::lock(tx, run_agent::lane(id.thread).key(), 1).await?;
+    lanes::lock(tx, lane(id.thread).key(), 1).await?;
     let task = a2a_tasks::get(tx, tenant, assistant, id, TaskDetail::STATE).await?;
     if task.state.is_final() {
         return Ok(None);
@@ -92,7 +93,7 @@ pub async fn cancel(
         return Ok(Some(Vec::new()));
     }
     let open = a2a_tasks::open_runs(tx, tenant, task.id).await?;
-    run_agent::cancel(tx, tenant, &open, CancelAction::Interrupt).await?;
+    stop::cancel(tx, tenant, &open, CancelAction::Interrupt).await?;
     Ok(Some(open))
 }
 

@@ -6,12 +6,13 @@ use serde::{Deserialize, Serialize};
 use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_domain::sandbox::SnapshotStatus;
 use towpath_domain::{JobId, SnapshotId, TenantId};
-use towpath_durable::{Ctx, Failure, IntoFailure, Lane, Outcome, Start, Workflow};
+use towpath_durable::{Ctx, Failure, IntoFailure, Outcome, Start, Workflow};
 use towpath_store::sandboxes::snapshots;
 use towpath_store::{self as store, Tx};
 
 use crate::Services;
 use crate::capture_snapshot::failure_reason;
+use crate::delete_snapshot::lane_of;
 use crate::start_box::failure_of;
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -21,10 +22,6 @@ pub struct BuildSnapshot {
     /// Moves to the snapshot when it is ready.
     #[serde(default)]
     pub tag: Option<String>,
-}
-
-pub(crate) fn lane_of(id: SnapshotId) -> Lane {
-    Lane::new(format!("snapshot:{id}"), 1)
 }
 
 /// Records the job. Call it before the transaction's business writes: it locks the lane.

@@ -5,13 +5,12 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_domain::{JobId, SnapshotId, TenantId, failpoint};
-use towpath_durable::{Ctx, Failure, IntoFailure, Outcome, RetryDecision, Start, Workflow};
+use towpath_durable::{Ctx, Failure, IntoFailure, Lane, Outcome, RetryDecision, Start, Workflow};
 use towpath_sandbox::Error;
 use towpath_store::sandboxes::snapshots;
 use towpath_store::{self as store, Tx};
 
 use crate::Services;
-use crate::build_snapshot::lane_of;
 use crate::sandbox_host::SandboxHost;
 use crate::start_box::failure_of;
 
@@ -25,6 +24,11 @@ pub struct DeleteSnapshot {
 pub async fn start(tx: &mut Tx<'_>, tenant: TenantId, snapshot: SnapshotId) -> store::Result<JobId> {
     let input = DeleteSnapshot { tenant, snapshot };
     towpath_durable::start(tx, &input, Start::new(tenant).lane(lane_of(snapshot))).await
+}
+
+/// The lane of the jobs of a snapshot.
+pub(crate) fn lane_of(id: SnapshotId) -> Lane {
+    Lane::new(format!("snapshot:{id}"), 1)
 }
 
 /// Removes the layer of a captured snapshot, if it exists.

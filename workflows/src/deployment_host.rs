@@ -19,7 +19,6 @@ use towpath_store::revisions::Revision;
 use towpath_store::sealing::Sealer;
 use towpath_store::{self as store, Store, Tx, artifacts};
 
-use crate::Services;
 use crate::deployment_log::{DeploymentLog, LogOwner, LogRateLimits};
 
 /// Served only by the process that has the [`DeploymentHost`].
@@ -289,16 +288,15 @@ impl DeploymentHost {
     /// The key with which the agent server of a revision calls the platform.
     async fn own_key(
         &self,
-        world: &Services,
+        store: &Store,
+        sealer: &Sealer,
         deployment: &Deployment,
         revision: RevisionId,
     ) -> Result<Option<Secret>, Failure> {
         let tenant = deployment.tenant_id;
-        let read = world
-            .store
-            .read(async |tx| revision_keys::get(tx, tenant, revision).await);
+        let read = store.read(async |tx| revision_keys::get(tx, tenant, revision).await);
         match read.await.retry()? {
-            Some(key) => key.secret(&world.sealer).retry().map(Some),
+            Some(key) => key.secret(sealer).retry().map(Some),
             None => Ok(self.former_key(deployment.id)),
         }
     }
@@ -312,21 +310,21 @@ impl DeploymentHost {
     /// The start specification of a revision; its lines go to a log of this kind.
     pub(crate) async fn launch(
         &self,
-        world: &Services,
+        store: &Store,
+        sealer: &Sealer,
         deployment: &Deployment,
         revision: &Revision,
         artifact: &str,
         kind: LogKind,
     ) -> Result<(Launch, DeploymentLog), Failure> {
-        let own_key = self.own_key(world, deployment, revision.id).await?;
-        let secrets = revision.secrets(&world.sealer).retry()?;
+        let own_key = self.own_key(store, sealer, deployment, revision.id).await?;
+        let secrets = revision.secrets(sealer).retry()?;
         let mut values: Vec<Secret> = secrets.iter().map(|secret| secret.value.clone()).collect();
         let mut variables: Vec<(String, Secret)> =
             secrets.into_iter().map(|secret| (secret.name, secret.value)).collect();
         variables.extend(self.platform_variables(deployment, revision.id, own_key.as_ref()));
         // One for each encryption key: while a key is being replaced, other gateways may sign with either.
-        let keys: Vec<String> = world
-            .sealer
+        let keys: Vec<String> = sealer
             .derive_all(&gateway_purpose(deployment.id))
             .iter()
             .map(hex::encode)
@@ -342,7 +340,7 @@ impl DeploymentHost {
             revision: revision.id,
             kind,
         };
-        let log = self.log(&world.store, owner, values);
+        let log = self.log(store, owner, values);
         let config = revision.source_config().fatal()?;
         let sizes = config
             .resource_spec

@@ -6,7 +6,7 @@
 
 use towpath_domain::deployment::{
     BUILT_IN_LISTENER, CurrentDeployment, DeploymentChange, DeploymentRequest, DeploymentStatus, EnvSecret, PushEvent,
-    RevisionRequest, RevisionStatus, Source, SourceConfig, merge_secrets,
+    RevisionPolicy, RevisionRequest, RevisionStatus, Source, SourceConfig, merge_secrets,
 };
 use towpath_domain::git::{RepoUrl, TokenHost};
 use towpath_domain::{DeploymentId, IntegrationId, Patch, Rejection, RevisionId, Scope, TenantId};
@@ -80,20 +80,20 @@ pub async fn create(
     Ok((deployments::get(tx, tenant, id).await?, revision))
 }
 
-/// Changes a deployment; `anew` creates a revision even if the change requires none.
+/// Changes a deployment and creates a revision as `policy` says.
 pub async fn change(
     tx: &mut Tx<'_>,
     tenant: TenantId,
     sealer: &Sealer,
     id: DeploymentId,
     change: &DeploymentChange,
-    anew: bool,
+    policy: RevisionPolicy,
 ) -> store::Result<(Deployment, Revision)> {
     // Read before anything is locked: the lane must be locked first, and only the current state shows whether there
     // will be a job.
     let before = deployments::get(tx, tenant, id).await?;
     let latest = latest(tx, &before).await?;
-    let (_, expected) = admit(change, &before, &latest, anew)?;
+    let (_, expected) = admit(change, &before, &latest, policy)?;
     let revision = RevisionId::new();
     let job = match &expected {
         Some(request) if !request.is_empty() => Some(build_revision::start(tx, tenant, id, revision).await?),
@@ -101,7 +101,7 @@ pub async fn change(
     };
     let before = deployments::lock(tx, tenant, id).await?;
     let latest = self::latest(tx, &before).await?;
-    let (config, request) = admit(change, &before, &latest, anew)?;
+    let (config, request) = admit(change, &before, &latest, policy)?;
     if request.as_ref().map(RevisionRequest::is_empty) != expected.as_ref().map(RevisionRequest::is_empty) {
         return Err(store::Error::Stale);
     }
@@ -234,7 +234,8 @@ pub async fn deploy_push(
             continue;
         }
         let nothing = DeploymentChange::default();
-        made.push(change(tx, tenant, sealer, deployment.id, &nothing, true).await?.1);
+        let changed = change(tx, tenant, sealer, deployment.id, &nothing, RevisionPolicy::Always).await?;
+        made.push(changed.1);
     }
     Ok(made)
 }
@@ -300,7 +301,7 @@ fn admit(
     change: &DeploymentChange,
     deployment: &Deployment,
     latest: &Revision,
-    anew: bool,
+    policy: RevisionPolicy,
 ) -> store::Result<(SourceConfig, Option<RevisionRequest>)> {
     require_not_deleting(deployment)?;
     let standing = CurrentDeployment {
@@ -310,7 +311,7 @@ fn admit(
         latest_source: latest.source,
         latest: &latest.config()?,
     };
-    Ok(change.admit(standing, anew)?)
+    Ok(change.admit(standing, policy)?)
 }
 
 fn require_not_deleting(deployment: &Deployment) -> store::Result<()> {

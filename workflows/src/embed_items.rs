@@ -1,20 +1,23 @@
 //! Embeds items of the store. A put queues its item and names the job, unless one is named already; a change of
 //! `store.index` queues all items. What is embedded is saved by batches, so a killed job continues where it was.
 
+pub(crate) mod job;
+
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use towpath_domain::TenantId;
 use towpath_domain::agent::text_path;
 use towpath_domain::job::{EndReason, RetryPolicy};
-use towpath_domain::{JobId, TenantId};
-use towpath_durable::{Ctx, Failure, IntoFailure, Outcome, Start, Workflow};
+use towpath_durable::{Ctx, Failure, IntoFailure, Outcome, Workflow};
 use towpath_runtime::EmbedError;
 use towpath_store::item_vectors::pgvector::{self, Missing};
 use towpath_store::item_vectors::{self, EmbeddedItem, PendingItem};
 use towpath_store::{self as store, Dialect, Tx};
 
-use crate::agent::AgentServices;
+pub use self::job::{EmbedItems, start};
+
+use crate::agent_services::AgentServices;
 use crate::item_index::{IndexSettings, matrix};
 use crate::metric;
 
@@ -33,25 +36,6 @@ const CLEAR: i64 = 1000;
 const OTHER_SETTING: Duration = Duration::from_secs(5);
 /// Pauses of an item that the embedder refuses: doubled from the first to the second value.
 const REFUSED: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(86_400));
-
-#[derive(Debug, Serialize, Deserialize)]
-pub struct EmbedItems {
-    pub tenant: TenantId,
-    /// As `item_index` names the job.
-    mark: JobId,
-}
-
-/// Records a job, unless there is one or the workspace has no index.
-pub async fn start(tx: &mut Tx<'_>, tenant: TenantId) -> store::Result<()> {
-    let row = item_vectors::get(tx, tenant).await?;
-    if row.is_none_or(|row| row.job_id.is_some()) {
-        return Ok(());
-    }
-    let mark = JobId::new();
-    towpath_durable::start(tx, &EmbedItems { tenant, mark }, Start::new(tenant)).await?;
-    // If another was named meanwhile, this one ends at once.
-    item_vectors::set_job(tx, tenant, mark).await.map(drop)
-}
 
 impl Workflow for EmbedItems {
     const KIND: &'static str = "embed_items";

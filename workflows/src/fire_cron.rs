@@ -17,7 +17,7 @@ use towpath_runtime::hosted::Caller;
 use towpath_store::crons::{self, Cron};
 use towpath_store::{self as store, Tx, assistants, jobs, schedules};
 
-use crate::agent::AgentServices;
+use crate::agent_services::AgentServices;
 use crate::run_agent::{self, NewRun, Target};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -24,8 +24,8 @@ use towpath_traces::wal::OnRegistered;
 use crate::Services;
 use bisect::FlushAttempt;
 
-/// Default time that the first WAL segment waits for others.
-pub const DEFAULT_DELAY: Duration = Duration::from_secs(2);
+pub use crate::services::DEFAULT_FLUSH_DELAY as DEFAULT_DELAY;
+
 /// Interval for calling [`ensure_orphans`].
 pub const ORPHAN_SCAN_INTERVAL: Duration = Duration::from_secs(2);
 /// Younger WAL segments are left to the writers that registered them.

@@ -23,8 +23,8 @@ use towpath_store::items::{self, Item};
 use towpath_store::{self as store, Dialect, Store, Tx};
 
 use self::matrix::{Candidate, Matrix, cosine, floats};
-use crate::agent::Reloadable;
-use crate::embed_items;
+use crate::embed_items::job;
+use crate::reloadable::Reloadable;
 
 /// The maximum number of dimensions.
 pub const MAX_DIMS: usize = 8192;
@@ -180,7 +180,7 @@ impl ItemIndex {
                     None => item_vectors::forget(tx, tenant).await?,
                 };
                 if changed {
-                    embed_items::start(tx, tenant).await?;
+                    job::start(tx, tenant).await?;
                 }
                 Ok(())
             })
@@ -203,10 +203,7 @@ impl ItemIndex {
             return Ok(());
         };
         if has_due || row.walking || row.embedder.is_empty() || self.is_copy_behind(tenant, &row).await {
-            self.0
-                .store
-                .write(async |tx| embed_items::start(tx, tenant).await)
-                .await?;
+            self.0.store.write(async |tx| job::start(tx, tenant).await).await?;
         }
         Ok(())
     }
@@ -251,7 +248,7 @@ impl ItemIndex {
             return item_vectors::remove(tx, tenant, namespace, key).await;
         }
         item_vectors::enqueue(tx, tenant, namespace, key).await?;
-        embed_items::start(tx, tenant).await
+        job::start(tx, tenant).await
     }
 
     /// One vector for each text.

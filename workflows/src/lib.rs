@@ -38,6 +38,7 @@
 
 pub mod a2a;
 pub mod agent;
+mod agent_services;
 pub mod build_revision;
 pub mod build_snapshot;
 pub mod capture_snapshot;
@@ -68,6 +69,7 @@ pub mod metric;
 pub mod quarantine;
 pub mod reconcile_boxes;
 pub mod reconcile_deployments;
+mod reloadable;
 pub mod reprice_days;
 pub mod reseal_secrets;
 pub mod run_agent;
@@ -82,6 +84,7 @@ pub mod stop_box;
 pub mod sweep_agent;
 pub mod sweep_archives;
 pub mod sweep_traces;
+mod text_time;
 pub mod thread_history;
 pub mod thread_state;
 pub mod tracer;

@@ -461,13 +461,13 @@ async fn start(
                 tracing::warn!(deployment.id = %id, "the agent server of a deployment ended unexpectedly");
             }
             hosting.check_database(&placement).await?;
-            world
-                .store
+            let (store, sealer, artifact) = (&world.store, &world.sealer, &placement.artifact);
+            store
                 .write(async |tx| placements::switching(tx, tenant, id).await)
                 .await
                 .retry()?;
             let (launch, log) = hosting
-                .launch(world, &deployment, &revision, &placement.artifact, LogKind::Deploy)
+                .launch(store, sealer, &deployment, &revision, artifact, LogKind::Deploy)
                 .await?;
             log.log().info(if crashed {
                 "the agent server ended unexpectedly and is restarted"

@@ -15,12 +15,15 @@
 mod checkpoint_query;
 mod conclude;
 mod end;
+mod graph_end;
 mod host;
+mod host_error;
 mod items;
-mod loader;
+pub(crate) mod job;
+pub(crate) mod loader;
 mod start;
 mod stateless;
-mod stop;
+pub(crate) mod stop;
 mod stream;
 mod trace;
 mod typed;
@@ -29,48 +32,28 @@ pub mod saver;
 
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use towpath_domain::agent::merge::EVENT_STREAMING;
 use towpath_domain::agent::{Durability, Kwargs, Nodes};
 use towpath_domain::job::{EndReason, RetryPolicy};
-use towpath_domain::{RunId, TenantId, ThreadId, Timestamp};
-use towpath_durable::{Ctx, Failure, IntoFailure, Lane, Outcome, Workflow};
+use towpath_durable::{Ctx, Failure, IntoFailure, Outcome, Workflow};
 use towpath_runtime::{Execution, Graph, StreamMode};
 use towpath_store::runs::Run;
 use towpath_store::{self as store, Tx, attempts};
 
-use crate::agent::AgentServices;
+use crate::agent_services::AgentServices;
 
-use self::conclude::{Conclusion, Ending};
+use self::conclude::Conclusion;
+use self::graph_end::Ending;
 use self::host::RunHost;
 use self::trace::Trace;
 
+pub use self::job::{POOL, RunAgent, lane};
 pub use self::loader::RunLoader;
 pub use self::start::{NewRun, Target, start, start_visible};
 pub use self::stateless::{Recorder, StatelessRun};
 pub(crate) use self::stop::notify_deleted;
 pub use self::stop::{Deletion, cancel, delete_run, delete_thread, lock_threads, threads_of};
-
-pub const POOL: &str = "agent";
-
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct RunAgent {
-    pub tenant: TenantId,
-    pub run: RunId,
-    pub thread: ThreadId,
-    /// Whether the thread is deleted with it.
-    #[serde(default)]
-    pub temporary: bool,
-    /// How long its events are kept after its end, in seconds.
-    #[serde(default)]
-    pub events_kept_s: u64,
-}
-
-#[must_use]
-pub fn lane(thread: ThreadId) -> Lane {
-    Lane::new(format!("thread:{thread}"), 1)
-}
 
 impl Workflow for RunAgent {
     const KIND: &'static str = "run_agent";
@@ -294,9 +277,4 @@ fn nodes(asked: Option<&Nodes>) -> towpath_runtime::Nodes {
 
 fn configurable<'k>(kwargs: &'k Kwargs, key: &str) -> Option<&'k Value> {
     kwargs.config.get("configurable")?.get(key)
-}
-
-/// A time in the format of the agent server's clients.
-pub(crate) fn rfc3339(time: Timestamp) -> String {
-    time.to_utc().to_rfc3339_opts(chrono::SecondsFormat::Micros, false)
 }

@@ -16,7 +16,7 @@ use towpath_store::a2a_tasks::{self, TaskDetail};
 use towpath_store::{self as store, Tx};
 use uuid::Uuid;
 
-use crate::agent::AgentServices;
+use crate::agent_services::AgentServices;
 use crate::send_webhook::{self, WebhookRules};
 
 const TOKEN_HEADER: HeaderName = HeaderName::from_static("x-a2a-notification-token");

@@ -4,7 +4,7 @@
 //! and `error`. With a secret configured, `x-towpath-signature: sha256=<hex>` is the HMAC-SHA256 of the body under it.
 //! `x-towpath-delivery` is the same for every attempt of one call, so that a receiver can drop repetitions.
 
-mod rules;
+pub(crate) mod rules;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -23,8 +23,8 @@ use towpath_outbound::{Call, CallError};
 use towpath_store::runs::Run;
 use towpath_store::{self as store, Tx};
 
-use crate::agent::AgentServices;
-use crate::run_agent::rfc3339;
+use crate::agent_services::AgentServices;
+use crate::text_time::rfc3339;
 
 pub use rules::WebhookRules;
 

@@ -19,9 +19,10 @@ use towpath_traces::parquet_file::FILE_BYTES;
 use crate::cpu_pool::CpuPool;
 use crate::delete_destination::DELETED;
 use crate::deployment_host::DeploymentHost;
-use crate::flush_wal;
 use crate::sandbox_host::SandboxHost;
 
+/// Default time that the first WAL segment waits for others.
+pub const DEFAULT_FLUSH_DELAY: Duration = Duration::from_secs(2);
 /// How long a job waits before it checks the disk again.
 const DISK_POLL_INTERVAL: Duration = Duration::from_secs(10);
 /// How long a job of sandboxes waits for the process that runs them.
@@ -111,7 +112,7 @@ impl Default for Sizes {
         Self {
             fold_bytes: 64 << 20,
             fold_decoded_bytes: 256 << 20,
-            fold_delay: flush_wal::DEFAULT_DELAY,
+            fold_delay: DEFAULT_FLUSH_DELAY,
             file_bytes: FILE_BYTES,
             file_rows: u64::MAX,
             part_bytes: towpath_traces::upload::PART_BYTES,

@@ -16,15 +16,14 @@ use towpath_store::checkpoints::{self, Retention};
 use towpath_store::schedules::{self, Schedule};
 use towpath_store::{self as store, Store, Tx, items, jobs, run_events, threads};
 
-use crate::agent::AgentServices;
+use self::orphans::BATCH;
+use crate::agent_services::AgentServices;
 use crate::run_agent;
 use crate::sweep_traces::SOON;
 use crate::sweep_traces::sweep_task::SweepTask;
 
 /// Pause between two sweeps, unless something is behind.
 const EVERY: Duration = Duration::from_secs(60);
-/// Rows per statement, or threads per read.
-const BATCH: i64 = 500;
 
 #[derive(Debug, Serialize, Deserialize)]
 pub struct SweepAgent {

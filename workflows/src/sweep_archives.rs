@@ -46,7 +46,7 @@ pub async fn run(world: &Services, each: i64) -> Result<usize, Failure> {
             }
             let written = world.store.write(async |tx| {
                 if is_needed {
-                    return source_uploads::release(tx, &archive, false).await;
+                    return source_uploads::reclaim(tx, &archive).await;
                 }
                 source_uploads::delete_released(tx, &archive).await
             });
@@ -77,7 +77,7 @@ async fn release(store: &Store, each: i64) -> Result<(), Failure> {
         if !unneeded.is_empty() {
             let written = store.write(async |tx| {
                 for archive in &unneeded {
-                    source_uploads::release(tx, archive, true).await?;
+                    source_uploads::release(tx, archive).await?;
                 }
                 Ok(())
             });

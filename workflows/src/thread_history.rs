@@ -4,7 +4,7 @@ use towpath_domain::{TenantId, ThreadId};
 use towpath_store::threads::{self, Thread};
 use towpath_store::{self as store, Tx, checkpoints, lanes, runs};
 
-use crate::run_agent::lane;
+use crate::run_agent::job::lane;
 
 /// Copies a thread with its state and its history, without its runs. It takes locks, so call it before the
 /// transaction's other writes.

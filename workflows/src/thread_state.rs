@@ -16,7 +16,7 @@ use towpath_store::checkpoints::{self, ThreadNamespace};
 use towpath_store::threads::{self, Thread};
 use towpath_store::{self as store, Store, Tx, lanes, run_events, runs};
 
-use crate::run_agent::lane;
+use crate::run_agent::job::lane;
 use crate::run_agent::saver::{Saver, without_nul, write_all};
 
 /// The host of a graph outside of a run: it reads checkpoints, and its saves are queued.
@@ -139,7 +139,7 @@ pub async fn update(
         let made = graph
             .update_state(&update.at, update.supersteps, &update.metadata, &host)
             .await?;
-        let state = graph.state(&StateRef::latest(update.thread.0), false, &host).await?;
+        let state = graph.state(&StateRef::latest(update.thread.0), &host).await?;
         let written = store
             .write(async |tx| record(tx, tenant, update, &host, &base, state.as_ref()).await)
             .await;

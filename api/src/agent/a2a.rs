@@ -9,6 +9,7 @@
 
 pub(super) mod card;
 
+mod context;
 mod failure;
 mod listing;
 mod options;
@@ -19,18 +20,17 @@ mod send;
 mod stream;
 mod tasks;
 
-use std::convert::Infallible;
 use std::sync::Arc;
 
-use axum::extract::{FromRequestParts, Request};
+use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use http::header::{ACCEPT, CONTENT_TYPE};
-use http::request::Parts;
 use http::{HeaderMap, StatusCode};
 use serde_json::{Map, Value};
 use towpath_domain::agent::a2a::{A2aError, ErrorCode};
 use towpath_store::assistants::Assistant;
 
+use self::context::RequestContext;
 use self::failure::Failure;
 use self::options::AgentOptions;
 use self::rpc::{Call, InvalidCall, Method};
@@ -38,7 +38,6 @@ use super::app::AgentApp;
 use super::errors::AgentError;
 use super::extract::{Path, read_bytes};
 use super::{assistants, sse};
-use crate::client::Client;
 use crate::routes::{Routes, routes};
 
 pub(super) fn routes() -> Routes<AgentApp> {
@@ -46,25 +45,6 @@ pub(super) fn routes() -> Routes<AgentApp> {
         .routes(routes!(call))
         .routes(routes!(call_with_slash))
         .merge(card::routes())
-}
-
-/// The server, and the request without its body.
-pub(crate) struct RequestContext {
-    app: AgentApp,
-    client: Client,
-    headers: HeaderMap,
-}
-
-impl FromRequestParts<AgentApp> for RequestContext {
-    type Rejection = Infallible;
-
-    async fn from_request_parts(parts: &mut Parts, app: &AgentApp) -> Result<Self, Infallible> {
-        Ok(Self {
-            app: app.clone(),
-            client: Client::of(&parts.extensions),
-            headers: parts.headers.clone(),
-        })
-    }
 }
 
 /// A JSON-RPC 2.0 request.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::extract::FromRef;
 use tokio_util::sync::CancellationToken;
 use towpath_domain::{Clock, Secret, TenantId};
 use towpath_durable::Engine;
@@ -14,9 +15,13 @@ use towpath_workflows::agent::{EVENT_RETENTION, WebhookRules};
 use towpath_workflows::item_index::ItemIndex;
 use towpath_workflows::run_agent::Recorder;
 
+use super::auth::caller_cache::{AuthCache, CallerCache};
 use super::cors::Cors;
+use super::event_streaming::event_buffer::EventBuffers;
+use super::live::run_status::RunStatusCache;
 use super::runs::assistants::AssistantLoader;
 use crate::auth::KeyCache;
+use crate::internal::JobStores;
 use crate::ops::Ops;
 
 /// The state of the agent API; clones share it. The `cli` crate builds the [`Parts`].
@@ -51,11 +56,11 @@ pub struct Parts {
 pub struct AgentAppState {
     parts: Parts,
     pub(crate) key_cache: KeyCache,
-    pub(in crate::agent) caller_cache: super::auth::CallerCache,
+    pub(in crate::agent) caller_cache: CallerCache,
     pub(in crate::agent) recorder: Recorder,
     pub(in crate::agent) assistants: AssistantLoader,
-    pub(in crate::agent) run_status: super::live::RunStatusCache,
-    pub(in crate::agent) event_buffers: super::event_streaming::EventBuffers,
+    pub(in crate::agent) run_status: RunStatusCache,
+    pub(in crate::agent) event_buffers: EventBuffers,
 }
 
 /// Limits and defaults of the agent API.
@@ -118,17 +123,6 @@ pub struct DeploymentIdentity {
     pub tenant: Option<String>,
 }
 
-/// Caching of authenticated callers.
-#[derive(Clone, Debug)]
-pub struct AuthCache {
-    /// Headers that identify a caller, in lower case.
-    pub headers: Vec<String>,
-    /// How long.
-    pub ttl: Duration,
-    /// Maximum number of cached callers.
-    pub max_entries: usize,
-}
-
 impl Settings {
     /// Whether a group of routes is disabled.
     pub(super) fn is_off(&self, group: &str) -> bool {
@@ -171,11 +165,11 @@ impl AgentApp {
         Self(Arc::new(AgentAppState {
             recorder: Recorder::new(parts.store.clone(), parts.engine.clone()),
             assistants: AssistantLoader::new(parts.store.clone(), parts.tenant),
-            run_status: super::live::RunStatusCache::default(),
-            event_buffers: super::event_streaming::EventBuffers::default(),
+            run_status: RunStatusCache::default(),
+            event_buffers: EventBuffers::default(),
             key_cache: KeyCache::new(parts.settings.failed_keys_per_minute),
             parts,
-            caller_cache: super::auth::CallerCache::default(),
+            caller_cache: CallerCache::default(),
         }))
     }
 }
@@ -193,5 +187,14 @@ impl std::ops::Deref for AgentAppState {
 
     fn deref(&self) -> &Parts {
         &self.parts
+    }
+}
+
+impl FromRef<AgentApp> for JobStores {
+    fn from_ref(app: &AgentApp) -> Self {
+        Self {
+            store: app.store.clone(),
+            agents: None,
+        }
     }
 }

@@ -20,7 +20,7 @@ use uuid::Uuid;
 
 use super::answer::{Ascending, Json, Page, Select, Time, raw};
 use super::app::AgentApp;
-use super::auth;
+use super::auth::caller;
 use super::errors::AgentError;
 use super::extract::{Body, Flag, Path, PathValue as _, Query};
 use crate::extract::{whole, whole_number};
@@ -209,7 +209,7 @@ pub(crate) async fn create(
             Some(made) => Ok(Some(made)),
             None if new.if_exists == Some(IfExists::DoNothing) => {
                 let there = rows::get(tx, tenant, id).await?;
-                Ok(Some(there).filter(|there| auth::sees_assistant(&there.metadata)))
+                Ok(Some(there).filter(|there| caller::sees_assistant(&there.metadata)))
             }
             None => Ok(None),
         })
@@ -357,7 +357,7 @@ pub(crate) async fn delete(
         .write(async |tx| {
             rows::get(tx, app.tenant, id).await?;
             let doomed = if how.threads() {
-                auth::deletable(run_agent::threads_of(tx, app.tenant, id).await?)
+                caller::deletable(run_agent::threads_of(tx, app.tenant, id).await?)
             } else {
                 Vec::new()
             };

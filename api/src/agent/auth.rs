@@ -1,9 +1,10 @@
 //! Access to the agent API: open, by API keys of the server's workspace, or by the auth of the graphs' author.
 
 mod authorizer;
-mod caller;
-mod caller_cache;
+pub(super) mod caller;
+pub(super) mod caller_cache;
 mod custom;
+mod refusal;
 mod route;
 
 use axum::extract::{Request, State};
@@ -20,9 +21,9 @@ use crate::client::Client;
 use crate::errors::ApiError;
 use crate::scopes;
 
-pub(super) use caller::{configurable, deletable, identity, record, sees, sees_assistant, visible, with_visibility};
-pub(super) use caller_cache::CallerCache;
-pub(super) use custom::{Refusal, authorize_assistant_read, authorize_operation};
+pub(super) use caller::{identity, with_visibility};
+pub(super) use custom::{authorize_assistant_read, authorize_operation};
+pub(super) use refusal::Refusal;
 
 /// Layer of a server without keys that only this machine reaches: rejects web pages of other origins.
 pub(super) async fn reject_foreign_pages(State(app): State<AgentApp>, request: Request, next: Next) -> Response {

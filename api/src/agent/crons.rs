@@ -16,6 +16,7 @@ use towpath_workflows::fire_cron;
 use super::answer::{Ascending, Json, Page, Select, Time, raw};
 use super::app::AgentApp;
 use super::assistants::named_assistant;
+use super::auth::caller;
 use super::errors::AgentError;
 use super::extract::{Body, Path, read_value};
 use crate::extract::whole;
@@ -223,7 +224,7 @@ async fn make(app: &AgentApp, thread: Option<ThreadId>, body: Map<String, Value>
         assistant_id,
         thread_id: thread,
         schedule_id: None,
-        user_id: super::auth::identity(),
+        user_id: caller::identity(),
         schedule,
         timezone,
         end_time: match asked.end_time {
@@ -246,7 +247,7 @@ async fn make(app: &AgentApp, thread: Option<ThreadId>, body: Map<String, Value>
         enabled: asked.enabled.unwrap_or(true),
         created_at: now,
         updated_at: now,
-        caller: super::auth::record(),
+        caller: caller::record(),
     };
     let made = app
         .store

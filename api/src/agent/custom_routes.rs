@@ -21,7 +21,7 @@ use super::app::{AgentApp, Settings};
 use super::errors::AgentError;
 use super::event_streaming::{FOREIGN_SOCKET, is_allowed_origin};
 use crate::browser::may_act;
-use crate::gateway::signature::UnkeyedCaller;
+use crate::gateway_signature::UnkeyedCaller;
 
 /// Passes all requests to the custom routes, if there are any.
 pub(super) fn router(app: AgentApp) -> Router {

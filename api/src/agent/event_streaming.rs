@@ -7,11 +7,12 @@
 //! Events are derived from the frames of runs and not stored. The derivation depends on the frames alone, so an event has
 //! the same id and number in every process, and a reader can resume anywhere.
 
+mod buffer_task;
 mod command_sender;
-mod commands;
+pub(super) mod commands;
 mod cursor;
 mod event;
-mod event_buffer;
+pub(super) mod event_buffer;
 mod filter;
 mod normalizer;
 mod replay;
@@ -21,8 +22,6 @@ mod stream;
 mod subscriptions;
 mod tree;
 
-pub(in crate::agent) use self::commands::starts_run;
-pub(in crate::agent) use self::event_buffer::EventBuffers;
 pub(in crate::agent) use self::socket::{FOREIGN_SOCKET, is_allowed_origin};
 
 use super::app::AgentApp;

@@ -9,7 +9,7 @@ mod delivery;
 mod gaps;
 mod log;
 mod rows;
-mod run_status;
+pub(super) mod run_status;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,7 +26,6 @@ use towpath_store::{Dialect, run_events};
 use self::delivery::{DeliveredPosition, DeliveryTracker, FrameOrder, Source};
 use self::log::{LogReader, ResumePoint};
 use self::rows::{PendingEnd, THREAD_POLL_INTERVAL, end_of};
-pub(crate) use self::run_status::RunStatusCache;
 use self::run_status::SharedRunStatus;
 use super::app::AgentApp;
 use super::errors::AgentError;
@@ -116,7 +115,22 @@ impl Reader {
         }
     }
 
-    /// Subscribes to a run that is recorded.
+    /// Subscribes to a recorded run whose frames are in the log.
+    pub async fn of_logged_run(
+        app: &AgentApp,
+        thread: ThreadId,
+        run: RunId,
+        since: EventStart,
+    ) -> Result<Self, AgentError> {
+        Self::of_run(app, thread, run, true, since).await
+    }
+
+    /// Subscribes to what a recorded run publishes from now on, for readers that need nothing from the log.
+    pub async fn of_published_frames(app: &AgentApp, thread: ThreadId, run: RunId) -> Result<Self, AgentError> {
+        Self::of_run(app, thread, run, false, EventStart::Now).await
+    }
+
+    /// Subscribes to a recorded run.
     pub async fn of_run(
         app: &AgentApp,
         thread: ThreadId,

@@ -3,9 +3,10 @@
 pub(super) mod assistants;
 pub(super) mod batch;
 mod begin;
+pub(crate) mod cancel;
 mod model;
 mod on_thread;
-pub(crate) mod stop;
+mod stop;
 mod without_thread;
 
 use super::app::AgentApp;

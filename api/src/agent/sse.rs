@@ -19,7 +19,7 @@ use super::answer::without_nul;
 use super::app::AgentApp;
 use super::errors::AgentError;
 use super::live::{Reader, StreamItem, cut};
-use super::runs::stop::CancelOnDrop;
+use super::runs::cancel::CancelOnDrop;
 
 const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 

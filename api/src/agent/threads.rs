@@ -1,6 +1,8 @@
 //! Threads: conversations whose state outlives their runs.
 
+mod failure;
 mod history;
+mod lookup;
 mod model;
 mod select;
 mod state;
@@ -21,13 +23,14 @@ use towpath_store::threads::{self as rows, Filter, NewThread, SortBy, Ttl};
 use towpath_workflows::thread_state::{self, StateUpdate};
 use towpath_workflows::{run_agent, thread_history};
 
+use self::lookup::find;
 pub(super) use self::model::FIELDS;
 use self::model::{Thread, extracted};
 use self::state::StateUpdates;
 pub(super) use self::state::read as read_state;
 use super::answer::{Ascending, Json, Page, Select};
 use super::app::AgentApp;
-use super::auth;
+use super::auth::caller;
 use super::errors::AgentError;
 use super::extract::{Body, Path, Query};
 use crate::extract::{objects, optional_objects, whole};
@@ -158,7 +161,7 @@ pub(crate) async fn create(
     let read = app.store.read(async |tx| rows::get(tx, app.tenant, id).await).await;
     let row = match read {
         Ok(row) if made => row,
-        Ok(row) if body.if_exists == Some(ThreadIfExists::DoNothing) && auth::sees(&row.metadata) => row,
+        Ok(row) if body.if_exists == Some(ThreadIfExists::DoNothing) && caller::sees(&row.metadata) => row,
         Ok(_) => return Err(id_conflict(id)),
         // It is another workspace's, which must look like any other that is taken.
         Err(towpath_store::Error::NotFound) => return Err(id_conflict(id)),
@@ -390,11 +393,6 @@ pub(crate) async fn get(
     let mut thread = Thread::of(row)?;
     thread.ttl = ttl.flatten();
     Ok(Json(thread))
-}
-
-async fn find(app: &AgentApp, id: ThreadId) -> Result<rows::Thread, AgentError> {
-    let read = app.store.read(async |tx| rows::get(tx, app.tenant, id).await).await;
-    read.map_err(|error| AgentError::from(error).or_missing(AgentError::no_thread(id)))
 }
 
 /// What is to change about a thread.

@@ -20,7 +20,7 @@ use super::answer::without_nul;
 use super::app::AgentApp;
 use super::errors::AgentError;
 use super::live::{Reader, StreamItem, cut};
-use super::runs::stop::CancelOnDrop;
+use super::runs::cancel::CancelOnDrop;
 
 /// The answer that waits. Its head goes out at once, so its status is 200 whatever the run comes to.
 pub(crate) fn respond(

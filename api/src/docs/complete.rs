@@ -5,9 +5,8 @@ use http::Method;
 use serde_json::{Map, Value, json};
 use utoipa::openapi::OpenApi;
 
-use super::rules;
-use crate::layers::{has_problems, is_sandbox_path, is_tracing, stores_body};
-use crate::platform::ingest;
+use super::{body_schemas, rules};
+use crate::paths::{has_problems, is_sandbox_path, is_tracing, stores_body};
 
 /// The version of the control plane's API description, which the contract fixes. The product's own stands in `/info`.
 const API_VERSION: &str = "0.1.0";
@@ -49,7 +48,7 @@ pub(crate) fn complete(document: &OpenApi) -> Value {
         },
         "required": ["type", "title", "status", "detail"],
     });
-    for (name, schema) in ingest::schemas() {
+    for (name, schema) in body_schemas::schemas() {
         document["components"]["schemas"][name] = schema;
     }
     // First: the statuses they add get the shapes that all have.

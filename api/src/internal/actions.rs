@@ -41,32 +41,47 @@ async fn cancel(tx: &mut Tx<'_>, id: JobId) -> store::Result<CancelOutcome> {
     }
 }
 
-/// Pauses or resumes a schedule and its waiting job. A job that is spawning at the moment finishes, unless it has not
+/// Pauses a schedule and cancels its waiting job. A job that is spawning at the moment finishes, unless it has not
 /// advanced the schedule yet.
-pub(crate) async fn pause_schedule(store: &Store, id: ScheduleId, paused: bool) -> Result<(), ApiError> {
-    let done = store
+pub(crate) async fn pause_schedule(store: &Store, id: ScheduleId) -> Result<(), ApiError> {
+    let paused = store
         .write(async |tx| {
             let schedule = schedules::get(tx, id)
                 .await?
                 .filter(|schedule| schedule.ended_at.is_none())
                 .ok_or(store::Error::NotFound)?;
-            // First: it takes the locks. The scheduler records another once the schedule goes on.
-            if let Some(job) = schedule.spawn_job.filter(|_| paused) {
+            // First: it takes the locks. The scheduler records another once the schedule is resumed.
+            if let Some(job) = schedule.spawn_job {
                 towpath_durable::cancel(tx, job).await?;
             }
-            if schedules::pause(tx, id, paused).await? {
-                Ok(())
-            } else {
-                Err(store::Error::NotFound)
-            }
+            // Takes the cancellation back if the schedule has ended meanwhile.
+            require_found(schedules::pause(tx, id).await?)
         })
         .await;
-    done.map_err(|error| match error {
+    paused.map_err(of_schedule)?;
+    tracing::info!(schedule.id = %id, "an operator paused a schedule");
+    Ok(())
+}
+
+/// Resumes a schedule; the scheduler records its next job.
+pub(crate) async fn resume_schedule(store: &Store, id: ScheduleId) -> Result<(), ApiError> {
+    let resumed = store
+        .write(async |tx| require_found(schedules::resume(tx, id).await?))
+        .await;
+    resumed.map_err(of_schedule)?;
+    tracing::info!(schedule.id = %id, "an operator resumed a schedule");
+    Ok(())
+}
+
+fn require_found(found: bool) -> store::Result<()> {
+    if found { Ok(()) } else { Err(store::Error::NotFound) }
+}
+
+fn of_schedule(error: store::Error) -> ApiError {
+    match error {
         store::Error::NotFound => ApiError::not_found("schedule"),
         error => error.into(),
-    })?;
-    tracing::info!(schedule.id = %id, paused, "an operator paused or resumed a schedule");
-    Ok(())
+    }
 }
 
 fn of_job(error: store::Error) -> ApiError {

@@ -9,8 +9,9 @@ use towpath_store::{Store, jobs};
 
 use crate::errors::{ApiError, LocSegment};
 use crate::extract::{Json, optional_object, whole};
+use crate::internal::job_stores::JobStores;
 use crate::internal::model::State as StateName;
-use crate::internal::{JobStores, actions, plain};
+use crate::internal::{actions, plain};
 
 /// Maximum number of jobs in one request, each in its own transaction.
 const MOST: usize = 1000;

@@ -9,8 +9,9 @@ use towpath_store::{Store, attempts, jobs, lanes, leases, steps};
 
 use crate::errors::{ApiError, Error};
 use crate::extract::{Json, Path, Query};
+use crate::internal::job_stores::JobStores;
 use crate::internal::model::{Job, JobDetail, Jobs, LaneState, State as StateName};
-use crate::internal::{JobStores, actions, cursor_of, limit, plain, read_cursor};
+use crate::internal::{actions, cursor_of, limit, plain, read_cursor};
 
 /// Maximum number of steps shown.
 const STEPS: i64 = 1000;
@@ -101,10 +102,22 @@ pub(crate) async fn get(
     Query(show): Query<GetJob>,
 ) -> Result<Json<JobDetail>, ApiError> {
     let (store, id) = operated.find_job(id).await?;
-    detail(&store, id, show.input).await.map(Json)
+    if show.input {
+        detail_with_input(&store, id).await.map(Json)
+    } else {
+        detail(&store, id).await.map(Json)
+    }
 }
 
-pub(crate) async fn detail(store: &Store, id: JobId, input: bool) -> Result<JobDetail, ApiError> {
+pub(crate) async fn detail(store: &Store, id: JobId) -> Result<JobDetail, ApiError> {
+    read_detail(store, id, false).await
+}
+
+pub(crate) async fn detail_with_input(store: &Store, id: JobId) -> Result<JobDetail, ApiError> {
+    read_detail(store, id, true).await
+}
+
+async fn read_detail(store: &Store, id: JobId, input: bool) -> Result<JobDetail, ApiError> {
     let found = store.read(async |tx| {
         // It may be pruned between the two.
         let (Some(job), Some(explanation)) = (jobs::get(tx, id).await?, towpath_durable::explain(tx, id).await?) else {
@@ -161,7 +174,7 @@ pub(crate) async fn retry(
 ) -> Result<Json<JobDetail>, ApiError> {
     let (store, id) = operated.find_job(id).await?;
     actions::retry_job(&store, id).await?;
-    detail(&store, id, false).await.map(Json)
+    detail(&store, id).await.map(Json)
 }
 
 /// Cancel a job and its children. A running job is asked to stop within ten seconds.
@@ -176,7 +189,7 @@ pub(crate) async fn cancel(
 ) -> Result<Json<JobDetail>, ApiError> {
     let (store, id) = operated.find_job(id).await?;
     actions::cancel_job(&store, id).await?;
-    detail(&store, id, false).await.map(Json)
+    detail(&store, id).await.map(Json)
 }
 
 /// Page of the list.
@@ -221,5 +234,5 @@ pub(crate) async fn retry_dead(
     job.filter(|job| job.dead)
         .ok_or_else(|| ApiError::not_found("dead letter"))?;
     actions::retry_job(&store, id).await?;
-    detail(&store, id, false).await.map(Json)
+    detail(&store, id).await.map(Json)
 }

@@ -21,7 +21,7 @@ use crate::errors::{ApiError, Error, LocSegment};
 use crate::extract::{Json, Path, Query, whole};
 use crate::internal::{cursor_of, limit, read_cursor};
 
-pub(crate) use authority::{KeyAuthority, administers};
+pub(crate) use authority::KeyAuthority;
 
 /// Maximum length of a name.
 const NAME_CHARS: usize = 255;

@@ -1,6 +1,6 @@
 //! Accepted trace data that could not be folded.
 
-mod bulk;
+pub(super) mod bulk;
 mod model;
 
 use std::time::Duration;
@@ -19,25 +19,12 @@ use crate::app::App;
 use crate::errors::{ApiError, Error};
 use crate::extract::{Json, Path, Query};
 use crate::internal::{cursor_of, limit, read_cursor, wrong};
-use crate::routes::{Routes, routes};
 use model::{Entries, Entry, EntryDetail, Usage, Usages};
 
 pub(crate) use model::contents;
 
 /// Frames of an entry are counted below this.
 const FRAMES: i64 = 1 << 20;
-
-/// Routes of the quarantine. Only the platform has them, since it flushes traces.
-pub(super) fn routes() -> Routes<App> {
-    Routes::default()
-        .routes(routes!(list))
-        .routes(routes!(usage))
-        .routes(routes!(bulk::bulk))
-        .routes(routes!(get))
-        .routes(routes!(body))
-        .routes(routes!(retry))
-        .routes(routes!(discard))
-}
 
 /// Filter and page of the list.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]

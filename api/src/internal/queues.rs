@@ -6,7 +6,7 @@ use towpath_store::{Store, jobs, pools, workers};
 
 use crate::errors::{ApiError, Error};
 use crate::extract::{Json, Path};
-use crate::internal::JobStores;
+use crate::internal::job_stores::JobStores;
 use crate::internal::model::{Queue, Queues, Scaling};
 
 /// List all pools with their queues, across workspaces.
@@ -98,8 +98,8 @@ async fn change(store: &Store, name: &str, change: Change) -> Result<Queue, ApiE
     find(store, name).await?;
     store
         .write(async |tx| match change {
-            Change::Pause => pools::pause(tx, name, true).await,
-            Change::Resume => pools::pause(tx, name, false).await,
+            Change::Pause => pools::pause(tx, name).await,
+            Change::Resume => pools::resume(tx, name).await,
             Change::Drain => pools::drain(tx, name).await,
         })
         .await?;

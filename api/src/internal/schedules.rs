@@ -7,8 +7,9 @@ use towpath_store::{Store, schedules};
 
 use crate::errors::{ApiError, Error};
 use crate::extract::{Json, Path, Query};
+use crate::internal::job_stores::JobStores;
 use crate::internal::model::{Schedule, Schedules};
-use crate::internal::{JobStores, actions, limit};
+use crate::internal::{actions, limit};
 
 /// Page of the list.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
@@ -52,7 +53,8 @@ pub(crate) async fn pause(
     State(JobStores { store, .. }): State<JobStores>,
     Path(id): Path<ScheduleId>,
 ) -> Result<Json<Schedule>, ApiError> {
-    set(&store, id, true).await
+    actions::pause_schedule(&store, id).await?;
+    read(&store, id).await
 }
 
 /// Resume a schedule at its next time.
@@ -64,11 +66,11 @@ pub(crate) async fn resume(
     State(JobStores { store, .. }): State<JobStores>,
     Path(id): Path<ScheduleId>,
 ) -> Result<Json<Schedule>, ApiError> {
-    set(&store, id, false).await
+    actions::resume_schedule(&store, id).await?;
+    read(&store, id).await
 }
 
-async fn set(store: &Store, id: ScheduleId, paused: bool) -> Result<Json<Schedule>, ApiError> {
-    actions::pause_schedule(store, id, paused).await?;
+async fn read(store: &Store, id: ScheduleId) -> Result<Json<Schedule>, ApiError> {
     let found = store.read(async |tx| schedules::get(tx, id).await).await?;
     found
         .map(|schedule| Json(schedule.into()))

@@ -8,7 +8,7 @@ use towpath_store::{Store, jobs, workers};
 
 use crate::errors::{ApiError, Error};
 use crate::extract::{Json, Path};
-use crate::internal::JobStores;
+use crate::internal::job_stores::JobStores;
 use crate::internal::model::{Worker, Workers};
 
 /// List running worker processes, latest start first.

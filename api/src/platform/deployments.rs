@@ -1,5 +1,6 @@
 //! Deployments: create, change, delete. Their revisions are in [`super::revisions`].
 
+pub(crate) mod database;
 pub(crate) mod keys;
 pub mod model;
 mod resources;
@@ -11,7 +12,7 @@ use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use towpath_domain::deployment::{
-    ConfigChange, DeploymentChange, DeploymentRequest, DeploymentStatus, DeploymentType, RevisionConfig,
+    ConfigChange, DeploymentChange, DeploymentRequest, DeploymentStatus, DeploymentType, RevisionConfig, RevisionPolicy,
 };
 use towpath_domain::{DeploymentId, Rejection};
 use towpath_store::deployments::{self, Filter};
@@ -252,7 +253,7 @@ pub async fn update(
     };
     let packages = sent.tracked_packages;
     let changed = app.store.write(async |tx| {
-        let changed = work::change(tx, tenant.id, &app.sealer, id, &change, false).await?;
+        let changed = work::change(tx, tenant.id, &app.sealer, id, &change, RevisionPolicy::IfRequired).await?;
         if let Some(packages) = &packages {
             deployments::track(tx, tenant.id, id, packages).await?;
         }

@@ -3,10 +3,6 @@
 //! A 202 means that the body is durable on disk or in the object store and registered in the database. Sending a body
 //! twice is harmless, since the flush identifies each trace run by its id; there is no 409.
 
-mod body_schemas;
-mod limiter;
-mod quota;
-
 use std::time::Duration;
 
 use axum::extract::{Request, State};
@@ -23,10 +19,6 @@ use crate::auth::Tenant;
 use crate::errors::ApiError;
 use crate::extract::{Json, Path};
 use crate::metric;
-
-pub(crate) use body_schemas::schemas;
-pub use limiter::IngestLimiter;
-pub use quota::StorageQuota;
 
 /// Plain bodies up to this size are checked on the current thread: moving them costs more than the check.
 const SMALL_BYTES: usize = 16 * 1024;

@@ -6,7 +6,7 @@ use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
 use serde::Deserialize;
-use towpath_domain::deployment::{DeploymentChange, RevisionConfig, RevisionStatus};
+use towpath_domain::deployment::{DeploymentChange, RevisionConfig, RevisionPolicy, RevisionStatus};
 use towpath_domain::{DeploymentId, RevisionId};
 use towpath_store::{self as store, deployments, revisions};
 use towpath_workflows::deployments as work;
@@ -101,7 +101,7 @@ pub async fn create(
     };
     let mut is_missing = false;
     let made = idempotency::run_once(&app.store, tenant.id, key.as_ref(), Revision::try_from, async |tx| {
-        let changed = work::change(tx, tenant.id, &app.sealer, deployment, &change, true).await;
+        let changed = work::change(tx, tenant.id, &app.sealer, deployment, &change, RevisionPolicy::Always).await;
         is_missing = matches!(changed, Err(store::Error::NotFound));
         Ok(changed?.1)
     })

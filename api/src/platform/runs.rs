@@ -27,8 +27,9 @@ use crate::extract::{Json, Path, whole};
 use crate::platform::names;
 pub(crate) use criteria::position;
 pub use criteria::{Criteria, parse};
-pub(crate) use traces::{trace_of, usage_of};
+pub(crate) use traces::usage_of;
 use view::cost;
+pub(crate) use view::trace_of;
 use view::{Dialect, FIELDS, PageEnrichment, TraceRunView};
 
 /// Maximum number of runs on a page of v1.

@@ -21,8 +21,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 
-use super::write_timeout::WriteTimeout;
-use super::{BODY_TIMEOUT, WRITE_TIMEOUT, unread_body};
+use super::unread_body::{self, BODY_TIMEOUT};
+use super::write_timeout::{WRITE_TIMEOUT, WriteTimeout};
 use crate::client::Proxies;
 
 /// Requests of one connection that are open at once.

@@ -20,6 +20,9 @@ use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 
 use super::idle_timer::IdleTimer;
 
+/// A client that does not send a byte of its request's body for so long is let go, whoever reads the body and however
+/// patiently.
+pub(super) const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 /// More is not read for nothing.
 const MAX_DRAINED_BYTES: u64 = 1 << 20;
 /// What it may take.

@@ -9,6 +9,9 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::idle_timer::IdleTimer;
 
+/// A client that does not take a byte of its answer for so long is let go.
+pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// Breaks a connection off when a write makes no progress for so long, or hardly any: a client that asks and does not read
 /// would hold the answer, and its place among the connections, for ever.
 pub(super) struct WriteTimeout<S> {

@@ -1,5 +1,6 @@
 //! Datasets, their experiments, and results of one or two experiments.
 
+mod scores;
 mod summary;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -18,12 +19,14 @@ use towpath_store::{self as store, feedback_configs};
 use towpath_traces::row::Row as TraceRow;
 use uuid::Uuid;
 
+use super::formatting;
+use super::page::{PageError, PageRequest, PageResult};
 use super::traces::{dollars, latency, preview, tone};
-use super::{PageError, PageRequest, PageResult, formatting};
 use crate::app::App;
 use crate::errors::ApiError;
 use crate::platform::datasets::results;
 use crate::platform::runs;
+use scores::{Score, compared_scores, mean_scores};
 use summary::{Summary, summaries};
 
 const PATH: &str = "/ui/datasets";
@@ -143,15 +146,6 @@ struct Cell {
     /// Of the whole trace.
     cost: Option<String>,
     scores: Vec<Score>,
-}
-
-struct Score {
-    key: String,
-    value: String,
-    /// How many examples have a better score than in the first experiment, and how many a worse one.
-    changes: Option<String>,
-    /// Compared with the first experiment.
-    tone: &'static str,
 }
 
 /// The dataset of an address. Its id is only unique within a workspace.
@@ -335,38 +329,6 @@ async fn lower_is_better_keys(app: &App, tenant: TenantId) -> Result<BTreeSet<St
     Ok(lower.map(|config| config.feedback_key).collect())
 }
 
-/// The mean score of each key.
-fn mean_scores(stats: &serde_json::Value) -> BTreeMap<String, f64> {
-    let keys = stats.as_object().into_iter().flatten();
-    keys.filter_map(|(key, stats)| Some((key.clone(), stats["avg"].as_f64()?)))
-        .collect()
-}
-
-/// Scores, each compared with that of the first experiment.
-fn compared_scores(
-    scores: &BTreeMap<String, f64>,
-    first: Option<&BTreeMap<String, f64>>,
-    lower: &BTreeSet<String>,
-) -> Vec<Score> {
-    let compared = scores.iter().map(|(key, value)| Score {
-        key: key.clone(),
-        value: format!("{value:.2}"),
-        changes: None,
-        tone: score_tone(first.and_then(|first| first.get(key)), *value, lower.contains(key)),
-    });
-    compared.collect()
-}
-
-/// Color of a score compared with another one.
-fn score_tone(before: Option<&f64>, now: f64, lower_is_better: bool) -> &'static str {
-    let Some(before) = before else { return "" };
-    match now.total_cmp(before) {
-        std::cmp::Ordering::Equal => "",
-        ordering if ordering.is_gt() != lower_is_better => "good",
-        _ => "bad",
-    }
-}
-
 fn run_cell(row: &TraceRow, usage: Option<&TraceUsage>) -> Cell {
     let said = row.fields();
     let derived = towpath_traces::derive::derive(row);
@@ -412,19 +374,4 @@ pub(super) async fn from_client(
 /// Address of a project that official clients print.
 pub(super) async fn project_from_client(Path((workspace, id)): Path<(TenantId, ProjectId)>) -> Redirect {
     Redirect::to(&format!("/ui/traces/{id}?workspace={workspace}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_change_is_good_or_bad_as_the_key_says() {
-        assert_eq!(score_tone(None, 1.0, false), "");
-        assert_eq!(score_tone(Some(&1.0), 1.0, false), "");
-        assert_eq!(score_tone(Some(&0.5), 1.0, false), "good");
-        assert_eq!(score_tone(Some(&0.5), 1.0, true), "bad");
-        assert_eq!(score_tone(Some(&0.5), 0.1, true), "good");
-        assert_eq!(score_tone(Some(&0.5), 0.1, false), "bad");
-    }
 }

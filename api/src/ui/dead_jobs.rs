@@ -8,7 +8,7 @@ use towpath_domain::{JobId, Timestamp};
 use towpath_store::jobs;
 
 use super::jobs::Row;
-use super::{PageError, PageRequest, PageResult, back};
+use super::page::{PageError, PageRequest, PageResult, back};
 use crate::app::App;
 use crate::errors::ApiError;
 use crate::internal;

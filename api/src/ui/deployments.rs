@@ -13,7 +13,8 @@ use towpath_store::revisions::{self, Revision};
 use towpath_store::{deployments, projects, workers};
 use towpath_workflows::{deployment_host, deployments as work};
 
-use super::{PageError, PageRequest, PageResult, back, formatting};
+use super::formatting;
+use super::page::{PageError, PageRequest, PageResult, back};
 use crate::app::App;
 use crate::errors::ApiError;
 

@@ -9,7 +9,8 @@ use towpath_domain::{DestinationId, Timestamp};
 use towpath_store::destinations::{self, Overview};
 use towpath_workflows::delete_destination;
 
-use super::{PageError, PageRequest, PageResult, back, exports, formatting};
+use super::page::{PageError, PageRequest, PageResult, back};
+use super::{exports, formatting};
 use crate::app::App;
 use crate::errors::ApiError;
 

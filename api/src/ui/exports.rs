@@ -11,7 +11,8 @@ use towpath_store::exports::overview::{self, Overview};
 use towpath_store::exports::runs::{self, ExportRun};
 use towpath_store::{destinations, exports, projects};
 
-use super::{PageError, PageRequest, PageResult, formatting};
+use super::formatting;
+use super::page::{PageError, PageRequest, PageResult};
 use crate::app::App;
 use crate::errors::ApiError;
 

@@ -1,4 +1,4 @@
-//! Formats of numbers, sizes and times on pages.
+//! Formats of numbers, sizes, times and series on pages.
 
 use std::time::Duration;
 
@@ -96,6 +96,24 @@ pub(crate) fn tone(state: &str) -> &'static str {
     }
 }
 
+/// A line over values as points of an SVG of 100 by 24, and the same as a closed area. `None` if there is nothing
+/// to show.
+pub(crate) fn line(values: &[i64]) -> Option<(String, String)> {
+    if values.len() < 2 {
+        return None;
+    }
+    let most = values.iter().copied().max().unwrap_or(0).max(1) as f64;
+    let step = 100.0 / (values.len() - 1) as f64;
+    let points: Vec<String> = values
+        .iter()
+        .enumerate()
+        .map(|(at, value)| format!("{:.1},{:.1}", at as f64 * step, 23.0 - 22.0 * *value as f64 / most))
+        .collect();
+    let line = points.join(" ");
+    let area = format!("0,24 {line} 100,24");
+    Some((line, area))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -121,5 +139,14 @@ mod tests {
         assert_eq!(relative(now.plus(Duration::from_secs(7200)), now), "in 2 h");
         assert_eq!(moment(Timestamp::from_micros(0)), "1970-01-01 00:00:00");
         assert_eq!(short(&"0199a5c4-1111-7000-8000-00000000abcd"), "00000000abcd");
+    }
+
+    #[test]
+    fn a_line_stays_in_its_box() {
+        assert_eq!(line(&[3]), None);
+        let (points, area) = line(&[0, 10, 5]).unwrap();
+        assert_eq!(points, "0.0,23.0 50.0,1.0 100.0,12.0");
+        assert!(area.starts_with("0,24 ") && area.ends_with(" 100,24"));
+        assert_eq!(line(&[0, 0]).unwrap().0, "0.0,23.0 100.0,23.0");
     }
 }

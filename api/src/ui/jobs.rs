@@ -11,7 +11,8 @@ use towpath_store::attempts::Attempt;
 use towpath_store::jobs::{self, Filter, Job, JobSummary};
 use towpath_store::{attempts, pools, steps, workers};
 
-use super::{PageError, PageRequest, PageResult, back, formatting};
+use super::formatting;
+use super::page::{PageError, PageRequest, PageResult, back};
 use crate::app::App;
 use crate::errors::ApiError;
 use crate::internal::{self, JobStores};

@@ -10,7 +10,8 @@ use serde::Deserialize;
 use towpath_domain::{KeyId, Scope, Scopes, TenantId, Timestamp};
 use towpath_store::access::{self, ApiKey, Workspace};
 
-use super::{PageError, PageRequest, PageResult, back, formatting};
+use super::formatting;
+use super::page::{PageError, PageRequest, PageResult, back};
 use crate::app::App;
 use crate::auth::Operator;
 use crate::errors::ApiError;

@@ -3,7 +3,8 @@
 use askama::Template;
 use axum::extract::State;
 
-use super::{PageRequest, PageResult, formatting};
+use super::formatting;
+use super::page::{PageRequest, PageResult};
 use crate::app::App;
 
 const PATH: &str = "/ui/limits";

@@ -11,7 +11,8 @@ use towpath_domain::TenantId;
 use towpath_store as store;
 use towpath_store::prompts::{self, commits, tags};
 
-use super::{PageError, PageRequest, PageResult, formatting};
+use super::formatting;
+use super::page::{PageError, PageRequest, PageResult};
 use crate::app::App;
 use crate::errors::ApiError;
 

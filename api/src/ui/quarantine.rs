@@ -7,7 +7,8 @@ use serde::Deserialize;
 use towpath_domain::{QuarantineId, TenantId, Timestamp};
 use towpath_store::quarantine::{self, Cursor, Entry, Kind, Usage};
 
-use super::{PageError, PageRequest, PageResult, back, formatting, traces};
+use super::formatting;
+use super::page::{PageError, PageRequest, PageResult, TRACES, back};
 use crate::app::App;
 use crate::errors::ApiError;
 use crate::internal::quarantine as internal;
@@ -98,7 +99,7 @@ pub(super) async fn list(State(app): State<App>, asked: PageRequest, Query(which
         rows: found.into_iter().map(|entry| row(entry, now)).collect(),
         next,
     };
-    Ok(asked.page("Quarantine", traces::PATH, &page))
+    Ok(asked.page("Quarantine", TRACES, &page))
 }
 
 fn row(entry: Entry, now: Timestamp) -> Row {
@@ -192,7 +193,7 @@ pub(super) async fn detail(State(app): State<App>, asked: PageRequest, Path(id):
         frames: frames.collect(),
         row: row(entry, app.clock.now()),
     };
-    Ok(asked.page("Quarantine", traces::PATH, &page))
+    Ok(asked.page("Quarantine", TRACES, &page))
 }
 
 /// Retries or deletes an entry.

@@ -6,9 +6,9 @@ use axum::response::Response;
 use towpath_domain::Timestamp;
 use towpath_store::{jobs, pools, workers};
 
-use super::history::{self, PoolHistory};
-use super::{PageError, PageRequest, PageResult, back, formatting};
-use crate::app::App;
+use super::formatting;
+use super::page::{PageError, PageRequest, PageResult, back};
+use crate::app::{App, PoolHistory};
 use crate::errors::ApiError;
 use crate::internal::model::{PoolStatus, Queue};
 
@@ -48,7 +48,7 @@ struct Pool {
 }
 
 pub(super) async fn page(State(app): State<App>, asked: PageRequest) -> PageResult {
-    history::record_view(&app).await;
+    app.history.record_view(&app.store).await;
     let found = app.store.read(async |tx| {
         Ok((
             pools::list(tx, workers::HEARTBEAT_WINDOW).await?,
@@ -107,7 +107,7 @@ fn pool(pool: pools::Overview, past: &PoolHistory, now: Timestamp) -> Pool {
         blocked: formatting::count(queue.blocked),
         waiting: formatting::count(queue.waiting),
         rate: per_minute(past.rate),
-        line: history::line(&past.ready),
+        line: formatting::line(&past.ready),
         most: past.ready.iter().copied().max().unwrap_or(0),
     }
 }
@@ -136,7 +136,11 @@ pub(super) async fn act(
         if pools::overview(tx, &pool, workers::HEARTBEAT_WINDOW).await?.is_none() {
             return Ok(false);
         }
-        pools::pause(tx, &pool, paused).await?;
+        if paused {
+            pools::pause(tx, &pool).await?;
+        } else {
+            pools::resume(tx, &pool).await?;
+        }
         Ok(true)
     });
     if !known.await? {

@@ -19,14 +19,15 @@ use towpath_store::sandboxes::snapshots::{self, Snapshot};
 use towpath_workflows::sandbox_host::isolation_name;
 use towpath_workflows::{delete_box, start_box, stop_box};
 
-use super::{PageError, PageRequest, PageResult, back, formatting};
+use super::formatting;
+use super::page::{PageError, PageRequest, PageResult, back};
 use crate::app::App;
 use crate::auth::Operator;
 use crate::errors::ApiError;
 use crate::extract::Form;
 use crate::platform::sandboxes::capture;
 use crate::platform::sandboxes::readiness::local_host;
-use contents::{Contents, load_contents};
+use contents::{Contents, DetailQuery, load_contents};
 
 const PATH: &str = "/ui/sandboxes";
 const PAGE_SIZE: i64 = 50;
@@ -137,16 +138,6 @@ const fn tone(status: BoxStatus) -> &'static str {
         BoxStatus::Failed => "bad",
         BoxStatus::Stopped | BoxStatus::Deleting => "",
     }
-}
-
-/// Query of the detail page.
-#[derive(Default, Deserialize)]
-#[serde(default)]
-pub(super) struct DetailQuery {
-    /// Command whose output is shown; by default the latest.
-    command: String,
-    /// Folder or file that is shown; by default the home directory.
-    path: String,
 }
 
 #[derive(Default, Template)]

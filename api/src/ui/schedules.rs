@@ -6,7 +6,8 @@ use axum::response::Response;
 use towpath_domain::{ScheduleId, Timestamp};
 use towpath_store::schedules::{self, Schedule};
 
-use super::{PageError, PageRequest, PageResult, back, formatting};
+use super::formatting;
+use super::page::{PageError, PageRequest, PageResult, back};
 use crate::app::App;
 use crate::errors::ApiError;
 use crate::internal;
@@ -80,11 +81,10 @@ pub(super) async fn act(
 ) -> Result<Response, PageError> {
     let missing = || PageError::from(ApiError::not_found("schedule"));
     let id: ScheduleId = schedule.parse().map_err(|_| missing())?;
-    let paused = match action.as_str() {
-        "pause" => true,
-        "resume" => false,
+    match action.as_str() {
+        "pause" => internal::pause_schedule(&app.store, id).await?,
+        "resume" => internal::resume_schedule(&app.store, id).await?,
         _ => return Err(missing()),
-    };
-    internal::pause_schedule(&app.store, id, paused).await?;
+    }
     Ok(back(PATH))
 }

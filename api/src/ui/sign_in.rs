@@ -1,8 +1,5 @@
 //! Signing in and out of the dashboard.
 
-use std::collections::HashSet;
-use std::sync::{Mutex, PoisonError};
-
 use askama::Template;
 use axum::extract::{Query, Request, State};
 use axum::middleware::Next;
@@ -10,17 +7,16 @@ use axum::response::{Html, IntoResponse, Redirect, Response};
 use http::header::{COOKIE, RETRY_AFTER, SET_COOKIE};
 use http::{HeaderMap, Method, StatusCode};
 use serde::Deserialize;
-use towpath_domain::{Scope, Secret};
+use towpath_domain::Secret;
 use towpath_store::access::{self, KeyHash, Principal};
 
-use super::{HX_REQUEST, PageError};
+use super::page::{HX_REQUEST, PAGE_OF_KEYS, PageError, sees_all_pages};
 use crate::app::App;
 use crate::auth::Operator;
 use crate::browser::{has_own_host, is_same_origin};
 use crate::client::Client;
 use crate::errors::{ApiError, retry_after};
 use crate::extract::Form;
-use crate::internal::keys::administers;
 use crate::{scopes, session};
 
 /// Session cookie. Over https its name has the prefix `__Host-`, so that neither the network nor a subdomain can set
@@ -72,20 +68,6 @@ impl SessionCookie {
     }
 }
 
-/// Codes of used sign-in links.
-#[derive(Default)]
-pub(crate) struct UsedLinks(Mutex<HashSet<[u8; 32]>>);
-
-impl UsedLinks {
-    /// Whether this is the first use of a valid code. Codes expire after minutes and are created at start only, so the
-    /// set stays small.
-    fn first_use(&self, code: &str) -> bool {
-        let mark = KeyHash::of(code.as_bytes()).bytes();
-        // A panic between two set operations leaves the set consistent.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(mark)
-    }
-}
-
 impl App {
     /// Path of a sign-in link for the holder of `secret`, to be printed in the terminal. `None` if the key is invalid.
     pub async fn sign_in_link(&self, secret: &Secret) -> towpath_store::Result<Option<String>> {
@@ -94,7 +76,12 @@ impl App {
             .store
             .read(async |tx| access::authenticate(tx, &hash).await)
             .await?;
-        Ok(principal.map(|principal| format!("/ui/enter?code={}", session::link_code(self, principal.key))))
+        Ok(principal.map(|principal| {
+            format!(
+                "/ui/enter?code={}",
+                session::link_code(self.authenticator(), principal.key)
+            )
+        }))
     }
 }
 
@@ -134,7 +121,7 @@ pub(super) async fn require_session(State(app): State<App>, mut request: Request
         return refuse_foreign();
     }
     let holder = match SessionCookie::of(&app).token(request.headers()) {
-        Some(token) => session::holder(&app, &token).await,
+        Some(token) => session::holder(app.authenticator(), &token).await,
         None => Ok(None),
     };
     match holder {
@@ -165,15 +152,7 @@ pub(super) async fn require_session(State(app): State<App>, mut request: Request
 
 /// Operators and administrators of keys.
 fn may_use_dashboard(principal: &Principal) -> bool {
-    sees_all_pages(principal) || administers(principal)
-}
-
-/// The only page of callers who administer keys and are no operators.
-pub(super) const PAGE_OF_KEYS: &str = "/ui/keys";
-
-/// Whether the caller may open every page, and not only that of keys.
-pub(super) fn sees_all_pages(principal: &Principal) -> bool {
-    principal.scopes.allow(Scope::OperatorRead)
+    sees_all_pages(principal) || scopes::administers(principal)
 }
 
 /// First page after signing in.
@@ -188,7 +167,7 @@ fn landing_page(principal: &Principal) -> &'static str {
 /// Redirects to the first page of the session's holder. That page asks for a key without a session.
 pub(super) async fn landing(State(app): State<App>, headers: HeaderMap) -> Redirect {
     let holder = match SessionCookie::of(&app).token(&headers) {
-        Some(token) => session::holder(&app, &token).await,
+        Some(token) => session::holder(app.authenticator(), &token).await,
         None => Ok(None),
     };
     // A page reports an unavailable database better than a redirect.
@@ -234,7 +213,7 @@ pub(super) async fn sign_in(
             sign_in_page(StatusCode::FORBIDDEN, Some(text), &next)
         }
         Ok(Some(principal)) => {
-            let (token, _) = session::issue(&app, principal.key);
+            let (token, _) = session::issue(app.authenticator(), principal.key);
             // A key that only administers keys has access to the Keys page only.
             let next = if sees_all_pages(&principal) {
                 next.as_str()
@@ -256,7 +235,7 @@ pub(super) async fn sign_out(State(app): State<App>, headers: HeaderMap) -> Resp
         return refuse_foreign();
     }
     if let Some(token) = SessionCookie::of(&app).token(&headers)
-        && let Err(error) = session::over(&app, &token).await
+        && let Err(error) = session::over(app.authenticator(), &token).await
     {
         // The browser keeps the cookie, so the user can retry.
         return PageError::from(error).into_response();
@@ -277,12 +256,14 @@ pub(super) struct LinkQuery {
 
 /// Signs in the first user of a link.
 pub(super) async fn redeem_link(State(app): State<App>, client: Client, Query(link): Query<LinkQuery>) -> Response {
-    let Some(key) = session::linked_key(&app, &link.code).filter(|_| app.used_links.first_use(&link.code)) else {
+    let Some(key) =
+        session::linked_key(app.authenticator(), &link.code).filter(|_| app.used_links.first_use(&link.code))
+    else {
         let text = "This link was already used or has expired. Sign in with an API key.";
         return refuse_unknown(&app, client, text, "/ui/queues");
     };
     session::count(true);
-    let (token, _) = session::issue(&app, key);
+    let (token, _) = session::issue(app.authenticator(), key);
     // A page that refreshes itself instead of a redirect: a strict cookie is not sent with a redirect from another
     // site.
     let page = "<!doctype html><title>Signed in</title><meta http-equiv=\"refresh\" content=\"0; url=/ui/\">\

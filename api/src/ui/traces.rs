@@ -1,30 +1,27 @@
 //! Traces: projects, the runs in each, and a trace as a tree of runs.
 
 mod content;
+mod figures;
+mod project;
 mod runs;
 mod trace;
 
 use askama::Template;
 use axum::extract::{Query, State};
-use http::StatusCode;
 use serde::Deserialize;
-use towpath_domain::{ProjectId, TenantId, Timestamp};
-use towpath_store::projects::{Project, overview};
+use towpath_store::projects::overview;
 use towpath_store::quarantine;
-use towpath_traces::derive::{COST_SCALE, Derived};
 
 pub(super) use content::preview;
+pub(super) use figures::{dollars, latency, tone};
 pub(super) use runs::page as runs;
 pub(super) use trace::page as trace;
 
+use super::formatting;
+use super::page::{PageRequest, PageResult, TRACES};
 use super::quarantine::Banner;
-use super::{PageError, PageRequest, PageResult, formatting};
 use crate::app::App;
-use crate::errors::ApiError;
 
-pub(super) const PATH: &str = "/ui/traces";
-/// The smallest cost that is shown by its digits: a millionth of a dollar.
-const SHOWN_UNITS: i128 = 10_i128.pow(COST_SCALE as u32 - 6);
 /// Projects of a page.
 const LIMIT: i64 = 100;
 
@@ -86,87 +83,5 @@ pub(super) async fn projects(
         name: which.name,
         next,
     };
-    static_page(&asked, "Traces", &content)
-}
-
-/// A page that does not refresh itself: reading traces is expensive, and a page should not move while it is read.
-fn static_page(asked: &PageRequest, title: &str, content: &impl Template) -> PageResult {
-    let content = content.render().map_err(|error| ApiError::internal(&error))?;
-    Ok(asked.framed(StatusCode::OK, title, PATH, false, &content))
-}
-
-/// The project of an address. Its id is only unique within a workspace, so links name the workspace. Without one, the
-/// id must be unique.
-async fn project(app: &App, id: &str, workspace: &str) -> Result<Project, PageError> {
-    let missing = || PageError::from(ApiError::not_found("project"));
-    let id: ProjectId = id.parse().map_err(|_| missing())?;
-    let workspace = (!workspace.is_empty()).then(|| workspace.parse::<TenantId>());
-    let workspace = workspace.transpose().map_err(|_| missing())?;
-    let mut found = app
-        .store
-        .read(async |tx| overview::any(tx, id, workspace).await)
-        .await?;
-    let project = found.pop().ok_or_else(missing)?;
-    if found.is_empty() {
-        return Ok(project);
-    }
-    let text = "several workspaces have a project with this id; open it from the list of projects";
-    Err(ApiError::bad_request(text).into())
-}
-
-/// Color of a trace run's state.
-pub(super) fn tone(status: &str) -> &'static str {
-    match status {
-        "success" => "good",
-        "error" => "bad",
-        "pending" => "busy",
-        _ => "",
-    }
-}
-
-/// Time from start to end; `None` if either is unknown.
-pub(super) fn latency(start: Option<Timestamp>, end: Option<Timestamp>) -> Option<String> {
-    let (start, end) = start.zip(end)?;
-    Some(if end > start {
-        formatting::span(end.since(start))
-    } else {
-        "0 ms".to_owned()
-    })
-}
-
-/// Token count, if any.
-fn tokens(derived: &Derived<'_>) -> Option<String> {
-    derived.usage.total_tokens.map(formatting::count)
-}
-
-/// A cost in dollars: `$0.0042`.
-pub(super) fn dollars(units: i128) -> String {
-    if (1..SHOWN_UNITS).contains(&units) {
-        return "< $0.000001".to_owned();
-    }
-    let value = units as f64 / 10_f64.powi(i32::from(COST_SCALE));
-    let text = format!("{value:.6}");
-    let text = text.trim_end_matches('0');
-    let digits = text.rsplit('.').next().map_or(0, str::len);
-    // Cents at least.
-    format!("${text}{}", "0".repeat(2_usize.saturating_sub(digits)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn costs_are_shown_in_dollars() {
-        for (units, text) in [
-            (42_000_000, "$0.0042"),
-            (15_000_000_000, "$1.50"),
-            (20_000_000_000, "$2.00"),
-            (10_000, "$0.000001"),
-            (9_999, "< $0.000001"),
-            (0, "$0.00"),
-        ] {
-            assert_eq!(dollars(units), text);
-        }
-    }
+    asked.static_page("Traces", TRACES, &content)
 }

@@ -8,7 +8,8 @@ use axum::response::Response;
 use towpath_domain::{Timestamp, WorkerId};
 use towpath_store::{jobs, workers};
 
-use super::{PageError, PageRequest, PageResult, back, formatting};
+use super::formatting;
+use super::page::{PageError, PageRequest, PageResult, back};
 use crate::app::App;
 use crate::errors::ApiError;
 use crate::internal::model::Worker;

@@ -3,6 +3,8 @@
 mod bench;
 mod config;
 mod keys;
+mod output;
+pub mod remote;
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -11,7 +13,6 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::config::{Flag, Inputs, Mode};
-use crate::remote;
 
 pub use bench::{
     Bench, BenchAgent, BenchCommand, BenchDeploy, BenchDispatch, BenchEngine, BenchExport, BenchGraph, BenchIngest,
@@ -19,6 +20,7 @@ pub use bench::{
 };
 pub use config::{ConfigCommand, ConfigTarget, ConfigVerb};
 pub use keys::{Keys, KeysCommand};
+pub use output::Output;
 
 /// Open, self-hosted platform for AI agents: durable jobs, traces, and exports of traces to Parquet.
 #[derive(Debug, Parser)]
@@ -427,16 +429,6 @@ pub struct Version {
     /// Text for people or JSON for programs.
     #[arg(long, value_enum, default_value_t)]
     pub output: Output,
-}
-
-/// How results are printed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Output {
-    /// For people.
-    #[default]
-    Table,
-    /// For programs.
-    Json,
 }
 
 #[cfg(test)]

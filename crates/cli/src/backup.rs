@@ -21,10 +21,11 @@ mod deployments;
 mod files;
 mod keys;
 mod manifest;
+mod names;
 mod objects;
 mod postgres;
 mod restore;
-mod restore_marker;
+pub mod restore_marker;
 mod schemas;
 mod volumes;
 
@@ -42,9 +43,10 @@ use towpath_store::{Dialect, migrations};
 use towpath_traces::objects::Objects;
 
 use self::keys::PlatformKeys;
+use self::names::AGENT;
 use self::objects::ObjectTotals;
 pub use self::restore::restore;
-pub use self::restore_marker::check_no_restore;
+use self::restore_marker::check_no_restore;
 use self::volumes::VolumeSource;
 pub use self::volumes::copy_data;
 use crate::arguments::Backup;
@@ -55,7 +57,6 @@ const INFO_FILE: &str = "backup.json";
 const SQLITE: &str = "towpath.db";
 const DUMP: &str = "towpath.dump";
 const OBJECTS: &str = "objects";
-const AGENT: &str = "agent.db";
 const FORMAT: u32 = 3;
 /// The format of the first release. This build refuses databases from older backups.
 const FIRST_FORMAT: u32 = 3;

@@ -9,6 +9,8 @@ mod file;
 mod key;
 mod keys;
 mod kind;
+mod mode;
+mod nearest;
 mod official;
 mod settings;
 mod test_switches;
@@ -22,32 +24,11 @@ use std::path::PathBuf;
 use towpath_domain::Secret;
 
 pub use environment::read as read_environment;
+pub use mode::{Flag, Mode};
 pub use official::{refusal, warnings_of_file};
 pub use settings::{AgentAuth, DeploymentBackend, HostSettings, LogFormat, SandboxMode, Settings, TlsFiles};
 pub use test_switches::TestSwitches;
 pub use values::{Origin, ResolvedSetting};
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    /// `towpath dev` and `towpath demo`: everything in one process on this machine.
-    Dev,
-    /// `towpath serve` with the API among its roles.
-    Api,
-    /// `towpath serve --role worker`, perhaps with the scheduler.
-    Worker,
-    /// `towpath serve --role scheduler`.
-    Scheduler,
-    /// `towpath agent`.
-    Agent,
-}
-
-#[derive(Clone, Debug)]
-pub struct Flag {
-    pub key: &'static str,
-    /// As written on the command line.
-    pub name: &'static str,
-    pub value: String,
-}
 
 /// All sources of settings. Tests build it by hand; [`Inputs::from_process`] reads the real ones.
 #[derive(Clone, Debug)]
@@ -138,7 +119,7 @@ impl Config {
                 environment.entry("listen").or_insert(listen);
             }
         }
-        let mut resolved = values::resolve(inputs, &environment, &file);
+        let mut resolved = values::resolve(inputs.mode, &inputs.flags, &environment, &file);
         problems.extend(resolved.iter().filter_map(ResolvedSetting::problem));
         problems.extend(find_conflicts(&resolved));
         if !problems.is_empty() {
@@ -233,15 +214,6 @@ pub fn holds_secret(name: &str) -> bool {
     use kind::Kind;
     let secret = |kind: &Kind| matches!(kind, Kind::Uri(_) | Kind::ApiKey | Kind::EncryptionKey);
     keys::all().any(|key| secret(&key.kind) && key.environment.contains(&name))
-}
-
-/// The name in `known` nearest to `wrong`.
-fn nearest<'n>(wrong: &str, known: impl Iterator<Item = &'n str>) -> Option<&'n str> {
-    known
-        .map(|name| (strsim::normalized_damerau_levenshtein(wrong, name), name))
-        .filter(|(likeness, _)| *likeness > 0.6)
-        .max_by(|(a, _), (b, _)| a.total_cmp(b))
-        .map(|(_, name)| name)
 }
 
 #[cfg(test)]

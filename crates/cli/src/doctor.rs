@@ -4,6 +4,7 @@
 
 mod deployment_keeper;
 mod drained_workers;
+mod findings;
 mod item_index;
 mod limits;
 mod sandboxes;
@@ -16,17 +17,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail};
 use comfy_table::{Table, presets};
-use serde::Serialize;
 use serde_json::Value;
 use towpath_domain::Clock;
 use towpath_queue::{Queue, State};
 use towpath_store::{Dialect, Options, Store, deployments, jobs, migrations, quarantine};
 use towpath_traces::objects::Objects;
 
+use self::findings::{Findings, Verdict};
+use crate::arguments::remote::ServerOptions;
 use crate::arguments::{Doctor, Output};
 use crate::config::{Config, DeploymentBackend, Mode, Problems, Settings};
 use crate::data_dir;
-use crate::remote::arguments::ServerOptions;
 use crate::remote::{Client, print};
 use crate::wiring;
 
@@ -38,57 +39,6 @@ const QUARANTINE: &str = "towpath traces quarantine ls";
 const MAX_LISTED: i64 = 20;
 /// Larger clock differences are reported. Leases and due times use the clock of the database only.
 const SKEW: Duration = Duration::from_secs(2);
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-enum Verdict {
-    Ok,
-    Warning,
-    Failed,
-    Skipped,
-}
-
-#[derive(Debug, Serialize)]
-struct Finding {
-    check: &'static str,
-    verdict: Verdict,
-    text: String,
-}
-
-#[derive(Debug, Default)]
-struct Findings(Vec<Finding>);
-
-impl Findings {
-    fn add(&mut self, check: &'static str, verdict: Verdict, text: impl Into<String>) {
-        self.0.push(Finding {
-            check,
-            verdict,
-            text: text.into(),
-        });
-    }
-
-    /// Adds what the server at `place` reported about itself.
-    fn server(&mut self, place: &str, answer: &Value) {
-        let status = answer["status"].as_str().unwrap_or_default();
-        let verdict = match status {
-            "ready" => Verdict::Ok,
-            "degraded" | "draining" => Verdict::Warning,
-            _ => Verdict::Failed,
-        };
-        let away: Vec<String> = answer["dependencies"]
-            .as_object()
-            .into_iter()
-            .flatten()
-            .filter(|(_, state)| state["status"] != "ok")
-            .map(|(name, state)| format!("; {name}: {}", state["error"].as_str().unwrap_or("unavailable")))
-            .collect();
-        self.add(
-            "server",
-            verdict,
-            format!("the server at {place} is {status}{}", away.concat()),
-        );
-    }
-}
 
 /// Exit code 1 if a check failed, or 2 if the settings are invalid.
 pub async fn run(command: Doctor) -> anyhow::Result<()> {

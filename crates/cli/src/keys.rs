@@ -2,11 +2,13 @@
 //! installation, and a new operator key if all are lost.
 
 mod database;
+mod request;
 mod server;
 
 use serde_json::{Value, json};
-use towpath_domain::{Scope, TenantId};
+use towpath_domain::Scope;
 
+use self::request::KeyRequest;
 use crate::arguments::{Keys, KeysCommand, Output};
 use crate::config::{Config, Mode};
 use crate::data_dir;
@@ -41,15 +43,6 @@ pub async fn run(command: Keys) -> anyhow::Result<()> {
         storage.store.close().await;
     }
     done
-}
-
-struct KeyRequest<'a> {
-    name: &'a str,
-    workspace: Option<TenantId>,
-    operator: bool,
-    /// Empty: no limit.
-    scopes: &'a [Scope],
-    expires_in_days: Option<u32>,
 }
 
 async fn perform(place: &KeyBackend, command: &Keys) -> anyhow::Result<()> {

@@ -8,7 +8,7 @@ use towpath_store::migrations;
 use towpath_store::move_store::{self, MoveError, MoveOptions, MoveReport, Progress, Stage};
 
 use crate::arguments::MigrateStore;
-use crate::backup::check_no_restore;
+use crate::backup::restore_marker::check_no_restore;
 use crate::config::{Config, Mode};
 use crate::data_dir::DataDir;
 use crate::exit::Usage;

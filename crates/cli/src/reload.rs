@@ -16,7 +16,8 @@ use towpath_workflows::agent::{AuthorSettings, Reloadable};
 
 use crate::graph_file::GraphFile;
 use crate::graph_hosting::GraphHostLauncher;
-use crate::wiring::{self, Surface};
+use crate::wiring::assistants::ensure_assistants;
+use crate::wiring::surface::Surface;
 
 /// A change counts when two polls after it see the same state: editors save in several steps, and tools write several
 /// files.
@@ -109,7 +110,7 @@ impl Reloader {
         let authored = self.surface.authored(&file)?;
         let index = file.index(&self.surface.environment)?;
         let graphs = self.hosting.load(&file).await?;
-        wiring::ensure_assistants(&self.surface.store, self.surface.tenant, &graphs).await?;
+        ensure_assistants(&self.surface.store, self.surface.tenant, &graphs).await?;
         // Running runs hold the old set, and its processes end with the last of them.
         drop(self.graphs.replace(graphs));
         self.surface.items.configure(index);

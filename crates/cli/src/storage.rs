@@ -7,6 +7,7 @@ use towpath_store::sealed::{self, KeyStatus};
 use towpath_store::sealing::{Keys, Sealer};
 use towpath_store::{Dialect, Options, Store};
 
+use crate::backup::restore_marker::check_no_restore;
 use crate::config::Settings;
 use crate::data_dir::DataDir;
 
@@ -24,7 +25,7 @@ impl Storage {
     /// Opens the database and migrates its schema.
     pub async fn open(settings: &Settings) -> anyhow::Result<Self> {
         let uri = settings.database_uri.reveal();
-        crate::backup::check_no_restore(&settings.data_dir)?;
+        check_no_restore(&settings.data_dir)?;
         let data = uri
             .starts_with("sqlite:")
             .then(|| DataDir::open(&settings.data_dir))

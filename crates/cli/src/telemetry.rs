@@ -1,6 +1,7 @@
 //! Log lines, spans and metrics of the process.
 
 mod export;
+mod fields;
 mod lines;
 mod metric;
 mod spans;
@@ -17,13 +18,11 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _};
 
+use self::fields::HIDDEN;
 use crate::config::{Config, LogFormat};
 
 pub use export::Exporter;
 pub use metric::{start as start_metrics, watch};
-
-/// Fields that locate a span in its trace. Text lines only show the trace id; collectors get all of them.
-const HIDDEN: [&str; 4] = ["span_id", "parent_span_id", "trace_sampled", "otel.kind"];
 
 /// Starts logging to standard error, so that a command's output stays clean. Logs the warnings about the settings, and
 /// exports spans if `telemetry.otlp_endpoint` is set. Close the returned exporter before the process ends.

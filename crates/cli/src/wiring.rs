@@ -1,6 +1,7 @@
 //! Starts the parts for the roles of this process, and stops them.
 
 mod agent;
+pub mod assistants;
 mod deployment_host;
 mod deployment_role;
 mod disks;
@@ -8,7 +9,7 @@ mod housekeeping;
 mod parts;
 mod roles;
 mod sandboxes;
-mod surface;
+pub mod surface;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -37,11 +38,10 @@ use crate::tls::Certificate;
 use deployment_role::{BuildWorkers, DeploymentRole};
 use parts::SharedParts;
 
-pub use agent::{AgentParts, AgentServer, LoadedGraphs, ensure_assistants, loopback_address};
+pub use agent::{AgentParts, AgentServer, LoadedGraphs, loopback_address};
 pub use deployment_host::{isolation, program};
 pub use parts::drained_message;
 pub use roles::Roles;
-pub use surface::Surface;
 
 /// A running process.
 pub struct Server {

@@ -1,8 +1,8 @@
 //! What runs deployments.
 
 use tokio_util::sync::CancellationToken;
+use towpath_domain::DeploymentId;
 use towpath_domain::registry::RegistryLogin;
-use towpath_domain::{DeploymentId, RevisionId, Secret};
 
 use crate::agent::Agent;
 use crate::artifact::{Artifact, BuiltArtifact, Origin, Plan};
@@ -11,38 +11,10 @@ use crate::docker::{Container, Containers, PulledImage};
 use crate::error::{Error, Result};
 use crate::fake::Fake;
 use crate::health;
+use crate::launch::{Launch, RunningAgent};
 use crate::log::Log;
 use crate::process::Processes;
 use crate::root::Root;
-
-/// A check needs only one process for its graphs, as each process loads all of them.
-pub(crate) const ONE_HOST: (&str, &str) = ("TOWPATH_AGENT_HOSTS", "1");
-
-/// An agent server to start.
-#[derive(Clone, Debug)]
-pub struct Launch {
-    /// Whose it is: its database outlives every revision.
-    pub deployment: DeploymentId,
-    /// What it runs.
-    pub revision: RevisionId,
-    /// The artifact's key.
-    pub artifact: String,
-    /// Variables, secrets among them.
-    pub variables: Vec<(String, Secret)>,
-    /// CPUs it may use.
-    pub cpus: Option<f64>,
-    /// Memory it may use, in MB.
-    pub memory_mb: Option<u64>,
-}
-
-/// An agent server that runs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RunningAgent {
-    /// What it runs.
-    pub revision: RevisionId,
-    /// Where the gateway finds it: `host:port`.
-    pub address: String,
-}
 
 /// A standby agent server: its graphs are loaded, and it waits for its database. Dropped, it is stopped.
 #[derive(Debug)]

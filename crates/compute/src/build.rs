@@ -138,7 +138,7 @@ pub(crate) fn without_effect(config: &Value, keys: &[&str], log: &Log) {
 
 async fn share(settings: &Settings, tree: &Path) -> Result<()> {
     let (isolation, tree) = (settings.isolation.clone(), tree.to_owned());
-    blocking(move || isolation.share(&tree, false)).await
+    blocking(move || isolation.share(&tree)).await
 }
 
 /// A tree that was fetched, and what its configuration says.

@@ -8,9 +8,12 @@
 mod backup;
 mod container;
 mod dockerfile;
+mod failure;
 mod image;
+mod labels;
 mod pack;
 mod program;
+mod program_cache;
 mod reference;
 mod volume;
 
@@ -35,25 +38,20 @@ pub use self::backup::{Ids, RestoreRef, VolumeMetadata, Volumes};
 pub(crate) use self::container::Container;
 pub use self::container::Network;
 use self::container::Startup;
+use self::failure::{engine_failed, is_gone};
 pub use self::image::PulledImage;
+use self::labels::{DATABASE_LABEL, DEPLOYMENT_LABEL, LIFE_LABEL, REVISION_LABEL, ROOT_LABEL};
+use self::program_cache::ProgramCache;
 use self::volume::{Owner, User};
 use crate::artifact::{Artifact, BuiltArtifact, Origin};
-use crate::backend::{Launch, ONE_HOST, RunningAgent};
 use crate::error::{Error, Result};
 use crate::health;
 use crate::instances::{Instance as _, Instances};
+use crate::launch::{Launch, ONE_HOST, RunningAgent};
 use crate::log::Log;
 use crate::root::Root;
 use crate::tree;
 
-/// Whose it is: the root folder.
-const ROOT_LABEL: &str = "dev.towpath.root";
-/// Which life of the process made it.
-const LIFE_LABEL: &str = "dev.towpath.life";
-const DEPLOYMENT_LABEL: &str = "dev.towpath.deployment";
-const REVISION_LABEL: &str = "dev.towpath.revision";
-/// The id of the database in a volume.
-const DATABASE_LABEL: &str = "dev.towpath.database";
 /// Time for the engine to stop a container, in addition to the container's own time.
 const STOP_MARGIN: Duration = Duration::from_secs(15);
 /// The setting that leaves images that name no user to root.
@@ -108,7 +106,7 @@ pub struct Containers {
     /// CPUs of the engine's machine: it refuses limits above.
     cpus: OnceCell<f64>,
     /// One at a time makes its image or its volume.
-    program: Mutex<program::ProgramCache>,
+    program: Mutex<ProgramCache>,
     /// Networks are created one at a time: an engine accepts duplicate names, which then cannot be used.
     networks: Mutex<()>,
 }
@@ -217,7 +215,7 @@ impl Containers {
     ) -> Result<RunningAgent> {
         let mut limit = self.settings.health;
         if let Some(container) = &standby {
-            health::check_standby(container.lifecycle())?;
+            container.lifecycle().check_standby()?;
             limit = health::switch_limit(self.running.state(launch.deployment).is_some(), limit);
         }
         self.running.stop(launch.deployment).await;
@@ -484,96 +482,4 @@ fn connect(host: &str, limit_seconds: u64) -> Result<bollard::Docker> {
 
 fn volume(deployment: DeploymentId) -> String {
     format!("towpath-{deployment}")
-}
-
-/// For `map_err`: what an engine's error means.
-fn engine_failed(what: &'static str) -> impl FnOnce(EngineError) -> Error {
-    move |error| match error {
-        EngineError::DockerResponseServerError { status_code, message } => {
-            // Status 500 and above may be temporary, unless a registry or the image itself refuses.
-            let is_final = is_refusal(&message) || message.contains("OCI runtime create failed");
-            let text = format!("{what}: {message}");
-            if is_transient(&message) || (status_code >= 500 && !is_final) {
-                Error::Transient(text)
-            } else {
-                Error::Refused(text)
-            }
-        }
-        EngineError::DockerStreamError { error } if is_transient(&error) => {
-            Error::Transient(format!("{what}: {error}"))
-        }
-        EngineError::DockerStreamError { error } => Error::Refused(format!("{what}: {error}")),
-        other => Error::Transient(format!("{what}: the Docker engine does not answer: {other}")),
-    }
-}
-
-/// Whether an error of the engine about a registry or its network may be temporary.
-fn is_transient(said: &str) -> bool {
-    const WORDS: [&str; 15] = [
-        "timeout",
-        "timed out",
-        "deadline exceeded",
-        "connection reset",
-        "connection refused",
-        "network is unreachable",
-        "temporary failure",
-        "server misbehaving",
-        "unexpected eof",
-        "toomanyrequests",
-        "too many requests",
-        "internal server error",
-        "bad gateway",
-        "service unavailable",
-        "gateway time",
-    ];
-    let said = said.to_ascii_lowercase();
-    // What a program of the build says is its own.
-    !said.contains("returned a non-zero code") && WORDS.iter().any(|word| said.contains(word))
-}
-
-/// Whether a registry refuses anonymous pulls: the engine adds text to the registry's message.
-fn is_refusal(said: &str) -> bool {
-    const WORDS: [&str; 5] = [
-        "unauthorized",
-        "denied",
-        "forbidden",
-        "no basic auth",
-        "authentication required",
-    ];
-    let said = said.to_ascii_lowercase();
-    WORDS.iter().any(|word| said.contains(word))
-}
-
-fn is_gone(error: &EngineError) -> bool {
-    matches!(error, EngineError::DockerResponseServerError { status_code: 404, .. })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn trouble_that_passes_is_told_from_a_no() {
-        let answered = |status_code: u16, message: &str| {
-            let message = message.to_owned();
-            engine_failed("pulling")(EngineError::DockerResponseServerError { status_code, message }).is_transient()
-        };
-        assert!(answered(500, "the driver is busy"));
-        assert!(answered(
-            404,
-            "received unexpected HTTP status: 503 Service Unavailable"
-        ));
-        assert!(answered(500, "toomanyrequests: You have reached your pull rate limit"));
-        assert!(!answered(500, "unauthorized: send a token"));
-        assert!(!answered(404, "manifest unknown"));
-        assert!(!answered(400, "No command specified"));
-        let streamed = |error: &str| {
-            let error = error.to_owned();
-            engine_failed("building")(EngineError::DockerStreamError { error }).is_transient()
-        };
-        assert!(streamed("net/http: TLS handshake timeout"));
-        assert!(!streamed(
-            "The command 'pip install timeout' returned a non-zero code: 1"
-        ));
-    }
 }

@@ -8,8 +8,8 @@ use tokio_util::sync::CancellationToken;
 use towpath_domain::DeploymentId;
 use uuid::Uuid;
 
-use crate::backend::{Launch, RunningAgent};
 use crate::error::{Error, Result};
+use crate::launch::{Launch, RunningAgent};
 
 /// What a call is to do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

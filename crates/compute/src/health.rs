@@ -13,7 +13,6 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::error::{Error, Result};
-use crate::lifecycle::Lifecycle;
 
 /// The line that a standby agent server prints once its graphs are loaded.
 pub(crate) const STANDING_BY: &[u8] = b"towpath: standing by";
@@ -133,14 +132,6 @@ pub(crate) fn switch_limit(replaces: bool, health: Duration) -> Duration {
     if replaces { SWITCH.min(health) } else { health }
 }
 
-/// Whether a standby is still running. Checked before the current one is stopped.
-pub(crate) fn check_standby(life: &Lifecycle) -> Result<()> {
-    match life.subscribe_end().borrow().as_ref() {
-        Some(how) => Err(Error::Refused(format!("the agent server {how} while on standby"))),
-        None => Ok(()),
-    }
-}
-
 /// Whether the agent server at this address answers `/ok` in time.
 pub(crate) async fn answers(address: &str) -> bool {
     let Ok(address) = address.parse::<SocketAddr>() else {
@@ -170,14 +161,5 @@ mod tests {
         assert_eq!(switch_limit(true, health), SWITCH);
         assert_eq!(switch_limit(false, health), health);
         assert_eq!(switch_limit(true, Duration::from_secs(5)), Duration::from_secs(5));
-    }
-
-    #[test]
-    fn one_that_ended_stands_by_no_more() {
-        let (life, holder) = Lifecycle::start();
-        check_standby(&life).unwrap();
-        holder.report_end("was terminated by signal: 9".to_owned());
-        let error = check_standby(&life).unwrap_err().to_string();
-        assert!(error.contains("signal: 9 while on standby"), "{error}");
     }
 }

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 use towpath_domain::{DeploymentId, RevisionId};
 
-use crate::backend::RunningAgent;
 use crate::error::{Error, Result};
+use crate::launch::RunningAgent;
 use crate::lifecycle::Lifecycle;
 use crate::metric;
 

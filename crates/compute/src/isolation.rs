@@ -171,17 +171,18 @@ impl Isolation {
     }
 
     /// Lets every cell read and change a tree, through its layer or as a build. No user program may run in it now. It
-    /// is not accessible outside of cells. Does nothing without isolation, or with `unless_done` if it was shared
-    /// before.
-    pub(crate) fn share(&self, tree: &Path, unless_done: bool) -> Result<()> {
+    /// is not accessible outside of cells. Does nothing without isolation.
+    pub(crate) fn share(&self, tree: &Path) -> Result<()> {
         if self.cells().is_err() {
             return Ok(());
         }
-        let done = |tree: &Path| tree.metadata().is_ok_and(|about| about.mode() & 0o777 == 0o777);
-        if unless_done && done(tree) {
-            return Ok(());
-        }
         share(tree).map_err(Error::io("opening the source to its users"))
+    }
+
+    /// [`Isolation::share`], unless the tree was shared before.
+    pub(crate) fn share_once(&self, tree: &Path) -> Result<()> {
+        let done = tree.metadata().is_ok_and(|about| about.mode() & 0o777 == 0o777);
+        if done { Ok(()) } else { self.share(tree) }
     }
 }
 

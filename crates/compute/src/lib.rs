@@ -30,6 +30,7 @@ pub mod git;
 mod health;
 mod instances;
 pub mod isolation;
+mod launch;
 pub mod launcher;
 mod lifecycle;
 mod limits;
@@ -42,8 +43,9 @@ pub mod root;
 pub mod tarball;
 pub mod tree;
 
-pub use backend::{Backend, Launch, RunningAgent, Standby};
+pub use backend::{Backend, Standby};
 pub use error::{Error, Result};
 pub use isolation::Isolation;
+pub use launch::{Launch, RunningAgent};
 pub use log::{Line, Log};
 pub use root::Root;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::health::{self, StartupSignal};
 
 /// The state of an agent server, and the way to stop it. Dropped, it is stopped.
@@ -49,6 +49,14 @@ impl Lifecycle {
             ended,
         };
         (life, holder)
+    }
+
+    /// Whether a standby is still running. Checked before the current one is stopped.
+    pub(crate) fn check_standby(&self) -> Result<()> {
+        match self.ended.borrow().as_ref() {
+            Some(how) => Err(Error::Refused(format!("the agent server {how} while on standby"))),
+            None => Ok(()),
+        }
     }
 
     /// Waits until it stands by.
@@ -141,5 +149,14 @@ mod tests {
         let (life, holder) = Lifecycle::start();
         holder.listener()(health::LISTENING);
         life.wait_listening(Duration::from_secs(60), &never).await.unwrap();
+    }
+
+    #[test]
+    fn one_that_ended_stands_by_no_more() {
+        let (life, holder) = Lifecycle::start();
+        life.check_standby().unwrap();
+        holder.report_end("was terminated by signal: 9".to_owned());
+        let error = life.check_standby().unwrap_err().to_string();
+        assert!(error.contains("signal: 9 while on standby"), "{error}");
     }
 }

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use crate::backend::Launch;
+use crate::launch::Launch;
 
 const MOUNT: &str = "/sys/fs/cgroup";
 /// What names of groups begin with.

@@ -20,10 +20,10 @@ use uuid::Uuid;
 
 use crate::agent::{Agent, Startup};
 use crate::artifact::Artifact;
-use crate::backend::{Launch, ONE_HOST, RunningAgent};
 use crate::error::{Error, Result};
 use crate::instances::{Instance as _, Instances};
 use crate::isolation::{Isolation, PreparedCell};
+use crate::launch::{Launch, ONE_HOST, RunningAgent};
 use crate::limits::Limits;
 use crate::log::Log;
 use crate::orphans::ROOT_MARK;
@@ -139,7 +139,7 @@ impl Processes {
         agent: Agent,
         cancel: &CancellationToken,
     ) -> Result<RunningAgent> {
-        health::check_standby(agent.lifecycle())?;
+        agent.lifecycle().check_standby()?;
         let limit = health::switch_limit(self.agents.state(launch.deployment).is_some(), self.settings.health);
         self.agents.stop(launch.deployment).await;
         let agent = Arc::new(agent);
@@ -273,7 +273,7 @@ impl Processes {
         let (root, deployment, folder) = (self.root.clone(), launch.deployment, data.to_owned());
         let cell = crate::git::blocking(move || {
             // It was built without isolation, or no program ran in it.
-            isolation.share(&source, true)?;
+            isolation.share_once(&source)?;
             isolation.agent(&root, deployment, &folder, &source)
         });
         let cell = cell.await?;

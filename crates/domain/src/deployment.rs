@@ -15,7 +15,9 @@ use crate::ListenerId;
 pub use config::{ListenerConfig, RevisionConfig, SourceConfig};
 pub use log::{Level, LogKind};
 pub use push::{PushEvent, repo_key};
-pub use request::{ConfigChange, CurrentDeployment, DeploymentChange, DeploymentRequest, RevisionRequest, check_name};
+pub use request::{
+    ConfigChange, CurrentDeployment, DeploymentChange, DeploymentRequest, RevisionPolicy, RevisionRequest, check_name,
+};
 pub use resources::{Container, LocalReference, Quantity, ResourceSpec, Volume, VolumeMount};
 pub use secrets::{EnvSecret, MASK, RESERVED, check_secrets, merge_secrets};
 

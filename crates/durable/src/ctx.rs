@@ -259,7 +259,7 @@ impl Ctx {
         let children = self
             .engine
             .store()
-            .read(async |tx| jobs::children(tx, id, false, i64::MAX).await)
+            .read(async |tx| jobs::children(tx, id, i64::MAX).await)
             .await
             .map_err(failure)?;
         let ended_badly = |job: &&jobs::Job| job.state.is_final() && job.state != JobState::Succeeded;

@@ -145,7 +145,7 @@ async fn find_reason(tx: &mut Tx<'_>, job: &Job) -> store::Result<StateReason> {
         JobState::Scheduled => StateReason::Scheduled { at: job.run_at },
         JobState::Blocked => lane_full(tx, job).await?,
         JobState::Waiting => {
-            let children = jobs::children(tx, job.id, true, 10).await?;
+            let children = jobs::unfinished_children(tx, job.id, 10).await?;
             StateReason::WaitingForChildren {
                 open: job.open_children,
                 children: children.into_iter().map(|child| child.id).collect(),

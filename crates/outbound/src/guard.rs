@@ -26,6 +26,22 @@ const SILENCE_LIMIT: Duration = Duration::from_secs(30);
 /// One request, its body included.
 const REQUEST_LIMIT: Duration = Duration::from_secs(300);
 
+/// The scheme of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Scheme {
+    /// Refused unless the address is listed.
+    Http,
+    /// Encrypted, or the caller decides about plain text.
+    Https,
+}
+
+/// Who limits the time of a call.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum TimeLimit {
+    Client,
+    Caller,
+}
+
 /// What may be called beside public addresses.
 #[derive(Clone, Debug, Default)]
 pub struct Policy {
@@ -69,8 +85,8 @@ pub struct Guard(Arc<GuardState>);
 
 struct GuardState {
     policy: Policy,
-    /// One per (plain, port, patient): rules may depend on the first two, which a resolver does not get.
-    clients: Mutex<HashMap<(bool, u16, bool), reqwest::Client>>,
+    /// Rules may depend on scheme and port, which a resolver does not get.
+    clients: Mutex<HashMap<(Scheme, u16, TimeLimit), reqwest::Client>>,
     runtime: Handle,
 }
 
@@ -98,8 +114,8 @@ impl Guard {
         &self.0.runtime
     }
 
-    /// Checks one address of `host`. `plain` means that the call uses http.
-    pub fn check(&self, host: &str, address: SocketAddr, plain: bool) -> Result<(), AddressRefusal> {
+    /// Checks one address of `host`.
+    pub fn check(&self, host: &str, address: SocketAddr, scheme: Scheme) -> Result<(), AddressRefusal> {
         let ip = address::unwrapped(address.ip());
         let sort = kind(ip);
         let listed = self
@@ -118,7 +134,7 @@ impl Guard {
                 kind: sort,
             });
         }
-        if plain {
+        if scheme == Scheme::Http {
             return Err(AddressRefusal::Plain { host: host.to_owned() });
         }
         Ok(())
@@ -126,7 +142,7 @@ impl Guard {
 
     /// Resolves `host` once and checks every address: a single refused address refuses the name, since the client may
     /// connect to any of them.
-    pub async fn resolve(&self, host: &str, port: u16, plain: bool) -> Result<Vec<SocketAddr>, AddressRefusal> {
+    pub async fn resolve(&self, host: &str, port: u16, scheme: Scheme) -> Result<Vec<SocketAddr>, AddressRefusal> {
         let unresolved = || AddressRefusal::Unresolved { host: host.to_owned() };
         let addresses: Vec<SocketAddr> = tokio::net::lookup_host((host, port))
             .await
@@ -137,7 +153,7 @@ impl Guard {
         }
         addresses
             .iter()
-            .try_for_each(|address| self.check(host, *address, plain))?;
+            .try_for_each(|address| self.check(host, *address, scheme))?;
         Ok(addresses)
     }
 
@@ -145,34 +161,38 @@ impl Guard {
     pub async fn check_url(&self, text: &str) -> Result<(), AddressRefusal> {
         let target = client::Target::parse(text)?;
         match target.literal {
-            Some(ip) => self.check(&target.host, SocketAddr::new(ip, target.port), target.plain),
-            None => self.resolve(&target.host, target.port, target.plain).await.map(drop),
+            Some(ip) => self.check(&target.host, SocketAddr::new(ip, target.port), target.scheme),
+            None => self.resolve(&target.host, target.port, target.scheme).await.map(drop),
         }
     }
 
     /// A client for calls to `port`, which resolves names through this guard.
-    fn client(&self, plain: bool, port: u16) -> Result<reqwest::Client, reqwest::Error> {
-        self.cached_client(plain, port, false)
+    fn client(&self, scheme: Scheme, port: u16) -> Result<reqwest::Client, reqwest::Error> {
+        self.cached_client(scheme, port, TimeLimit::Client)
     }
 
     /// The same for calls with their own time limit: a model may take minutes until its first token.
-    fn client_without_timeout(&self, plain: bool, port: u16) -> Result<reqwest::Client, reqwest::Error> {
-        self.cached_client(plain, port, true)
+    fn client_without_timeout(&self, scheme: Scheme, port: u16) -> Result<reqwest::Client, reqwest::Error> {
+        self.cached_client(scheme, port, TimeLimit::Caller)
     }
 
-    fn cached_client(&self, plain: bool, port: u16, patient: bool) -> Result<reqwest::Client, reqwest::Error> {
+    fn cached_client(
+        &self,
+        scheme: Scheme,
+        port: u16,
+        time_limit: TimeLimit,
+    ) -> Result<reqwest::Client, reqwest::Error> {
         let mut clients = self.0.clients.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(client) = clients.get(&(plain, port, patient)) {
+        if let Some(client) = clients.get(&(scheme, port, time_limit)) {
             return Ok(client.clone());
         }
         let builder = reqwest::Client::builder();
-        let builder = if patient {
-            builder
-        } else {
-            builder.read_timeout(SILENCE_LIMIT).timeout(REQUEST_LIMIT)
+        let builder = match time_limit {
+            TimeLimit::Client => builder.read_timeout(SILENCE_LIMIT).timeout(REQUEST_LIMIT),
+            TimeLimit::Caller => builder,
         };
         let client = builder
-            .dns_resolver(Arc::new(client::Resolver::new(self.clone(), plain, port)))
+            .dns_resolver(Arc::new(client::Resolver::new(self.clone(), scheme, port)))
             .redirect(reqwest::redirect::Policy::none())
             .no_proxy()
             .connect_timeout(CONNECT_LIMIT)
@@ -182,7 +202,7 @@ impl Guard {
         if clients.len() >= 64 {
             clients.clear();
         }
-        clients.insert((plain, port, patient), client.clone());
+        clients.insert((scheme, port, time_limit), client.clone());
         Ok(client)
     }
 }

@@ -9,4 +9,4 @@ pub mod destination;
 pub mod guard;
 
 pub use destination::{Destination, DestinationFailure, OpenUpload, Reason, Settings, classify};
-pub use guard::{AddressRefusal, AllowEntry, Call, CallError, Guard, Policy, Reply};
+pub use guard::{AddressRefusal, AllowEntry, Call, CallError, Guard, Policy, Reply, Scheme};

@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
-use crate::{CheckpointRef, HostError, Shared};
+use crate::{CheckpointRef, Shared};
 
 /// The input of a run. A retried run (its host was lost) gets the same values, with `is_retry` and usually a higher
 /// `attempt`: if the latest checkpoint's metadata names the run, the graph continues from there.
@@ -383,25 +383,5 @@ impl GraphError {
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.retry && self.class == "CancelledError"
-    }
-}
-
-impl From<HostError> for GraphError {
-    fn from(error: HostError) -> Self {
-        match error {
-            HostError::Invalid { class, message } => Self {
-                class,
-                message,
-                retry: false,
-                traceback: None,
-            },
-            HostError::Cancelled => Self::cancelled(),
-            HostError::Lost(message) => Self {
-                class: "HostLost".to_owned(),
-                message,
-                retry: true,
-                traceback: None,
-            },
-        }
     }
 }

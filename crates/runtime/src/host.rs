@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
-use crate::{Chunk, Put, PutWrites, Save, SavedCheckpoint, SavedTypedCheckpoint};
+use crate::{Chunk, GraphError, Put, PutWrites, Save, SavedCheckpoint, SavedTypedCheckpoint};
 
 /// The server's side of one thread. The implementation fences all writes: a worker that lost its run gets
 /// [`HostError::Lost`] and saves nothing.
@@ -148,6 +148,26 @@ impl HostError {
         Self::Invalid {
             class: "NotImplementedError".to_owned(),
             message: "this host does not keep encoded checkpoints".to_owned(),
+        }
+    }
+}
+
+impl From<HostError> for GraphError {
+    fn from(error: HostError) -> Self {
+        match error {
+            HostError::Invalid { class, message } => Self {
+                class,
+                message,
+                retry: false,
+                traceback: None,
+            },
+            HostError::Cancelled => Self::cancelled(),
+            HostError::Lost(message) => Self {
+                class: "HostLost".to_owned(),
+                message,
+                retry: true,
+                traceback: None,
+            },
         }
     }
 }

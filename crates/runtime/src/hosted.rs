@@ -11,6 +11,7 @@ mod connection;
 pub mod environment;
 mod fork_server;
 pub mod frame;
+mod launch;
 mod logs;
 mod maintenance;
 pub mod message;
@@ -29,7 +30,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-pub use child::{Launch, StartError};
+pub use launch::{Launch, StartError};
 pub use message::{AuthHandlers, LoadError};
 pub use options::Options;
 pub use pool::Pool;

@@ -8,6 +8,7 @@
 
 mod checkpoint;
 mod config;
+mod description;
 mod embedding;
 mod execution;
 mod graph;
@@ -23,9 +24,10 @@ mod typed;
 
 pub use checkpoint::{Checkpoint, CheckpointRef, Put, PutWrites, Save, SavedCheckpoint, Versions, Write};
 pub use config::{ConfigError, GraphSet, Graphs};
+pub use description::{Drawing, DrawnEdge, DrawnNode, NodeData, Schemas, Xray};
 pub use embedding::{EmbedError, Embedder, EmbeddingEndpoint};
 pub use execution::{Chunk, Command, Durability, Execution, Finish, Goto, GraphError, Nodes, Packet, StreamMode};
-pub use graph::{Drawing, DrawnEdge, DrawnNode, Graph, NodeData, Schemas, Xray};
+pub use graph::Graph;
 pub use host::{HistoryQuery, Host, HostError, ItemCall};
 pub use ids::first_checkpoint_at;
 pub use services::GraphServices;

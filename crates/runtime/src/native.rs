@@ -13,6 +13,7 @@ mod http_client;
 mod job;
 mod llm;
 mod messages;
+mod names;
 mod nested;
 mod plan;
 mod run;

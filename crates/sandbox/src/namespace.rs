@@ -265,14 +265,14 @@ impl Driver for NamespaceDriver {
             ));
         }
         let frozen = Cgroups::of_machine()
-            .freeze(&life_name(handle.id, handle.generation), true)
+            .freeze(&life_name(handle.id, handle.generation))
             .await;
         frozen.map_err(Error::io("freezing the sandbox"))
     }
 
     async fn thaw(&self, handle: &BoxHandle) -> Result<()> {
         let thawed = Cgroups::of_machine()
-            .freeze(&life_name(handle.id, handle.generation), false)
+            .thaw(&life_name(handle.id, handle.generation))
             .await;
         thawed.map_err(Error::io("thawing the sandbox"))
     }

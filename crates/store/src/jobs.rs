@@ -22,7 +22,7 @@ pub(crate) use claim::SQLITE_PICKED;
 pub use claim::{ClaimOutcome, ClaimPosition, ClaimRequest, ClaimedJob, claim, claim_suspects, complete_and_claim};
 pub use family::{
     cancel_all, children, count_children, count_ended_children, has_new_children, insert_all, lanes_and_parents,
-    mark_cancel_all, open_children, release_savepoint, rollback_to_savepoint, savepoint,
+    mark_cancel_all, open_children, release_savepoint, rollback_to_savepoint, savepoint, unfinished_children,
 };
 pub use history::{
     ArchiveStep, DeletionStep, Position, archive, count_deletable, count_deletable_from, count_unarchived, delete_old,

@@ -13,17 +13,30 @@ use crate::{gauges, workers};
 
 pub use depth::{COUNTED, Depth, Oldest, depths, depths_of, oldest_ready, oldest_ready_of};
 
-/// Pauses or resumes a pool. Jobs of a paused pool are not claimed; running ones continue. Ends a drain.
-pub async fn pause(tx: &mut Tx<'_>, name: &str, paused: bool) -> Result<()> {
-    set(tx, name, paused, false).await
+/// Pauses a pool: its jobs are not claimed; running ones continue. Ends a drain.
+pub async fn pause(tx: &mut Tx<'_>, name: &str) -> Result<()> {
+    set(tx, name, Mode::Paused).await
+}
+
+/// Resumes a pool that is paused or draining.
+pub async fn resume(tx: &mut Tx<'_>, name: &str) -> Result<()> {
+    set(tx, name, Mode::Active).await
 }
 
 /// Pauses a pool so that it gets empty: once the jobs at work are over it counts as drained.
 pub async fn drain(tx: &mut Tx<'_>, name: &str) -> Result<()> {
-    set(tx, name, true, true).await
+    set(tx, name, Mode::Draining).await
 }
 
-async fn set(tx: &mut Tx<'_>, name: &str, paused: bool, draining: bool) -> Result<()> {
+#[derive(Clone, Copy, PartialEq)]
+enum Mode {
+    Active,
+    Paused,
+    Draining,
+}
+
+async fn set(tx: &mut Tx<'_>, name: &str, mode: Mode) -> Result<()> {
+    let paused = mode != Mode::Active;
     on!(tx, |conn| {
         sqlx::query(
             "INSERT INTO pool (name, paused, draining) VALUES ($1, $2, $3)
@@ -31,7 +44,7 @@ async fn set(tx: &mut Tx<'_>, name: &str, paused: bool, draining: bool) -> Resul
         )
         .bind(name)
         .bind(paused)
-        .bind(draining)
+        .bind(mode == Mode::Draining)
         .execute(conn)
         .await
         .map(drop)

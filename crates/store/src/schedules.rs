@@ -127,9 +127,18 @@ pub async fn list(tx: &mut Tx<'_>, before: Option<ScheduleId>, limit: i64) -> Re
     })?)
 }
 
-/// Pauses or resumes a schedule. Clears its spawn job, which the caller has cancelled; a new one is recorded after a
-/// resume. Returns whether there is such a schedule that has not ended.
-pub async fn pause(tx: &mut Tx<'_>, id: ScheduleId, paused: bool) -> Result<bool> {
+/// Pauses a schedule and clears its spawn job, which the caller has cancelled; a new one is recorded after a resume.
+/// Returns whether there is such a schedule that has not ended.
+pub async fn pause(tx: &mut Tx<'_>, id: ScheduleId) -> Result<bool> {
+    set_paused(tx, id, true).await
+}
+
+/// Resumes a schedule. Returns whether there is such a schedule that has not ended.
+pub async fn resume(tx: &mut Tx<'_>, id: ScheduleId) -> Result<bool> {
+    set_paused(tx, id, false).await
+}
+
+async fn set_paused(tx: &mut Tx<'_>, id: ScheduleId, paused: bool) -> Result<bool> {
     Ok(on!(tx, |conn| {
         sqlx::query(
             "UPDATE schedule SET paused = $2, spawn_job = CASE WHEN $2 THEN NULL ELSE spawn_job END

@@ -187,9 +187,18 @@ pub async fn released_before(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> 
     .await)?)
 }
 
-/// Marks an archive as released or needed again; a released one cannot be requested.
-pub async fn release(tx: &mut Tx<'_>, archive: &UploadedArchive, is_released: bool) -> Result<()> {
-    let at = is_released.then(|| tx.now());
+/// Marks an archive as released: it cannot be requested any more.
+pub async fn release(tx: &mut Tx<'_>, archive: &UploadedArchive) -> Result<()> {
+    let now = tx.now();
+    set_released_at(tx, archive, Some(now)).await
+}
+
+/// Marks a released archive as needed again.
+pub async fn reclaim(tx: &mut Tx<'_>, archive: &UploadedArchive) -> Result<()> {
+    set_released_at(tx, archive, None).await
+}
+
+async fn set_released_at(tx: &mut Tx<'_>, archive: &UploadedArchive, at: Option<Timestamp>) -> Result<()> {
     on!(tx, |conn| sqlx::query(
         "UPDATE source_upload SET released_at = $3 WHERE tenant_id = $1 AND id = $2"
     )

@@ -78,7 +78,14 @@ impl BuildAttempt<'_> {
     pub(super) async fn packages(&self, ctx: &Ctx, artifact: &str) -> Result<(), Failure> {
         let hosting = self.hosting;
         let (launch, lines) = hosting
-            .launch(self.world, self.deployment, self.revision, artifact, LogKind::Build)
+            .launch(
+                &self.world.store,
+                &self.world.sealer,
+                self.deployment,
+                self.revision,
+                artifact,
+                LogKind::Build,
+            )
             .await?;
         let (log, begun) = (lines.log(), Instant::now());
         let prepared = hosting.prepare(&launch, log, &ctx.cancelled()).await;

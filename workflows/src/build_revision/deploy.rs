@@ -23,7 +23,14 @@ impl BuildAttempt<'_> {
         self.advance(ctx, RevisionStatus::Deploying).await?;
         let (launch, log) = self
             .hosting
-            .launch(self.world, self.deployment, self.revision, artifact, LogKind::Deploy)
+            .launch(
+                &self.world.store,
+                &self.world.sealer,
+                self.deployment,
+                self.revision,
+                artifact,
+                LogKind::Deploy,
+            )
             .await?;
         let cancel = ctx.cancelled();
         let lines = log.log();

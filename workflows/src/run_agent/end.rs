@@ -10,7 +10,7 @@ use towpath_domain::{TenantId, ThreadId};
 use towpath_store::runs::{self, Run};
 use towpath_store::{self as store, Tx, checkpoints, run_events, threads};
 
-use super::RunAgent;
+use super::job::RunAgent;
 use super::stream::end_frame;
 use crate::{a2a, send_webhook};
 

@@ -19,13 +19,14 @@ use towpath_runtime::{
 };
 use towpath_store::{Store, checkpoints, run_events};
 
-use super::RunAgent;
-use super::conclude::{Ending, FinalState};
+use super::graph_end::{Ending, FinalState};
+use super::host_error::{for_operator, host_error, public_error};
 use super::items::{self, ItemServices};
+use super::job::RunAgent;
 use super::saver::{Saver, write_all};
 use super::stream::Stream;
 use super::trace::{self, Trace};
-use crate::agent::AgentServices;
+use crate::agent_services::AgentServices;
 use crate::item_index::ItemIndex;
 use crate::tracer::Tracer;
 
@@ -283,7 +284,7 @@ impl<'a> RunHost<'a> {
 
     /// The final state of a run that did not return one.
     async fn final_state(&self, graph: &Graph) -> Option<FinalState> {
-        match graph.state(&StateRef::latest(self.thread.0), false, self).await {
+        match graph.state(&StateRef::latest(self.thread.0), self).await {
             Ok(Some(state)) => {
                 let interrupts = state
                     .tasks
@@ -399,66 +400,6 @@ pub struct PendingWrites {
     pub fence: i64,
     /// Whether this attempt has already written checkpoints.
     pub wrote: bool,
-}
-
-pub fn host_error(failure: Failure) -> HostError {
-    match failure {
-        Failure::Cancelled => HostError::Cancelled,
-        Failure::Fatal(cause) => HostError::Invalid {
-            class: "RuntimeError".to_owned(),
-            message: cause.text().to_owned(),
-        },
-        failure => HostError::Lost(failure.to_string()),
-    }
-}
-
-/// Longer tracebacks lose their beginning.
-const LONGEST_TRACEBACK: usize = 6 << 10;
-
-/// An error with its traceback.
-fn for_operator(error: &GraphError) -> String {
-    let mut told = error.to_string().replace('\0', "\u{FFFD}");
-    let end = (0..=LONGEST_TRACEBACK.min(told.len()))
-        .rev()
-        .find(|&at| told.is_char_boundary(at));
-    told.truncate(end.unwrap_or(0));
-    if let Some(traceback) = &error.traceback {
-        let skip = traceback.len().saturating_sub(LONGEST_TRACEBACK);
-        let from = (skip..traceback.len()).find(|&at| traceback.is_char_boundary(at));
-        told.push('\n');
-        told.push_str(&traceback[from.unwrap_or(0)..].replace('\0', "\u{FFFD}"));
-    }
-    told
-}
-
-/// Exceptions whose text is meant for clients; others may reveal too much.
-const PUBLIC_EXCEPTIONS: [&str; 16] = [
-    "ValueError",
-    "TypeError",
-    "KeyError",
-    "AttributeError",
-    "RuntimeError",
-    "RecursionError",
-    "GraphRecursionError",
-    "TimeoutError",
-    "InvalidUpdateError",
-    "GraphBubbleUp",
-    "GraphInterrupt",
-    "EmptyInputError",
-    "TaskNotFound",
-    "HTTPException",
-    "UserInterrupt",
-    "UnknownInterruptError",
-];
-
-/// An error in the format for clients.
-pub fn public_error(class: &str, message: &str) -> Value {
-    let message = if PUBLIC_EXCEPTIONS.contains(&class) {
-        message
-    } else {
-        "An internal error occurred"
-    };
-    json!({"error": class, "message": message})
 }
 
 #[async_trait]

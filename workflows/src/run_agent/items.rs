@@ -10,9 +10,10 @@ use towpath_runtime::{HostError, ItemCall};
 use towpath_store::items::{self, Item};
 use towpath_store::{self as store, Store, Tx};
 
-use super::host::host_error;
+use super::host_error::host_error;
 use super::saver::store_error;
 use crate::item_index::{ItemIndex, ItemSearch, RankedItems, SearchError};
+use crate::text_time::rfc3339;
 
 /// What calls need, besides the job.
 pub struct ItemServices<'a> {
@@ -296,7 +297,7 @@ fn item_json(item: &Item) -> Result<Value, HostError> {
         "namespace": item.labels(),
         "key": item.key,
         "value": value,
-        "created_at": super::rfc3339(item.created_at),
-        "updated_at": super::rfc3339(item.updated_at),
+        "created_at": rfc3339(item.created_at),
+        "updated_at": rfc3339(item.updated_at),
     }))
 }

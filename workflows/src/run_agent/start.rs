@@ -13,7 +13,8 @@ use towpath_store::runs::{self, Run};
 use towpath_store::threads::{self, NewThread, Ttl};
 use towpath_store::{self as store, Tx};
 
-use super::{RunAgent, lane, stop};
+use super::job::{RunAgent, lane};
+use super::stop;
 use crate::a2a;
 
 /// A run to record.
@@ -72,7 +73,7 @@ pub async fn start_visible(tx: &mut Tx<'_>, tenant: TenantId, new: NewRun<'_>, v
             Ok(row) if row.temporary => return Err(missing()),
             Ok(_) => {}
             Err(store::Error::NotFound) if new.admitted.create_thread => {
-                made = threads::insert_new(tx, tenant, &fresh(thread, "{}", "{}", false, new.ttl)).await?;
+                made = threads::insert_new(tx, tenant, &busy_thread(thread, new.ttl)).await?;
             }
             Err(store::Error::NotFound) => return Err(missing()),
             Err(error) => return Err(error),
@@ -113,7 +114,12 @@ pub async fn start_visible(tx: &mut Tx<'_>, tenant: TenantId, new: NewRun<'_>, v
     let (temporary, ttl, cron) = (new.admitted.kwargs.temporary, new.ttl, new.cron);
     let RunDraft { metadata, config, run } = draft_run(new, made, metadata, &config, job_id, tx.now())?;
     if own {
-        let thread = fresh(thread, &metadata, &config, temporary, ttl);
+        let thread = NewThread {
+            metadata: &metadata,
+            config: &config,
+            temporary,
+            ..busy_thread(thread, ttl)
+        };
         threads::insert(tx, tenant, &thread).await?;
     } else {
         threads::busy(tx, tenant, thread, &metadata, &config).await?;
@@ -240,19 +246,14 @@ pub(super) fn row_of(run: &Run, cron: Option<(CronId, Timestamp)>) -> runs::NewR
     }
 }
 
-pub(super) const fn fresh<'a>(
-    id: ThreadId,
-    metadata: &'a str,
-    config: &'a str,
-    temporary: bool,
-    ttl: Option<Ttl>,
-) -> NewThread<'a> {
+/// A thread for its first run, without data.
+pub(super) const fn busy_thread(id: ThreadId, ttl: Option<Ttl>) -> NewThread<'static> {
     NewThread {
         id,
-        metadata,
-        config,
+        metadata: "{}",
+        config: "{}",
         status: ThreadStatus::Busy,
-        temporary,
+        temporary: false,
         ttl,
     }
 }

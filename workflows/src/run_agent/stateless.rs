@@ -8,11 +8,11 @@ use towpath_domain::{TenantId, Timestamp};
 use towpath_durable::{Batch, BatchedWrite, Engine, NewJob};
 use towpath_store::runs::Run;
 use towpath_store::runs::stateless::{self, NewStatelessRun};
-use towpath_store::threads::Ttl;
+use towpath_store::threads::{NewThread, Ttl};
 use towpath_store::{self as store, Store, Tx};
 
-use super::POOL;
-use super::start::{NewRun, RunDraft, Target, draft_run, fresh, job_of, row_of};
+use super::job::POOL;
+use super::start::{NewRun, RunDraft, Target, busy_thread, draft_run, job_of, row_of};
 
 /// A run on its own temporary thread that starts at once. It does not depend on recorded data, so it is prepared before
 /// its transaction, which it can share with others.
@@ -64,7 +64,12 @@ impl StatelessRun {
         let RunDraft { metadata, config, run } = &self.draft;
         NewStatelessRun {
             job: &self.job,
-            thread: fresh(run.thread_id, metadata, config, true, self.ttl),
+            thread: NewThread {
+                metadata,
+                config,
+                temporary: true,
+                ..busy_thread(run.thread_id, self.ttl)
+            },
             run: row_of(run, None),
         }
     }

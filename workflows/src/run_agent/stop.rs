@@ -9,7 +9,7 @@ use towpath_store::jobs::Job;
 use towpath_store::runs::{self, OpenRun};
 use towpath_store::{self as store, Tx, checkpoints, jobs, lanes, threads};
 
-use super::lane;
+use super::job::lane;
 
 /// Cancels open runs. Waiting ones end at once, running ones when their workers acknowledge it. The number of
 /// statements is constant. It takes locks, so call it before the transaction's other writes.

@@ -10,8 +10,8 @@ use towpath_domain::{Clock, Timestamp, TraceRunId};
 use towpath_runtime::{Chunk, Execution};
 use uuid::Uuid;
 
-use super::conclude::Ending;
-use super::rfc3339;
+use super::graph_end::Ending;
+use crate::text_time::rfc3339;
 
 /// State of a trace.
 pub struct Trace {

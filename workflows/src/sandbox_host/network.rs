@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use tokio::sync::Semaphore;
 use towpath_domain::sandbox::{ProxyConfig, ProxyHeader, ProxyRule, ProxySecrets};
 use towpath_domain::{BoxId, Rejection, Secret};
-use towpath_outbound::{AddressRefusal, AllowEntry, Guard, Policy as AddressPolicy};
+use towpath_outbound::{AddressRefusal, AllowEntry, Guard, Policy as AddressPolicy, Scheme};
 use towpath_sandbox::proxy::{
     Access, HeaderRule, HostPattern, PathPattern, Policy, Resolver, check_header, secret_value,
 };
@@ -337,7 +337,7 @@ impl Resolver for GuardedResolver {
         let (guard, host) = (self.guard.clone(), host.to_owned());
         // Its thread is busy to the end, even if nobody waits any more.
         let looked_up = tokio::spawn(async move {
-            let resolved = guard.resolve(&host, port, false).await;
+            let resolved = guard.resolve(&host, port, Scheme::Https).await;
             drop(permit);
             resolved
         });

@@ -9,9 +9,11 @@ use towpath_durable::{Ctx, Failure, IntoFailure, Workflow};
 use towpath_store::runs::{self, OpenRun};
 use towpath_store::{self as store, Tx, jobs};
 
-use super::BATCH;
-use crate::agent::AgentServices;
-use crate::run_agent::{RunAgent, lane};
+use crate::agent_services::AgentServices;
+use crate::run_agent::job::{RunAgent, lane};
+
+/// Rows per statement, or threads per read.
+pub(super) const BATCH: i64 = 500;
 
 /// Ends orphaned runs of a workspace.
 pub(super) async fn end_orphans(ctx: &mut Ctx, world: &AgentServices, tenant: TenantId) -> Result<u64, Failure> {

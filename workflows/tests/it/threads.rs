@@ -129,7 +129,7 @@ impl Server {
 
     async fn state(&self, thread: ThreadId, graph: &str) -> StateSnapshot {
         let host = StateHost::new(self.store(), thread);
-        let state = self.graph(graph).state(&StateRef::latest(thread.0), false, &host).await;
+        let state = self.graph(graph).state(&StateRef::latest(thread.0), &host).await;
         state.unwrap().expect("the thread has a state")
     }
 

@@ -12,7 +12,7 @@ use towpath_domain::AssistantId;
 use towpath_domain::agent::a2a::Dialect;
 use towpath_store::assistants::Assistant;
 
-use super::RequestContext;
+use super::context::RequestContext;
 use super::options::{AgentOptions, version_name};
 use crate::agent::answer::Json;
 use crate::agent::app::AgentApp;

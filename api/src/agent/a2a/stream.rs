@@ -82,7 +82,7 @@ pub(super) async fn subscribe(
     let source = if follows_next_run {
         Source::NextRun(NextRun::new(app, row.thread_id).await)
     } else {
-        let reader = Reader::of_run(app, row.thread_id, row.run_id, true, since).await?;
+        let reader = Reader::of_logged_run(app, row.thread_id, row.run_id, since).await?;
         Source::run(app, reader)
     };
     let first = task_json(&row, call.dialect, None)?;
@@ -197,7 +197,7 @@ impl TaskStream {
     async fn follow_run(&mut self, task: Task) {
         let (thread, run) = (task.id.thread, task.run);
         self.task = task;
-        match Reader::of_run(&self.app, thread, run, true, EventStart::Beginning).await {
+        match Reader::of_logged_run(&self.app, thread, run, EventStart::Beginning).await {
             Ok(reader) => {
                 self.source = Source::run(&self.app, reader);
                 (self.follows_runs, self.is_working, self.is_ended) = (true, false, false);

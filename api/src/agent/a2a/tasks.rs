@@ -3,8 +3,8 @@
 use axum::response::Response;
 use http::StatusCode;
 use serde_json::Value;
+use towpath_domain::agent::Object;
 use towpath_domain::agent::a2a::{A2aError, Dialect, ErrorCode, TaskId, TaskState, history};
-use towpath_domain::agent::{EventStart, Object};
 use towpath_domain::{AssistantId, RunId};
 use towpath_store::a2a_tasks::{self, TaskDetail, TaskRow};
 use towpath_store::assistants::Assistant;
@@ -55,7 +55,7 @@ pub(super) async fn cancel(app: &AgentApp, assistant: &Assistant, call: &Call) -
 
 /// Waits for the end of a run.
 async fn wait_run_ended(app: &AgentApp, id: TaskId, run: RunId) -> Result<(), A2aError> {
-    match Reader::of_run(app, id.thread, run, false, EventStart::Now).await {
+    match Reader::of_published_frames(app, id.thread, run).await {
         Ok(reader) => wait_ended(reader).await,
         Err(error) if error.status() == StatusCode::NOT_FOUND => Ok(()),
         Err(error) => Err(internal_error(error)),

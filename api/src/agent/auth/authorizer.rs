@@ -18,13 +18,13 @@ use towpath_domain::{AssistantId, CronId, RunId, ThreadId};
 use towpath_runtime::hosted::{AuthDenied, AuthHandlers, Caller, Pool};
 
 use self::rows::{field, narrow};
-use super::custom::{Refusal, denied, refuse};
+use super::refusal::{Refusal, denied, refuse};
 use super::route::{RequestInput, ResourceAction};
 use crate::agent::a2a::card;
 use crate::agent::app::AgentApp;
 use crate::agent::assistants;
 use crate::agent::errors::AgentError;
-use crate::agent::event_streaming;
+use crate::agent::event_streaming::commands::starts_run;
 use crate::agent::extract::{Body as ObjectBody, ListBody, PathValue as _, Query};
 use crate::agent::items::GetItem;
 use crate::agent::runs::batch;
@@ -285,7 +285,7 @@ impl<'a> Authorizer<'a> {
     /// Authorizes a command of the streaming protocol: by its `params` if it starts a run, else as reading the thread.
     async fn authorize_command(&self, named: &PathTarget, mut sent: Object) -> Result<(Object, Object), Refusal> {
         let method = sent.get("method").and_then(Value::as_str).unwrap_or_default();
-        let starts = event_streaming::starts_run(method);
+        let starts = starts_run(method);
         let action = if starts { self.about.action } else { "read" };
         let about = ResourceAction {
             action,

@@ -2,11 +2,21 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use towpath_domain::Timestamp;
 use towpath_runtime::hosted::{Caller, Request};
 
-use crate::agent::app::AuthCache;
+/// Caching of authenticated callers.
+#[derive(Clone, Debug)]
+pub struct AuthCache {
+    /// Headers that identify a caller, in lower case.
+    pub headers: Vec<String>,
+    /// How long.
+    pub ttl: Duration,
+    /// Maximum number of cached callers.
+    pub max_entries: usize,
+}
 
 /// Values of the headers that identify a caller.
 pub(super) type CallerKey = Vec<Vec<String>>;
@@ -46,8 +56,6 @@ pub(super) fn key(cache: &AuthCache, request: &Request) -> CallerKey {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]

@@ -4,17 +4,18 @@ use std::sync::Arc;
 
 use axum::extract::{FromRequestParts as _, MatchedPath, RawPathParams, Request};
 use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use http::request::Parts;
-use http::{HeaderName, HeaderValue, StatusCode};
+use http::{HeaderValue, StatusCode};
 use towpath_domain::agent::Object;
 use towpath_domain::{AssistantId, ThreadId};
 use towpath_runtime::Graphs;
-use towpath_runtime::hosted::{self, AuthDenied, AuthHandlers, Caller, Pool};
+use towpath_runtime::hosted::{self, AuthHandlers, Caller, Pool};
 
 use super::authorizer::Authorizer;
 use super::caller::{GRANT, Grant, authenticated_caller};
 use super::caller_cache;
+use super::refusal::{Refusal, denied, refuse};
 use super::route::{self, RequestInput, ResourceAction};
 use crate::agent::app::AgentApp;
 use crate::agent::errors::AgentError;
@@ -48,39 +49,6 @@ pub(super) async fn authenticate_custom_route(app: AgentApp, request: Request, n
             GRANT.scope(grant, next.run(Request::from_parts(parts, body))).await
         }
         Err(refusal) => *refusal,
-    }
-}
-
-/// Boxed, since a response is large.
-pub(in crate::agent) type Refusal = Box<Response>;
-
-pub(super) fn refuse(error: AgentError) -> Refusal {
-    Box::new(error.into_response())
-}
-
-pub(super) fn denied(error: AuthDenied) -> Refusal {
-    match error {
-        AuthDenied::Refused {
-            status,
-            message,
-            headers,
-        } => {
-            let status = StatusCode::from_u16(status).unwrap_or(StatusCode::FORBIDDEN);
-            let mut response = AgentError::new(status, message).into_response();
-            for (name, value) in headers {
-                if let (Ok(name), Ok(value)) = (name.parse::<HeaderName>(), value.parse::<HeaderValue>()) {
-                    response.headers_mut().insert(name, value);
-                }
-            }
-            Box::new(response)
-        }
-        AuthDenied::Failed(why) => {
-            tracing::error!(error = why, "the graphs' auth failed");
-            refuse(AgentError::new(
-                StatusCode::INTERNAL_SERVER_ERROR,
-                "Internal Server Error",
-            ))
-        }
     }
 }
 

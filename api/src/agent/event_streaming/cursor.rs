@@ -6,6 +6,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use towpath_domain::ThreadId;
 
+use super::buffer_task::buffer_of;
 use super::event::{Event, ResumeGap};
 use super::event_buffer::{Batch, BufferEnd, EventBuffer};
 use super::replay::{self, NextEvent, Replay};
@@ -31,7 +32,7 @@ pub(super) struct Cursor {
 impl Cursor {
     /// Starts after a number; 0 is the beginning of the stored log.
     pub fn after(app: &AgentApp, thread: ThreadId, seq: i64) -> Self {
-        let tape = app.event_buffers.buffer_of(app, thread);
+        let tape = buffer_of(app, thread);
         Self {
             app: app.clone(),
             thread,

@@ -15,8 +15,6 @@ use tokio::time::Instant;
 use towpath_domain::ThreadId;
 
 use super::event::Event;
-use super::replay::{self, NextEvent, Replay};
-use crate::agent::app::AgentApp;
 use crate::agent::errors::AgentError;
 
 /// Maximum size of one buffer.
@@ -48,8 +46,12 @@ struct EventBuffersState {
 }
 
 impl EventBuffers {
-    /// The buffer of a thread. It is filled as long as a reader holds it.
-    pub(super) fn buffer_of(&self, app: &AgentApp, thread: ThreadId) -> Arc<EventBuffer> {
+    /// The buffer of a thread. `write` fills it as long as a reader holds it.
+    pub(super) fn buffer_of<F: Future<Output = Result<(), AgentError>> + Send + 'static>(
+        &self,
+        thread: ThreadId,
+        write: impl FnOnce(Weak<EventBuffer>) -> F,
+    ) -> Arc<EventBuffer> {
         let mut tapes = self.0.lock_buffers();
         if let Some(tape) = tapes.get(&thread).and_then(Weak::upgrade)
             && !tape.is_ended()
@@ -60,7 +62,7 @@ impl EventBuffers {
         if tapes.len() == tapes.capacity() {
             tapes.retain(|_, tape| tape.strong_count() > 0);
         }
-        let tape = EventBuffer::start(app, thread, &self.0);
+        let tape = EventBuffer::start(&self.0, write);
         tapes.insert(thread, Arc::downgrade(&tape));
         tape
     }
@@ -162,12 +164,15 @@ pub(super) enum Batch {
 }
 
 impl EventBuffer {
-    fn start(app: &AgentApp, thread: ThreadId, shared: &Arc<EventBuffersState>) -> Arc<Self> {
+    fn start<F: Future<Output = Result<(), AgentError>> + Send + 'static>(
+        shared: &Arc<EventBuffersState>,
+        write: impl FnOnce(Weak<Self>) -> F,
+    ) -> Arc<Self> {
         Self::with_task(shared, |tape| {
-            let app = app.clone();
+            let writing = write(tape.clone());
             async move {
                 let recording = BufferWriter(tape);
-                let over = match write_events(&app, thread, &recording.0).await {
+                let over = match writing.await {
                     Ok(()) => BufferEnd::ThreadDeleted,
                     Err(error) => BufferEnd::Failed(error),
                 };
@@ -234,7 +239,15 @@ impl EventBuffer {
         self.lock_state().end.is_some()
     }
 
-    fn push(&self, event: Arc<Event>) {
+    /// All events stored at the start are in the buffer or were dropped; up to `removed` the log had none any more.
+    pub fn set_caught_up(&self, removed: i64) {
+        self.update(|state| {
+            state.caught_up = true;
+            state.removed_until = removed;
+        });
+    }
+
+    pub fn push(&self, event: Arc<Event>) {
         let size = size_of(&event);
         self.shared.bytes.fetch_add(size, Ordering::Relaxed);
         self.update(|state| {
@@ -301,37 +314,6 @@ impl Drop for BufferWriter {
         // Only reached after a panic.
         let error = AgentError::new(StatusCode::INTERNAL_SERVER_ERROR, "Internal Server Error");
         self.end(BufferEnd::Failed(error));
-    }
-}
-
-/// Writes the events of a thread into its buffer until the thread is deleted or no reader holds the buffer.
-async fn write_events(app: &AgentApp, thread: ThreadId, tape: &Weak<EventBuffer>) -> Result<(), AgentError> {
-    let mut replay = Replay::start(app, thread).await?;
-    loop {
-        let event = match replay.next_logged().await? {
-            NextEvent::Event(event) => Some(event),
-            NextEvent::ThreadDeleted => return Ok(()),
-            NextEvent::CaughtUp => {
-                let caught_up = tape.upgrade().map(|tape| tape.has_caught_up());
-                match caught_up {
-                    None => return Ok(()),
-                    Some(true) => {}
-                    Some(false) => {
-                        let removed = replay::removed_until(app, thread).await?;
-                        let Some(tape) = tape.upgrade() else { return Ok(()) };
-                        tape.update(|state| {
-                            state.caught_up = true;
-                            state.removed_until = removed;
-                        });
-                    }
-                }
-                replay.next().await?
-            }
-        };
-        let (Some(event), Some(tape)) = (event, tape.upgrade()) else {
-            return Ok(());
-        };
-        tape.push(event);
     }
 }
 

@@ -20,9 +20,10 @@ use super::cursor::Cursor;
 use super::event::{Event, Failure, ResumeGap};
 use super::filter::{EventFilter, parse_number};
 use crate::agent::app::AgentApp;
+use crate::agent::auth::caller;
 use crate::agent::errors::AgentError;
 use crate::agent::extract::{Body as ObjectBody, Path};
-use crate::agent::{auth, sse};
+use crate::agent::sse;
 use crate::metric;
 
 /// Filter of the stream.
@@ -189,7 +190,7 @@ pub(super) struct ThreadVisibility {
 impl ThreadVisibility {
     /// For the caller of the current request.
     pub fn from_caller() -> Self {
-        let visible = auth::visible();
+        let visible = caller::visible();
         Self {
             was_visible: visible.is_empty(),
             visible,

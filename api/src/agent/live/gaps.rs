@@ -85,7 +85,9 @@ impl Reader {
             .run_status
             .clone()
             .unwrap_or_else(|| self.app.run_status.status_of(run));
-        if let RunState::Finished(_) = row.read_since(&self.app, run, shared_poll_cutoff()).await?
+        if let RunState::Finished(_) = row
+            .read_since(&self.app.store, (self.app.tenant, run), shared_poll_cutoff())
+            .await?
             && let Some(held) = &mut self.pending
         {
             held.final_check = true;

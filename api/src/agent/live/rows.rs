@@ -44,7 +44,10 @@ impl Reader {
     async fn poll_delivered_runs(&mut self) -> Result<(), AgentError> {
         for run in self.delivered.open_runs() {
             let row = self.app.run_status.status_of(run);
-            let RunState::Finished(status) = row.read_since(&self.app, run, shared_poll_cutoff()).await? else {
+            let RunState::Finished(status) = row
+                .read_since(&self.app.store, (self.app.tenant, run), shared_poll_cutoff())
+                .await?
+            else {
                 continue;
             };
             let doubtful = self.delivered.may_have_gap(run) || (status.is_some() && !self.delivered.is_logged(run));
@@ -95,7 +98,7 @@ impl Reader {
             return Ok(());
         };
         // Of nothing that was not known the next look may know.
-        let RunState::Finished(status) = row.read_since(&self.app, run, then).await? else {
+        let RunState::Finished(status) = row.read_since(&self.app.store, (self.app.tenant, run), then).await? else {
             return Ok(());
         };
         // From other processes nothing comes then.

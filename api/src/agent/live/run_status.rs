@@ -7,11 +7,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
-use towpath_domain::RunId;
 use towpath_domain::agent::RunStatus;
-use towpath_store::{self as store, runs};
-
-use crate::agent::app::AgentApp;
+use towpath_domain::{RunId, TenantId};
+use towpath_store::{self as store, Store, runs};
 
 /// The runs that somebody in this process reads.
 #[derive(Default)]
@@ -52,15 +50,20 @@ pub(super) enum RunState {
 
 impl SharedRunStatus {
     /// What a look saw that began then or later: of those who wait here together, the first one looks for all.
-    pub(super) async fn read_since(&self, app: &AgentApp, run: RunId, then: Instant) -> store::Result<RunState> {
+    pub(super) async fn read_since(
+        &self,
+        store: &Store,
+        (tenant, run): (TenantId, RunId),
+        then: Instant,
+    ) -> store::Result<RunState> {
         let mut last = self.0.lock().await;
         if let Some((began, standing)) = *last
             && began >= then
         {
             return Ok(standing);
         }
-        let (began, tenant) = (Instant::now(), app.tenant);
-        let standing = match app.store.read(async |tx| runs::get(tx, tenant, run).await).await {
+        let began = Instant::now();
+        let standing = match store.read(async |tx| runs::get(tx, tenant, run).await).await {
             Ok(row) if row.status.is_final() => RunState::Finished(Some(row.status)),
             Ok(_) => RunState::Open,
             Err(store::Error::NotFound) => RunState::Finished(None),

@@ -16,7 +16,7 @@ use super::rpc::is_id;
 use crate::agent::app::AgentApp;
 use crate::agent::auth;
 use crate::agent::errors::AgentError;
-use crate::agent::runs::stop::cancel_run;
+use crate::agent::runs::cancel::cancel_run;
 
 /// The header that names a session.
 pub(super) const SESSION_HEADER: HeaderName = HeaderName::from_static("mcp-session-id");

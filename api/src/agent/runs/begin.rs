@@ -17,11 +17,11 @@ use tracing::Instrument as _;
 
 use crate::agent::app::{AgentApp, Settings};
 use crate::agent::assistants::named_assistant;
-use crate::agent::auth;
+use crate::agent::auth::caller;
 use crate::agent::errors::AgentError;
 use crate::agent::live::Reader;
 
-use super::stop::CancelOnDrop;
+use super::cancel::CancelOnDrop;
 
 /// A run that only has to be recorded.
 pub(in crate::agent) struct PreparedRun {
@@ -73,8 +73,8 @@ impl PreparedRun {
             assistant,
             admitted,
             headers: configurable_from_headers(headers, &app.settings),
-            user: auth::identity(),
-            visible: auth::visible(),
+            user: caller::identity(),
+            visible: caller::visible(),
         })
     }
 
@@ -210,7 +210,7 @@ fn configurable_from_headers(headers: &HeaderMap, settings: &Settings) -> Object
     let request = headers.get("x-request-id").and_then(|value| value.to_str().ok());
     let request = request.map_or_else(|| RequestId::new().to_string(), str::to_owned);
     told.insert("langgraph_request_id".to_owned(), json!(request));
-    told.extend(auth::configurable());
+    told.extend(caller::configurable());
     told
 }
 

@@ -1,6 +1,6 @@
 //! Runs as they go over the wire.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use towpath_domain::agent::{MultitaskStrategy, RunStatus, StreamMode, TracerChoice};
@@ -242,4 +242,16 @@ choices! {
     Completion { Delete, Keep }
     Disconnect { Cancel, Continue }
     Saves { Sync, Async, Exit }
+}
+
+/// Where a run stands.
+#[derive(Clone, Copy, Debug, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum RunStatusFilter {
+    Pending,
+    Running,
+    Success,
+    Error,
+    Timeout,
+    Interrupted,
 }

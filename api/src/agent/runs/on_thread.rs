@@ -16,8 +16,8 @@ use towpath_workflows::run_agent::{self, Deletion};
 use utoipa::openapi::schema::{Array, ArrayBuilder, ObjectBuilder, Type};
 
 use super::begin::PreparedRun;
+use super::cancel::CancelOnDrop;
 use super::model::{FIELDS, Run, RunCreate};
-use super::stop::CancelOnDrop;
 use crate::agent::answer::{Json, Page, Select};
 use crate::agent::app::AgentApp;
 use crate::agent::errors::AgentError;
@@ -128,7 +128,7 @@ pub(super) async fn begin_wait(
     params(("thread_id" = Uuid, Path, description = "The thread"),
            ("limit" = Option<i64>, Query, minimum = 1, maximum = 1000, description = "1 to 1000; default 10"),
            ("offset" = Option<i64>, Query, minimum = 0, description = "Results to skip"),
-           ("status" = Option<super::without_thread::RunStatusFilter>, Query, description = "Only those that stand there"),
+           ("status" = Option<super::model::RunStatusFilter>, Query, description = "Only those that stand there"),
            ("select" = Option<Vec<String>>, Query, description = "Only these fields")),
     responses((status = 200, description = "Runs", body = Vec<Run>),
               (status = 404, description = "No such thread"), AgentError))]
@@ -219,7 +219,7 @@ pub(crate) async fn delete(
     // Before it is told: the end may come at once.
     let reader = match found.status.is_final() {
         true => None,
-        false => Some(Reader::of_run(&app, thread, run, false, EventStart::Now).await?),
+        false => Some(Reader::of_published_frames(&app, thread, run).await?),
     };
     let deletion = app
         .store

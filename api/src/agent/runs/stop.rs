@@ -4,11 +4,12 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
-use towpath_domain::agent::{CancelAction, EventStart, RunStatus};
+use towpath_domain::agent::{CancelAction, RunStatus};
 use towpath_domain::{RunId, ThreadId};
-use towpath_store::runs::{self, OpenRun};
+use towpath_store::runs;
 use towpath_workflows::run_agent;
 
+use super::cancel::cancel_run;
 use super::on_thread::run_of;
 use crate::agent::app::AgentApp;
 use crate::agent::errors::AgentError;
@@ -23,65 +24,6 @@ pub(super) fn routes() -> Routes<AgentApp> {
         .routes(routes!(cancel))
         .routes(routes!(cancel_without_thread))
         .routes(routes!(cancel_many))
-}
-
-/// Cancels a run when it is dropped before it was disarmed: when its reader went away. While the process drains it does
-/// nothing, since a reader cannot be told then from one whose connection was cut.
-pub(crate) struct CancelOnDrop(Option<(AgentApp, RunId)>);
-
-impl CancelOnDrop {
-    /// Armed when `wanted`.
-    pub fn new(app: &AgentApp, run: RunId, wanted: bool) -> Option<Self> {
-        wanted.then(|| Self(Some((app.clone(), run))))
-    }
-
-    /// The run may go on.
-    pub fn disarm(&mut self) {
-        self.0 = None;
-    }
-}
-
-impl Drop for CancelOnDrop {
-    fn drop(&mut self) {
-        let Some((app, run)) = self.0.take() else { return };
-        // It is this process that leaves: its readers come back to another one, and the run goes on there.
-        if app.draining.is_cancelled() {
-            return;
-        }
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
-            return;
-        };
-        runtime.spawn(async move {
-            match cancel_run(&app, run, CancelAction::Interrupt).await {
-                Ok(true) => tracing::info!(run.id = %run, "cancelled, its reader went away"),
-                Ok(false) => {}
-                Err(error) => tracing::warn!(run.id = %run, error = %error, "cannot cancel a run whose reader left"),
-            }
-        });
-    }
-}
-
-/// Cancels a run; answers whether it was not over yet.
-pub(in crate::agent) async fn cancel_run(app: &AgentApp, id: RunId, action: CancelAction) -> Result<bool, AgentError> {
-    Ok(app
-        .store
-        .write(async |tx| {
-            let run = match runs::get(tx, app.tenant, id).await {
-                Err(towpath_store::Error::NotFound) => return Ok(false),
-                run => run?,
-            };
-            if run.status.is_final() {
-                return Ok(false);
-            }
-            let open = OpenRun {
-                id,
-                thread_id: run.thread_id,
-                job_id: run.job_id,
-            };
-            run_agent::cancel(tx, app.tenant, &[open], action).await?;
-            Ok(true)
-        })
-        .await?)
 }
 
 /// How a run is stopped.
@@ -145,7 +87,7 @@ async fn cancel_one(
     let waited = how.wait == Flag(true);
     // Before it is told: the end may come at once.
     let reader = match waited {
-        true => Some(Reader::of_run(app, thread, run, false, EventStart::Now).await?),
+        true => Some(Reader::of_published_frames(app, thread, run).await?),
         false => None,
     };
     if !cancel_run(app, run, how.action()).await? {

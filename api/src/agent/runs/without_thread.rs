@@ -10,7 +10,7 @@ use towpath_domain::{RunId, ThreadId};
 use towpath_store::runs as rows;
 
 use super::begin::PreparedRun;
-use super::model::{FIELDS, Run, RunCreate};
+use super::model::{FIELDS, Run, RunCreate, RunStatusFilter};
 use super::on_thread::{JoinRun, begin_stream, begin_wait, join_run, run_of, stream_run};
 use crate::agent::answer::{Json, Page, Select};
 use crate::agent::app::AgentApp;
@@ -91,18 +91,6 @@ pub(crate) struct RunSearch {
     #[schema(minimum = 0)]
     offset: Option<i64>,
     select: Option<Vec<String>>,
-}
-
-/// Where a run stands.
-#[derive(Clone, Copy, Debug, Deserialize, utoipa::ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum RunStatusFilter {
-    Pending,
-    Running,
-    Success,
-    Error,
-    Timeout,
-    Interrupted,
 }
 
 /// Runs of all threads, newest first.

@@ -13,8 +13,8 @@ use towpath_runtime::{Graph, GraphError, HistoryQuery, StateRef, StateSnapshot};
 use towpath_store::Store;
 use towpath_workflows::thread_state::StateHost;
 
+use super::failure::graph_error;
 use super::select::StateSelect;
-use super::state::graph_error;
 use crate::agent::answer::{Json, without_nul};
 use crate::agent::app::AgentApp;
 use crate::agent::errors::AgentError;

@@ -6,13 +6,14 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use towpath_domain::ThreadId;
 use towpath_domain::agent::merge::drop_reserved_metadata;
-use towpath_runtime::{Command, Graph, GraphError, HistoryQuery, StateRef, StateSnapshot, Update};
+use towpath_runtime::{Command, Graph, HistoryQuery, StateRef, StateSnapshot, Update};
 use towpath_store::query::check_filter;
 use towpath_workflows::thread_state::{self, StateHost, StateUpdate, UpdateError};
 use uuid::Uuid;
 
-use super::find;
+use super::failure::graph_error;
 use super::history::History;
+use super::lookup::find;
 use super::select::StateSelect;
 use crate::agent::answer::{Json, Time};
 use crate::agent::app::AgentApp;
@@ -46,18 +47,6 @@ pub(super) fn update_error(error: UpdateError) -> AgentError {
     match error {
         UpdateError::Graph(error) => graph_error(&error),
         UpdateError::Store(error) => error.into(),
-    }
-}
-
-pub(super) fn graph_error(error: &GraphError) -> AgentError {
-    if error.retry {
-        tracing::warn!(error = %error, "a thread's state cannot be read now");
-        return AgentError::unavailable("Service Unavailable", std::time::Duration::from_secs(2));
-    }
-    match error.class.as_str() {
-        "RuntimeError" => AgentError::internal(error),
-        "InvalidUpdateError" | "ValueError" | "EmptyInputError" => AgentError::bad_request(error.message.clone()),
-        _ => AgentError::bad_request(error.to_string()),
     }
 }
 
@@ -187,7 +176,12 @@ pub(in crate::agent) async fn read(
     };
     let graph = graph(app, Some(&name))?;
     let host = StateHost::new(&app.store, thread);
-    let state = graph.state(&at, subgraphs, &host).await.map_err(|error| {
+    let state = if subgraphs {
+        graph.state_with_subgraphs(&at, &host).await
+    } else {
+        graph.state(&at, &host).await
+    };
+    let state = state.map_err(|error| {
         // As langgraph says it; the name may be without the ids of its tasks.
         let nowhere = error.message.starts_with("Subgraph ") && error.message.ends_with(" not found");
         if nowhere {

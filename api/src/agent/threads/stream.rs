@@ -5,7 +5,7 @@ use axum::response::Response;
 use http::HeaderMap;
 use towpath_domain::ThreadId;
 
-use super::find;
+use super::lookup::find;
 use crate::agent::app::AgentApp;
 use crate::agent::errors::AgentError;
 use crate::agent::extract::{Path, Query};

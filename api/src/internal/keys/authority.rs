@@ -19,19 +19,13 @@ pub(crate) enum KeyAuthority {
     Workspaces(Vec<TenantId>),
 }
 
-/// Whether a key administers others. One that was made without scopes does not: such keys did not before there were
-/// scopes.
-pub(crate) fn administers(caller: &Principal) -> bool {
-    caller.is_limited && caller.scopes.allow(Scope::WorkspaceAdmin)
-}
-
 impl KeyAuthority {
     /// Of this caller; `operator` is what an operator needs for it.
     pub(crate) fn of(caller: &Principal, operator: Scope) -> Result<Self, ApiError> {
         if caller.scopes.allow(operator) {
             return Ok(Self::All);
         }
-        if !administers(caller) {
+        if !scopes::administers(caller) {
             scopes::require(&caller.scopes, operator)?;
         }
         if caller.scopes.contains(Scope::OrgAdmin) && !caller.is_bound {

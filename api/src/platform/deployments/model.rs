@@ -7,7 +7,7 @@ use towpath_domain::deployment::{
     ConfigChange, DeploymentStatus, DeploymentType, EnvSecret, ListenerConfig, MASK, ResourceSpec, Source, SourceConfig,
 };
 use towpath_domain::{
-    DeploymentId, IntegrationId, ListenerId, Patch, ProjectId, Rejection, RevisionId, Scope, Scopes, Secret, TenantId,
+    DeploymentId, IntegrationId, ListenerId, Patch, ProjectId, Rejection, RevisionId, Scope, Scopes, TenantId,
     Timestamp,
 };
 use towpath_store::deployments::Deployment as DeploymentRow;
@@ -20,7 +20,7 @@ use crate::app::App;
 use crate::errors::ApiError;
 use crate::extract::{object, objects, optional_object, optional_objects};
 use crate::platform::names;
-use crate::platform::revisions::model::{NewRevisionConfig, RevisionConfigAnswer};
+use crate::platform::revisions::model::{NewRevisionConfig, NewSecret, RevisionConfigAnswer};
 use crate::scopes;
 
 #[derive(Serialize, utoipa::ToSchema)]
@@ -171,19 +171,6 @@ pub struct MaskedSecret {
     name: String,
     #[schema(value_type = String, example = "********")]
     value: &'static str,
-}
-
-/// A secret: an environment variable of the deployment. Stored encrypted and never returned.
-#[derive(Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(as = DeploymentSecret)]
-pub struct NewSecret {
-    /// Name of an environment variable that the platform does not set itself.
-    #[schema(min_length = 1, max_length = 255, pattern = "^[A-Za-z_][A-Za-z0-9_]*$")]
-    name: String,
-    /// In a change, `********` keeps the stored value.
-    #[schema(value_type = String, write_only)]
-    value: Secret,
 }
 
 /// Configuration of a deployment. The allowed fields depend on the source.

@@ -3,13 +3,25 @@
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use towpath_domain::deployment::{RevisionConfig, RevisionStatus, Source};
-use towpath_domain::{DeploymentId, Rejection, RevisionId, Timestamp};
+use towpath_domain::{DeploymentId, Rejection, RevisionId, Secret, Timestamp};
 use towpath_store::revisions::Revision as RevisionRow;
 
 use crate::errors::ApiError;
 use crate::extract::{optional_object, optional_objects};
-use crate::platform::deployments::model::NewSecret;
 use crate::platform::names;
+
+/// A secret: an environment variable of the deployment. Stored encrypted and never returned.
+#[derive(Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = DeploymentSecret)]
+pub struct NewSecret {
+    /// Name of an environment variable that the platform does not set itself.
+    #[schema(min_length = 1, max_length = 255, pattern = "^[A-Za-z_][A-Za-z0-9_]*$")]
+    pub(crate) name: String,
+    /// In a change, `********` keeps the stored value.
+    #[schema(value_type = String, write_only)]
+    pub(crate) value: Secret,
+}
 
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct Revision {

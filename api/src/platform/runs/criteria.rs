@@ -18,6 +18,12 @@ use crate::errors::ApiError;
 /// How far outside of the time range the root and other runs of a trace are searched, and how long before a run its
 /// parent may start.
 pub const SLACK: Duration = Duration::from_secs(24 * 3600);
+
+/// Where the runs of traces may start whose root runs start between two times.
+pub(super) fn around(first: Timestamp, last: Timestamp) -> Range<Timestamp> {
+    first.minus(SLACK)..last.plus(SLACK)
+}
+
 /// Maximum number of projects if none is named.
 const PROJECTS: i64 = 1000;
 /// Maximum number of ids in one query.

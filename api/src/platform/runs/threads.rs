@@ -14,9 +14,10 @@ use towpath_query::{Direction, Position, Snapshot, ThreadSummary, TraceUsage};
 use towpath_traces::row::Row;
 use uuid::Uuid;
 
-use super::traces::{around, trace_of, usage_of};
+use super::criteria::around;
+use super::traces::usage_of;
 use super::v2::{DEFAULT_RANGE, required_project, selects};
-use super::view::{Dialect, TraceRunView, cost, preview};
+use super::view::{Dialect, TraceRunView, cost, preview, trace_of};
 use super::{Criteria, PageOptions, counted, cursor, event_stream, limit, read_rows, refuse, show};
 use crate::app::App;
 use crate::auth::Tenant;

@@ -1,7 +1,6 @@
 //! Queries of traces: their root runs, with the usage of all runs.
 
 use std::collections::{BTreeSet, HashMap};
-use std::ops::Range;
 
 use axum::extract::State;
 use axum::response::Response;
@@ -10,13 +9,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use towpath_domain::{ProjectId, Timestamp};
 use towpath_query::{Direction, Snapshot, TraceUsage};
-use towpath_traces::derive::derive;
 use towpath_traces::row::Row;
 use uuid::Uuid;
 
-use super::criteria::SLACK;
+use super::criteria::around;
 use super::v2::{DEFAULT_RANGE, fields, required_project, selects};
-use super::view::{Dialect, TraceRunView, cost};
+use super::view::{Dialect, TraceRunView, cost, trace_of};
 use super::{Criteria, PageOptions, cursor, event_stream, limit, read_rows, refuse, show};
 use crate::app::App;
 use crate::auth::Tenant;
@@ -141,16 +139,6 @@ impl SelectedSums {
             }),
         }
     }
-}
-
-/// The trace of a root run.
-pub(crate) fn trace_of(row: &Row) -> Uuid {
-    derive(row).trace_id.unwrap_or(row.id().0)
-}
-
-/// Where the runs of traces may start whose root runs start between two times.
-pub(super) fn around(first: Timestamp, last: Timestamp) -> Range<Timestamp> {
-    first.minus(SLACK)..last.plus(SLACK)
 }
 
 /// Usage of the traces of root runs.

@@ -12,8 +12,8 @@ use towpath_query::{Direction, Snapshot};
 use towpath_traces::row::Row;
 use uuid::Uuid;
 
-use super::traces::{around, trace_of};
-use super::view::{Dialect, FIELDS, TraceRunView, USAGE_FIELDS, V2_FIELDS};
+use super::criteria::around;
+use super::view::{Dialect, FIELDS, TraceRunView, USAGE_FIELDS, V2_FIELDS, trace_of};
 use super::{Criteria, PageOptions, cursor, event_stream, limit, one, read_rows, refuse, show};
 use crate::app::App;
 use crate::auth::Tenant;

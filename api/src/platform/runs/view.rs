@@ -12,13 +12,19 @@ use towpath_domain::{ProjectId, TenantId, Timestamp, TraceRunId};
 use towpath_query::feedback::stats;
 use towpath_query::{Snapshot, TraceUsage};
 use towpath_store::feedback::{self, Attachment, Feedback};
-use towpath_traces::derive::{COST_SCALE, derive_priced};
+use towpath_traces::derive::{COST_SCALE, derive, derive_priced};
 use towpath_traces::prices::Pricer;
 use towpath_traces::row::Row;
+use uuid::Uuid;
 
 use crate::app::App;
 use crate::errors::ApiError;
 use crate::platform::attachments;
+
+/// The trace of a root run.
+pub(crate) fn trace_of(row: &Row) -> Uuid {
+    derive(row).trace_id.unwrap_or(row.id().0)
+}
 
 /// Version of the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -19,7 +19,7 @@ use towpath_store::sandboxes::boxes::SandboxBox;
 use towpath_workflows::fill_pool;
 use towpath_workflows::sandbox_host::compile_network;
 
-use super::model::{DigestedJson, HiddenJson, RunConfigBody, Sandbox, name_taken};
+use super::model::{DigestedJson, HiddenJson, RunConfigBody, Sandbox, name_taken, refuse_field};
 use super::readiness::{agent_error, local_host, wait_for};
 use crate::app::App;
 use crate::auth::Tenant;
@@ -102,24 +102,6 @@ pub struct CreateSandbox {
     #[serde(default)]
     #[schema(value_type = Option<Object>)]
     access_delegation: Option<Value>,
-}
-
-/// Rejects an unsupported field, unless it has no effect.
-pub(super) fn refuse_field(field: &'static str, sent: Option<&Value>) -> Result<(), Rejection> {
-    let is_empty = match sent {
-        None | Some(Value::Null) => true,
-        Some(Value::Object(members)) => members.values().all(|value| {
-            value.is_null()
-                || value.as_array().is_some_and(Vec::is_empty)
-                || value.as_object().is_some_and(serde_json::Map::is_empty)
-        }),
-        Some(_) => false,
-    };
-    if is_empty {
-        Ok(())
-    } else {
-        Err(Rejection::unsupported(field, format!("{field} of a sandbox")))
-    }
 }
 
 /// Parses `proxy_config`. It is checked to the last pattern: the proxy can apply it.

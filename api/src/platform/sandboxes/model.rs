@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use towpath_domain::sandbox::{BoxStatus, ProxyConfig, RunConfig};
-use towpath_domain::{BoxId, SnapshotId, Timestamp, VolumeId};
+use towpath_domain::{BoxId, Rejection, SnapshotId, Timestamp, VolumeId};
 use towpath_store::sandboxes::boxes::{self, BoxVolume, SandboxBox};
 use towpath_store::sandboxes::network::{self, BoxNetwork};
 use towpath_store::{self as store};
@@ -299,4 +299,22 @@ pub struct PageParameters {
     page_size: Option<i64>,
     /// `next_cursor` of the previous page.
     cursor: Option<String>,
+}
+
+/// Rejects an unsupported field, unless it has no effect.
+pub(super) fn refuse_field(field: &'static str, sent: Option<&Value>) -> Result<(), Rejection> {
+    let is_empty = match sent {
+        None | Some(Value::Null) => true,
+        Some(Value::Object(members)) => members.values().all(|value| {
+            value.is_null()
+                || value.as_array().is_some_and(Vec::is_empty)
+                || value.as_object().is_some_and(serde_json::Map::is_empty)
+        }),
+        Some(_) => false,
+    };
+    if is_empty {
+        Ok(())
+    } else {
+        Err(Rejection::unsupported(field, format!("{field} of a sandbox")))
+    }
 }

@@ -12,8 +12,7 @@ use towpath_store::sandboxes::{self, volumes};
 use towpath_store::{self as store, Tx};
 
 use super::boxes::{DeleteSandboxes, DeletedMany};
-use super::create::refuse_field;
-use super::model::{PageParameters, PageRequest, check_count, missing, name_taken};
+use super::model::{PageParameters, PageRequest, check_count, missing, name_taken, refuse_field};
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;

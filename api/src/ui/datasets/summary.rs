@@ -11,12 +11,13 @@ use towpath_store::feedback::Feedback;
 use towpath_store::projects::Project;
 use uuid::Uuid;
 
-use super::{Score, compared_scores, mean_scores, score_tone};
+use super::scores::{Score, compared_scores, mean_scores, score_tone};
 use crate::app::App;
 use crate::platform::datasets::results::{self, ExperimentFeedback, UsageOfTraces};
 use crate::platform::runs::{self, Criteria};
+use crate::ui::formatting;
+use crate::ui::page::PageError;
 use crate::ui::traces::dollars;
-use crate::ui::{PageError, formatting};
 
 /// An experiment as a whole.
 pub(super) struct Summary {

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use serde::Deserialize;
 use tokio::time::timeout;
 use towpath_domain::Timestamp;
 use towpath_sandbox::{BoxAgent, ByteRange, CommandStatus, Entry, Error, OutputTail};
 use towpath_store::sandboxes::boxes::SandboxBox;
 
-use super::DetailQuery;
 use crate::app::App;
 use crate::platform::sandboxes::commands::latest_first;
 use crate::platform::sandboxes::readiness::{none_if_stopped, running_agent};
@@ -21,6 +21,16 @@ const MAX_ENTRIES: usize = 200;
 const MAX_PREVIEW_BYTES: u64 = 32 << 10;
 /// The page refreshes every two seconds, so it must not wait much longer for the agent of a sandbox.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// Query of the detail page.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(in crate::ui) struct DetailQuery {
+    /// Command whose output is shown; by default the latest.
+    pub(super) command: String,
+    /// Folder or file that is shown; by default the home directory.
+    pub(super) path: String,
+}
 
 /// Commands and files of a running sandbox.
 pub(super) struct Contents {

@@ -17,12 +17,14 @@ use towpath_traces::prices::Pricer;
 use towpath_traces::row::Row;
 
 use super::content::preview;
-use super::{dollars, latency, project, static_page, tokens, tone};
+use super::figures::{dollars, latency, tokens, tone};
+use super::project::find_project;
 use crate::app::App;
 use crate::errors::ApiError;
 use crate::platform::runs::{self, Criteria};
+use crate::ui::formatting;
+use crate::ui::page::{PageRequest, PageResult, TRACES};
 use crate::ui::quarantine::Banner;
-use crate::ui::{PageRequest, PageResult, formatting};
 
 /// Trace runs of a page.
 const LIMIT: usize = 50;
@@ -132,7 +134,7 @@ pub(in crate::ui) async fn page(
     Path(id): Path<String>,
     Query(which): Query<ListTraceRuns>,
 ) -> PageResult {
-    let project = project(&app, &id, &which.workspace).await?;
+    let project = find_project(&app, &id, &which.workspace).await?;
     let filter = which.filter.trim().to_owned();
     let all = which.runs == "all";
     let mistake = match filter.as_str() {
@@ -227,7 +229,7 @@ pub(in crate::ui) async fn page(
         next,
         later: after.is_some(),
     };
-    static_page(&asked, "Traces", &content)
+    asked.static_page("Traces", TRACES, &content)
 }
 
 impl Totals {

@@ -17,12 +17,14 @@ use towpath_traces::row::Row;
 use uuid::Uuid;
 
 use super::content::Content;
-use super::{dollars, latency, project, static_page, tokens, tone};
+use super::figures::{dollars, latency, tokens, tone};
+use super::project::find_project;
 use crate::app::App;
 use crate::errors::ApiError;
 use crate::platform::attachments;
 use crate::platform::runs::{Criteria, position};
-use crate::ui::{PageError, PageRequest, PageResult, formatting};
+use crate::ui::formatting;
+use crate::ui::page::{PageError, PageRequest, PageResult, TRACES};
 
 /// Maximum number of runs on the page.
 const MOST: usize = 1000;
@@ -109,7 +111,7 @@ pub(in crate::ui) async fn page(
     Path((project_id, run)): Path<(String, String)>,
     Query(which): Query<TraceQuery>,
 ) -> PageResult {
-    let project = project(&app, &project_id, &which.workspace).await?;
+    let project = find_project(&app, &project_id, &which.workspace).await?;
     let missing = || ApiError::not_found("run");
     let id: TraceRunId = run.parse().map_err(|_| PageError::from(missing()))?;
     let (tenant, of) = (project.tenant_id, project.id);
@@ -172,7 +174,7 @@ pub(in crate::ui) async fn page(
         tree: tree(&read.rows, id, &mut pricer),
         run: run_detail(&app, &read, &mut pricer),
     };
-    static_page(&asked, "Trace", &content)
+    asked.static_page("Trace", TRACES, &content)
 }
 
 async fn attached(snapshot: &Snapshot, run: TraceRunId) -> Result<Vec<Attachment>, ApiError> {

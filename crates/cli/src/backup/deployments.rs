@@ -11,7 +11,7 @@ use towpath_store::sealing::Sealer;
 
 use super::files;
 use super::keys::{self, PlatformKeys};
-use super::volumes::{OWN, RECORD};
+use super::names::{AGENT, OWN, RECORD};
 
 pub(super) const FOLDER: &str = "deployments";
 const AGENTS: &str = "agents";
@@ -134,7 +134,7 @@ pub(super) async fn copy_agent(from: &Path, to: &Path, keys: &PlatformKeys) -> a
         } else if kind.is_file() && name.ends_with(".db") {
             match copy_database(&source, &target).await {
                 // The deployment's code may have a file of this name that is not a database.
-                Err(_) if name != super::AGENT => {
+                Err(_) if name != AGENT => {
                     files::remove(&target)?;
                     files::copy_file(&source, &target)?;
                 }
@@ -177,7 +177,7 @@ pub(super) fn databases(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
             let entry = entry?;
             // Other files and links of such names belong to the deployment's code.
             let is_file = files::ignore_missing(entry.file_type(), &entry.path())?.is_some_and(|kind| kind.is_file());
-            if is_file && entry.file_name() == super::AGENT {
+            if is_file && entry.file_name() == AGENT {
                 databases.push(entry.path());
             }
         }

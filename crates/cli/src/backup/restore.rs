@@ -9,11 +9,12 @@ use towpath_store::backup as copies;
 use towpath_store::{Dialect, Options, Store, deployment_keepers, migrations, placements};
 use towpath_traces::objects::Objects;
 
+use super::names::AGENT;
 use super::restore_marker::{self, RestoreAttempt, RestoreMarker};
 use super::volumes::VolumeTarget;
 use super::{
-    AGENT, BackupInfo, DUMP, Database, FIRST_FORMAT, FORMAT, INFO_FILE, OBJECTS, SQLITE, deployments, files, keys,
-    manifest, objects, open_objects, postgres, schemas,
+    BackupInfo, DUMP, Database, FIRST_FORMAT, FORMAT, INFO_FILE, OBJECTS, SQLITE, deployments, files, keys, manifest,
+    objects, open_objects, postgres, schemas,
 };
 use crate::arguments::Restore;
 use crate::config::{Config, Mode, Settings};

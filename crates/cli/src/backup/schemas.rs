@@ -4,7 +4,8 @@ use std::path::Path;
 
 use towpath_store::migrations;
 
-use super::{AGENT, deployments};
+use super::deployments;
+use super::names::AGENT;
 
 /// Checks that this build can use the database of `towpath dev`'s agent server and those of deployments, in a data
 /// folder or a backup.

@@ -10,15 +10,12 @@ use towpath_compute::docker::{RestoreRef, VolumeMetadata, Volumes};
 use towpath_domain::{DeploymentId, Timestamp};
 
 use super::keys::{PLATFORM, PlatformKeys, SEALED};
+use super::names::RECORD;
 use super::{deployments, files};
 use crate::arguments::CopyData;
 use crate::config::{DeploymentBackend, Settings};
 use crate::wiring;
 
-/// Describes the volume that a deployment's folder in a backup was copied from.
-pub(super) const RECORD: &str = "placed.json";
-/// Files that are in the data folder even if the database is in a volume.
-pub(super) const OWN: [&str; 2] = [PLATFORM, SEALED];
 /// Files of a backup's folder that do not go into a volume.
 const NOT_IN_VOLUMES: &[&str] = &[RECORD, PLATFORM, SEALED];
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail, ensure};
 use serde_json::json;
 
-use super::client::Client;
+use super::client::{BACKGROUND, Client};
 use super::closed_loop::run_for;
 use super::python;
 use super::report::Report;
@@ -17,8 +17,6 @@ use super::server::Child;
 use crate::arguments::{BenchAgent, BenchGraph};
 
 const CLIENTS: [usize; 3] = [1, 16, 64];
-/// Runs that are recorded together.
-pub const BACKGROUND: usize = 500;
 /// Concurrent clients of the thread phases.
 const THREAD_CLIENTS: usize = 16;
 

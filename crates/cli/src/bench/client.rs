@@ -6,6 +6,8 @@ use anyhow::{Context as _, ensure};
 use reqwest::{Client as Http, Response};
 use serde_json::{Value, json};
 
+/// Runs that are recorded together.
+pub const BACKGROUND: usize = 500;
 /// Time limit of a response or a batch of runs.
 const TIMEOUT: Duration = Duration::from_secs(120);
 const POLL_INTERVAL: Duration = Duration::from_millis(5);

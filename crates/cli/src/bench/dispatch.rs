@@ -135,14 +135,14 @@ impl Form {
         let each = (options.jobs / u64::from(tenants)).max(1);
         let jobs = each * u64::from(tenants);
         self.clear().await?;
-        self.pause(true).await?;
+        self.store.write(async |tx| pools::pause(tx, POOL).await).await?;
         self.store
             .write(async |tx| baseline::backlog(tx, "bench", POOL, jobs.cast_signed(), &owners).await)
             .await?;
         baseline::tidy(&self.uri).await?;
         let crew = Crew::start(&self.crew, workers).await?;
         let began = Instant::now();
-        self.pause(false).await?;
+        self.store.write(async |tx| pools::resume(tx, POOL).await).await?;
         self.until_over().await?;
         figures.rates.push(jobs as f64 / began.elapsed().as_secs_f64());
         self.check_once(jobs).await?;
@@ -172,13 +172,6 @@ impl Form {
     async fn clear(&self) -> anyhow::Result<()> {
         self.store.write(async |tx| baseline::clear(tx).await).await?;
         Ok(baseline::tidy(&self.uri).await?)
-    }
-
-    async fn pause(&self, paused: bool) -> anyhow::Result<()> {
-        Ok(self
-            .store
-            .write(async |tx| pools::pause(tx, POOL, paused).await)
-            .await?)
     }
 
     async fn until_over(&self) -> anyhow::Result<()> {

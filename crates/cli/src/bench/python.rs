@@ -11,8 +11,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 
-use super::agent::BACKGROUND;
-use super::client::Client;
+use super::client::{BACKGROUND, Client};
 use super::closed_loop::{PhaseResult, run_after_settling, run_for};
 use super::process::{self, cpu_seconds};
 use super::report::Report;

@@ -2,7 +2,7 @@
 
 use super::key::Key;
 use super::keys;
-use super::nearest;
+use super::nearest::nearest;
 use super::values::{Layer, Origin, Value};
 
 /// Names the configuration file.

@@ -6,7 +6,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::keys;
-use super::nearest;
+use super::nearest::nearest;
 use super::values::{Layer, Origin, Value};
 
 /// The settings of the file. Each unknown key and each value of a wrong type is a problem with its line number.

@@ -1,7 +1,7 @@
 //! Definition of one setting: its names, its default and its kind.
 
-use super::Mode;
 use super::kind::Kind;
+use super::mode::Mode;
 
 #[derive(Debug)]
 pub struct Key {

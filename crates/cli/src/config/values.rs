@@ -8,7 +8,7 @@ use url::Url;
 
 use super::key::{Fallback, Key};
 use super::keys;
-use super::{Inputs, Mode};
+use super::mode::{Flag, Mode};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
@@ -74,11 +74,11 @@ impl ResolvedSetting {
 }
 
 /// One value for each key: flag, else environment, else file, else default.
-pub fn resolve(inputs: &Inputs, environment: &Layer, file: &Layer) -> Vec<ResolvedSetting> {
+pub fn resolve(mode: Mode, flags: &[Flag], environment: &Layer, file: &Layer) -> Vec<ResolvedSetting> {
     let mut resolved: Vec<ResolvedSetting> = Vec::new();
     let mut data_dir = PathBuf::new();
     for key in keys::all() {
-        let flag = inputs.flags.iter().rev().find(|flag| flag.key == key.name);
+        let flag = flags.iter().rev().find(|flag| flag.key == key.name);
         let given = flag
             .map(|flag| Value {
                 text: flag.value.clone(),
@@ -88,7 +88,7 @@ pub fn resolve(inputs: &Inputs, environment: &Layer, file: &Layer) -> Vec<Resolv
             .or_else(|| file.get(key.name).cloned());
         let (text, origin) = match given {
             Some(value) => (Some(value.text), value.origin),
-            None => (fallback(key, inputs.mode, &data_dir), Origin::Default),
+            None => (fallback(key, mode, &data_dir), Origin::Default),
         };
         if key.name == "data_dir" {
             // It must be the first key, because later defaults depend on it.

@@ -2,7 +2,7 @@
 
 use towpath_store::{Store, deployment_keepers, pools, workers};
 
-use super::{Findings, Verdict};
+use super::findings::{Findings, Verdict};
 
 const CHECK: &str = "deployments";
 

@@ -2,7 +2,7 @@
 
 use towpath_store::{Store, workers};
 
-use super::{Findings, Verdict};
+use super::findings::{Findings, Verdict};
 use crate::wiring::drained_message;
 
 const CHECK: &str = "workers";

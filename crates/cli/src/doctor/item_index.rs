@@ -4,7 +4,7 @@ use serde_json::Value;
 use towpath_store::Store;
 use towpath_store::item_vectors::{self, pgvector};
 
-use super::{Findings, Verdict};
+use super::findings::{Findings, Verdict};
 
 /// Reports where vectors are searched, and what is still to be embedded. Nothing without an index.
 pub(super) async fn check(store: &Store, findings: &mut Findings) {

@@ -2,7 +2,7 @@
 
 use towpath_api::limits::Table;
 
-use super::{Findings, Verdict};
+use super::findings::{Findings, Verdict};
 use crate::config::Settings;
 
 const CHECK: &str = "limits";

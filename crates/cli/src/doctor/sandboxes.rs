@@ -3,7 +3,7 @@
 use towpath_sandbox::{Capabilities, Error, Isolation};
 use towpath_workflows::sandbox_host::isolation_name;
 
-use super::{Findings, Verdict};
+use super::findings::{Findings, Verdict};
 use crate::config::{SandboxMode, Settings};
 
 const CHECK: &str = "sandboxes";

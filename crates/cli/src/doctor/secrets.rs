@@ -6,7 +6,7 @@ use towpath_store::Store;
 use towpath_store::sealed::{self, Count, KeyStatus};
 use towpath_store::sealing::{Keys, Sealer};
 
-use super::{Findings, Verdict};
+use super::findings::{Findings, Verdict};
 use crate::config::Settings;
 use crate::storage;
 

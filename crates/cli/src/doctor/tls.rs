@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt as _;
 
 use towpath_domain::{Clock, Timestamp};
 
-use super::{Findings, Verdict};
+use super::findings::{Findings, Verdict};
 use crate::config::{Settings, TlsFiles};
 use crate::serve::is_in_clear;
 use crate::tls;

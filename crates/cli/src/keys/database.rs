@@ -9,7 +9,7 @@ use towpath_store::access::{self, ApiKey, KeyLimits, NewKey};
 use towpath_store::{Store, Tx};
 use towpath_workflows::reseal_secrets;
 
-use super::KeyRequest;
+use super::request::KeyRequest;
 use crate::exit::Usage;
 
 pub(super) async fn create(store: &Store, new: &KeyRequest<'_>) -> anyhow::Result<Value> {

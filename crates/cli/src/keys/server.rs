@@ -3,11 +3,11 @@
 use serde_json::{Value, json};
 use towpath_domain::KeyId;
 
-use super::KeyRequest;
+use super::request::KeyRequest;
 use crate::arguments::Keys;
+use crate::arguments::remote::ServerOptions;
 use crate::config::Settings;
 use crate::remote::Client;
-use crate::remote::arguments::ServerOptions;
 
 /// Larger than any real number of keys.
 const MOST: u64 = 100_000;

@@ -19,8 +19,7 @@ use tokio_tungstenite::tungstenite::protocol::Role;
 use towpath_domain::Secret;
 use url::{Host, Url};
 
-use super::arguments::ServerOptions;
-use super::key_file;
+use crate::arguments::remote::ServerOptions;
 use crate::exit::{Unreachable, Usage};
 
 /// Long enough for a large file over a slow connection.
@@ -292,6 +291,11 @@ fn refusal(text: &str) -> Option<String> {
         format!("{}: {}", place.join("."), issue["msg"].as_str().unwrap_or("wrong"))
     });
     Some(said.collect::<Vec<_>>().join("; "))
+}
+
+/// Default path of the first key of `towpath dev`.
+fn key_file(data_dir: Option<&PathBuf>) -> PathBuf {
+    data_dir.cloned().unwrap_or_else(|| ".towpath".into()).join("api.key")
 }
 
 #[cfg(test)]

@@ -6,11 +6,14 @@ use anyhow::{Context as _, anyhow, bail};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::arguments::{DeploymentKind, DeploymentUpdate, DeploymentsCommand, Level, LogOptions, NewDeployment};
 use super::client::Client;
+use super::print;
+use super::retry::{POLL_INTERVAL, retry_while_unavailable};
 use super::revisions;
-use super::{POLL_INTERVAL, print, retry_while_unavailable};
 use crate::arguments::Output;
+use crate::arguments::remote::{
+    DeploymentKind, DeploymentUpdate, DeploymentsCommand, Level, LogOptions, NewDeployment,
+};
 use crate::exit::Usage;
 
 pub(super) const PATH: &str = "/v2/deployments";

@@ -5,10 +5,10 @@ use std::io::Read as _;
 use anyhow::Context as _;
 use serde_json::{Value, json};
 
-use super::arguments::{CredentialsFrom, DestinationType, DestinationsCommand, NewDestination};
 use super::client::Client;
 use super::print;
 use crate::arguments::Output;
+use crate::arguments::remote::{CredentialsFrom, DestinationType, DestinationsCommand, NewDestination};
 use crate::config::{Inputs, Mode};
 use crate::exit::Usage;
 

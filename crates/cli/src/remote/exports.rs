@@ -7,10 +7,11 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-use super::arguments::{ExportsCommand, NewExport};
 use super::client::Client;
-use super::{POLL_INTERVAL, print, retry_while_unavailable};
+use super::print;
+use super::retry::{POLL_INTERVAL, retry_while_unavailable};
 use crate::arguments::Output;
+use crate::arguments::remote::{ExportsCommand, NewExport};
 
 const PATH: &str = "/api/v1/bulk-exports";
 

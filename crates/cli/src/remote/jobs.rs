@@ -5,10 +5,10 @@ use clap::ValueEnum as _;
 use serde_json::{Map, Value, json};
 use towpath_domain::JobId;
 
-use super::arguments::{DeadCommand, JobFilter, JobSelection, JobsCommand};
 use super::client::Client;
 use super::print;
 use crate::arguments::Output;
+use crate::arguments::remote::{DeadCommand, JobFilter, JobSelection, JobsCommand};
 
 pub async fn run(client: &Client, command: JobsCommand, output: Output) -> anyhow::Result<()> {
     match command {

@@ -9,10 +9,10 @@ use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 use towpath_domain::{QuarantineId, TenantId};
 
-use super::arguments::{EntrySelection, QuarantineCommand};
 use super::client::Client;
 use super::print;
 use crate::arguments::Output;
+use crate::arguments::remote::{EntrySelection, QuarantineCommand};
 
 const PATH: &str = "/internal/quarantine";
 

@@ -2,10 +2,11 @@
 
 use serde_json::Value;
 
-use super::arguments::QueuesCommand;
 use super::client::{Client, segment};
-use super::{POLL_INTERVAL, print, retry_while_unavailable};
+use super::print;
+use super::retry::{POLL_INTERVAL, retry_while_unavailable};
 use crate::arguments::Output;
+use crate::arguments::remote::QueuesCommand;
 
 pub async fn run(client: &Client, command: QueuesCommand, output: Output) -> anyhow::Result<()> {
     match command {

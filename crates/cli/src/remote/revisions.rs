@@ -6,11 +6,12 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::Value;
 
-use super::arguments::RevisionsCommand;
 use super::client::Client;
 use super::deployments::{self, PATH};
-use super::{POLL_INTERVAL, print, retry_while_unavailable};
+use super::print;
+use super::retry::{POLL_INTERVAL, retry_while_unavailable};
 use crate::arguments::Output;
+use crate::arguments::remote::RevisionsCommand;
 
 pub async fn run(client: &Client, command: RevisionsCommand, output: Output) -> anyhow::Result<()> {
     match command {

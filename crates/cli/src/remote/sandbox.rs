@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use serde_json::{Value, json};
 
-use super::arguments::{NewSandbox, SandboxCommand, SandboxStatus};
 use super::client::{Client, segment};
-use super::{POLL_INTERVAL, print, retry_while_unavailable};
+use super::print;
+use super::retry::{POLL_INTERVAL, retry_while_unavailable};
 use crate::arguments::Output;
+use crate::arguments::remote::{NewSandbox, SandboxCommand, SandboxStatus};
 
 const PATH: &str = "/v2/sandboxes/boxes";
 /// How long to wait for a start, as in the official clients.
@@ -287,8 +288,8 @@ fn to_map(pairs: &[(String, String)]) -> BTreeMap<&str, &str> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::arguments::VolumeMount;
     use super::*;
+    use crate::arguments::remote::VolumeMount;
 
     fn nothing() -> NewSandbox {
         NewSandbox {

@@ -2,10 +2,10 @@
 
 use serde_json::Value;
 
-use super::arguments::SchedulesCommand;
 use super::client::Client;
 use super::print;
 use crate::arguments::Output;
+use crate::arguments::remote::SchedulesCommand;
 
 /// Larger than any real number of schedules.
 const MOST: u64 = 10_000;

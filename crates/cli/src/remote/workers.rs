@@ -3,10 +3,11 @@
 use anyhow::bail;
 use serde_json::Value;
 
-use super::arguments::WorkersCommand;
 use super::client::Client;
-use super::{POLL_INTERVAL, print, retry_while_unavailable};
+use super::print;
+use super::retry::{POLL_INTERVAL, retry_while_unavailable};
 use crate::arguments::Output;
+use crate::arguments::remote::WorkersCommand;
 
 pub async fn run(client: &Client, command: WorkersCommand, output: Output) -> anyhow::Result<()> {
     match command {

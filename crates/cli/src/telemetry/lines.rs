@@ -13,7 +13,7 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 use tracing_subscriber::registry::{LookupSpan, Scope};
 
-use super::HIDDEN;
+use super::fields::HIDDEN;
 
 pub struct Lines<W> {
     clock: Clock,

@@ -21,7 +21,7 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 use tracing_subscriber::registry::LookupSpan;
 
-use super::HIDDEN;
+use super::fields::HIDDEN;
 
 /// Maximum number of events of one span: a job may log without end.
 const EVENTS: usize = 64;

@@ -19,12 +19,12 @@ use towpath_queue::Queue;
 use towpath_runtime::{GraphSet, Graphs};
 use towpath_scheduler::Scheduler;
 use towpath_store::Store;
-use towpath_store::assistants::{self, AssistantContent};
 use towpath_workers::Workers;
 use towpath_workflows::agent::{self, AgentServices, Reloadable};
 use towpath_workflows::item_index::ItemIndex;
 use towpath_workflows::tracer::Tracer;
 
+use super::assistants::ensure_assistants;
 use super::surface::{Surface, mount_prefix};
 use super::{Roles, parts};
 use crate::config::{Config, Settings};
@@ -356,30 +356,6 @@ async fn queue(store: &Store, redis: Option<&Secret>, settings: &Settings) -> an
     };
     agent::connect(store, &queue);
     Ok(queue)
-}
-
-/// Each graph has an assistant of the same name from the start.
-pub async fn ensure_assistants(store: &Store, tenant: TenantId, graphs: &Graphs) -> anyhow::Result<()> {
-    let contents: Vec<AssistantContent> = graphs
-        .iter()
-        .map(|graph| AssistantContent {
-            graph_id: graph.id().to_owned(),
-            name: graph.name().unwrap_or(graph.id()).to_owned(),
-            description: graph.description().map(str::to_owned),
-            config: "{}".to_owned(),
-            context: "{}".to_owned(),
-            metadata: r#"{"created_by":"system"}"#.to_owned(),
-        })
-        .collect();
-    store
-        .write(async |tx| {
-            for content in &contents {
-                assistants::ensure_system(tx, tenant, content).await?;
-            }
-            Ok(())
-        })
-        .await
-        .context("the graphs' assistants")
 }
 
 /// Loopback form of an address that may cover all interfaces.

@@ -25,9 +25,11 @@ use towpath_domain::DeploymentId;
 use uuid::Uuid;
 
 use super::container::{mount, wait_ended};
+use super::failure::{engine_failed, is_gone};
 use super::image::append;
+use super::labels::{DEPLOYMENT_LABEL, LIFE_LABEL, ROOT_LABEL};
 use super::volume::{self, HelperContainer, PLACE};
-use super::{DEPLOYMENT_LABEL, LIFE_LABEL, ROOT_LABEL, connect, dockerfile, engine_failed, is_gone, pack};
+use super::{connect, dockerfile, pack};
 use crate::error::{Error, Result};
 use crate::git::blocking;
 use crate::tree;
@@ -354,7 +356,7 @@ impl Volumes {
             working_dir: Some("/".to_owned()),
             labels: Some(self.own_labels()),
             host_config: Some(HostConfig {
-                mounts: Some(vec![mount(name.to_owned(), PLACE, false)]),
+                mounts: Some(vec![mount(name.to_owned(), PLACE)]),
                 network_mode: Some("none".to_owned()),
                 cap_drop: Some(vec!["ALL".to_owned()]),
                 // Files that SQLite makes beside a database go to its owner.

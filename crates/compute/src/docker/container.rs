@@ -16,7 +16,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::{dockerfile, engine_failed, is_gone};
+use super::dockerfile::{self, DATA};
+use super::failure::{engine_failed, is_gone};
 use crate::error::{Error, Result};
 use crate::health::HealthTarget;
 use crate::instances::Instance;
@@ -25,8 +26,6 @@ use crate::log::{Log, Splitter};
 
 /// Where an agent server listens in a network of its own.
 const PORT: u16 = 8000;
-/// Where its database is in the container.
-pub(super) const DATA: &str = "/data";
 /// Limit of processes and threads per container, against fork bombs.
 const PIDS: i64 = 4096;
 
@@ -314,10 +313,10 @@ async fn create(engine: &bollard::Docker, name: &str, given: Startup) -> Result<
     let mut tmpfs = HashMap::new();
     let mut mounts = Vec::new();
     match given.volume {
-        Some(volume) => mounts.push(mount(volume, DATA, false)),
+        Some(volume) => mounts.push(mount(volume, DATA)),
         None => drop(tmpfs.insert(DATA.to_owned(), "mode=1777".to_owned())),
     }
-    mounts.extend(given.program.map(|volume| mount(volume, dockerfile::MOUNTED, true)));
+    mounts.extend(given.program.map(|volume| read_only_mount(volume, dockerfile::MOUNTED)));
     if given.read_only {
         // Programs are unpacked and started there.
         tmpfs.insert("/tmp".to_owned(), "exec,mode=1777".to_owned());
@@ -407,13 +406,20 @@ async fn run(engine: &bollard::Docker, id: &str, reached: ContainerAddress) -> R
     address.ok_or_else(|| Error::Refused("the container exited immediately or has no address".to_owned()))
 }
 
-pub(super) fn mount(volume: String, target: &str, read_only: bool) -> Mount {
+pub(super) fn mount(volume: String, target: &str) -> Mount {
     Mount {
         target: Some(target.to_owned()),
         source: Some(volume),
         typ: Some(MountType::VOLUME),
-        read_only: Some(read_only),
+        read_only: Some(false),
         ..Mount::default()
+    }
+}
+
+fn read_only_mount(volume: String, target: &str) -> Mount {
+    Mount {
+        read_only: Some(true),
+        ..mount(volume, target)
     }
 }
 

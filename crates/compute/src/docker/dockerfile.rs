@@ -5,7 +5,6 @@ use std::path::Path;
 use serde_json::Value;
 use towpath_domain::git::{PlainCommand, TreePath};
 
-use super::container::DATA;
 use super::reference;
 use crate::artifact::{BuiltArtifact, Origin};
 use crate::error::{Error, Result};
@@ -16,6 +15,8 @@ pub(super) const SOURCE: &str = "/deps/source";
 pub(super) const PROGRAM: &str = "/usr/local/bin/towpath";
 /// An empty settings file for the agent server, so that it does not read one of the tree.
 pub(super) const SETTINGS: &str = "/opt/towpath/settings.toml";
+/// Where its database is in the container.
+pub(super) const DATA: &str = "/data";
 /// The mount point of the platform's own program in agent servers: images of older platforms start with the newest
 /// program, which supports the newest database schema.
 pub(super) const MOUNTED: &str = "/opt/towpath/program";

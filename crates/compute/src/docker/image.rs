@@ -16,7 +16,9 @@ use tokio_util::io::ReaderStream;
 use tokio_util::sync::CancellationToken;
 use towpath_domain::registry::{self, RegistryLogin};
 
-use super::{Containers, ROOT_LABEL, dockerfile, engine_failed, is_gone, is_refusal, is_transient, reference};
+use super::failure::{engine_failed, is_gone, is_refusal, is_transient};
+use super::labels::ROOT_LABEL;
+use super::{Containers, dockerfile, reference};
 use crate::artifact::{Artifact, BuiltArtifact, Plan};
 use crate::build::{Project, without_effect};
 use crate::error::{Error, Result};

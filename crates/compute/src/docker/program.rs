@@ -16,24 +16,18 @@ use sha2::{Digest as _, Sha256};
 use tokio_util::io::ReaderStream;
 use tokio_util::sync::CancellationToken;
 
+use super::Containers;
+use super::failure::{engine_failed, is_gone};
 use super::image::append;
+use super::labels::{LIFE_LABEL, ROOT_LABEL};
+use super::program_cache::ProgramCache;
 use super::volume::HelperContainer;
-use super::{Containers, LIFE_LABEL, ROOT_LABEL, engine_failed, is_gone};
 use crate::error::{Error, Result};
 use crate::git::blocking;
 use crate::log::Log;
 
 /// Volumes of the program.
 const PROGRAM_LABEL: &str = "dev.towpath.program";
-
-/// What this life knows of its program.
-#[derive(Debug, Default)]
-pub(super) struct ProgramCache {
-    /// The beginning of its digest.
-    digest: Option<String>,
-    /// Whether the volume was filled.
-    filled: bool,
-}
 
 impl Containers {
     /// The image that contains the program. Looked up each time: nothing runs from it, so cleaning up the engine may

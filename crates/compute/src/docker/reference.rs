@@ -4,7 +4,7 @@
 //! sources of deployments, so users may name neither these nor ids.
 
 use towpath_domain::registry;
-use towpath_outbound::Guard;
+use towpath_outbound::{Guard, Scheme};
 
 use crate::error::{Error, Result};
 
@@ -115,7 +115,7 @@ pub(super) async fn check_registry(image: &str, own: &[String], guard: &Guard) -
         }
         None => (host, PORT),
     };
-    let judged = guard.resolve(name, port, false).await;
+    let judged = guard.resolve(name, port, Scheme::Https).await;
     judged.map(drop).map_err(|why| match why {
         towpath_outbound::AddressRefusal::Unresolved { .. } => Error::Transient(format!("image_uri: {why}")),
         why => Error::Refused(format!("image_uri: {why}")),

@@ -12,7 +12,8 @@ use futures::StreamExt as _;
 use uuid::Uuid;
 
 use super::container::{mount, remove};
-use super::{DATABASE_LABEL, engine_failed};
+use super::failure::engine_failed;
+use super::labels::DATABASE_LABEL;
 use crate::error::{Error, Result};
 
 /// Time limit for removing a helper, for an unresponsive engine.
@@ -37,7 +38,7 @@ impl HelperContainer {
             entrypoint: Some(vec!["/never".to_owned()]),
             labels: Some(labels),
             host_config: Some(HostConfig {
-                mounts: Some(vec![mount(volume, PLACE, false)]),
+                mounts: Some(vec![mount(volume, PLACE)]),
                 network_mode: Some("none".to_owned()),
                 ..HostConfig::default()
             }),

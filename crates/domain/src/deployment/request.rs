@@ -104,6 +104,15 @@ pub struct CurrentDeployment<'a> {
     pub latest: &'a RevisionConfig,
 }
 
+/// When a change of a deployment creates a revision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RevisionPolicy {
+    /// If the change affects what is built or run.
+    IfRequired,
+    /// Even if it changes nothing.
+    Always,
+}
+
 impl DeploymentChange {
     /// Whether it creates a revision, even if it changes nothing.
     #[must_use]
@@ -115,12 +124,11 @@ impl DeploymentChange {
             || self.config.key_scopes != Patch::Absent
     }
 
-    /// Validates the change; returns the new configuration and the revision it creates, if any. `anew` forces a
-    /// revision.
+    /// Validates the change; returns the new configuration and the revision it creates, if any.
     pub fn admit(
         &self,
         standing: CurrentDeployment<'_>,
-        anew: bool,
+        policy: RevisionPolicy,
     ) -> Result<(SourceConfig, Option<RevisionRequest>), Rejection> {
         immutable("name", standing.name, self.name.as_deref())?;
         immutable("source", &standing.source, self.source.as_ref())?;
@@ -131,7 +139,8 @@ impl DeploymentChange {
         if let Some(secrets) = &self.secrets {
             check_secrets(secrets)?;
         }
-        Ok((config, (anew || self.makes_revision()).then_some(revision)))
+        let makes_revision = policy == RevisionPolicy::Always || self.makes_revision();
+        Ok((config, makes_revision.then_some(revision)))
     }
 
     fn revision(&self, standing: CurrentDeployment<'_>) -> Result<RevisionRequest, Rejection> {

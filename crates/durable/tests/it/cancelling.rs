@@ -50,7 +50,7 @@ on_each! {
         world.until_state(parent, JobState::Waiting).await;
         world.store.write(async |tx| cancel(tx, parent).await).await.unwrap();
         assert_eq!(world.job(parent).await.state, JobState::Cancelled);
-        let children = world.store.read(async |tx| towpath_store::jobs::children(tx, parent, false, 9).await).await.unwrap();
+        let children = world.store.read(async |tx| towpath_store::jobs::children(tx, parent, 9).await).await.unwrap();
         for child in children {
             assert_eq!(world.until_over(child.id).await.state, JobState::Cancelled);
         }

@@ -14,7 +14,7 @@ on_each_form! {
         assert_eq!(row.state, JobState::Succeeded);
         assert_eq!(row.attempt, 1, "waiting is no attempt");
         assert_eq!(world.shared.count("a/plan"), 1);
-        let children = world.store.read(async |tx| towpath_store::jobs::children(tx, parent, false, 9).await).await.unwrap();
+        let children = world.store.read(async |tx| towpath_store::jobs::children(tx, parent, 9).await).await.unwrap();
         assert_eq!(children.len(), 5);
         for child in children {
             assert_eq!(child.state, JobState::Succeeded);
@@ -32,7 +32,7 @@ on_each_form! {
         let parent = world.start(Script::new("a", [Op::Children(children, Some(("export:1".into(), 2))), Op::CheckChildren, Op::Gate("never".into())])).await;
         let row = world.until_over(parent).await;
         assert_eq!(row.state, JobState::Failed);
-        let children = world.store.read(async |tx| towpath_store::jobs::children(tx, parent, false, 9).await).await.unwrap();
+        let children = world.store.read(async |tx| towpath_store::jobs::children(tx, parent, 9).await).await.unwrap();
         for child in children {
             let row = world.until_over(child.id).await;
             assert_ne!(row.state, JobState::Running);
@@ -65,7 +65,7 @@ on_each! {
         let row = world.until_over(parent).await;
         assert_eq!(row.state, JobState::Failed);
         assert!(row.error.unwrap_or_default().contains("ctx.wait"));
-        let children = world.store.read(async |tx| towpath_store::jobs::children(tx, parent, false, 9).await).await.unwrap();
+        let children = world.store.read(async |tx| towpath_store::jobs::children(tx, parent, 9).await).await.unwrap();
         assert!(children.is_empty());
         workers.drain(crate::support::PATIENCE).await;
         world.check_invariants().await;
@@ -82,7 +82,7 @@ on_each! {
         assert_eq!(row.state, JobState::Failed);
         assert!(row.error.unwrap_or_default().contains("ctx.wait"));
         for parent in [parent, other] {
-            let children = world.store.read(async |tx| towpath_store::jobs::children(tx, parent, false, 9).await).await.unwrap();
+            let children = world.store.read(async |tx| towpath_store::jobs::children(tx, parent, 9).await).await.unwrap();
             assert!(children.is_empty(), "nothing of the closure stays");
         }
         world.shared.open("later");

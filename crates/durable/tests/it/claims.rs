@@ -93,13 +93,9 @@ on_each! {
         let next = record(&world, world.tenant, 0).await;
         let first = claim(&world, 1, &[]).await;
         let mark = ClaimPosition::from(&first[0]);
-        let pause = async |paused| {
-            let set = world.store.write(async |tx| towpath_store::pools::pause(tx, Script::POOL_NAME, paused).await);
-            set.await.unwrap();
-        };
-        pause(true).await;
+        world.store.write(async |tx| towpath_store::pools::pause(tx, Script::POOL_NAME).await).await.unwrap();
         assert_eq!(ids(&claim(&world, 1, &[mark]).await), []);
-        pause(false).await;
+        world.store.write(async |tx| towpath_store::pools::resume(tx, Script::POOL_NAME).await).await.unwrap();
         assert_eq!(ids(&claim(&world, 1, &[mark]).await), [next]);
     }
 }

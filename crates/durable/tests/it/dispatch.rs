@@ -68,9 +68,9 @@ on_each! {
         let other_pool = ClaimRequest { named: Some(&recorded), ..ClaimRequest::new("others", WorkerId::new(), 4) };
         let claimed = world.store.write(async |tx| jobs::claim(tx, &other_pool).await).await.unwrap();
         assert_eq!(ids(&claimed), []);
-        world.store.write(async |tx| pools::pause(tx, Script::POOL_NAME, true).await).await.unwrap();
+        world.store.write(async |tx| pools::pause(tx, Script::POOL_NAME).await).await.unwrap();
         assert_eq!(ids(&claim(&world, &recorded).await), [], "the pool is paused");
-        world.store.write(async |tx| pools::pause(tx, Script::POOL_NAME, false).await).await.unwrap();
+        world.store.write(async |tx| pools::resume(tx, Script::POOL_NAME).await).await.unwrap();
         assert_eq!(ids(&claim(&world, &recorded).await), [recorded[0], recorded[3]]);
     }
 }
@@ -135,7 +135,7 @@ on_each! {
         let row = world.job(of_a[2]).await;
         let first = all.iter().find(|job| job.id == of_a[2]).unwrap();
         assert_eq!((first.tenant, first.priority, first.run_at), (a, 3, row.run_at));
-        world.store.write(async |tx| pools::pause(tx, Script::POOL_NAME, true).await).await.unwrap();
+        world.store.write(async |tx| pools::pause(tx, Script::POOL_NAME).await).await.unwrap();
         assert_eq!(listed(&ready_jobs(&world, TenantId::nil(), 100).await), [], "the pool is paused");
     }
 }

@@ -24,11 +24,11 @@ on_each! {
         let job = world.start(Script::new("a", [Op::Gate("go".into())])).await;
         assert_eq!(why(&world, job).await, StateReason::NoWorker);
 
-        world.store.write(async |tx| towpath_store::pools::pause(tx, Script::POOL_NAME, true).await).await.unwrap();
+        world.store.write(async |tx| towpath_store::pools::pause(tx, Script::POOL_NAME).await).await.unwrap();
         assert_eq!(why(&world, job).await, StateReason::PoolPaused);
         world.store.write(async |tx| towpath_store::pools::drain(tx, Script::POOL_NAME).await).await.unwrap();
         assert_eq!(why(&world, job).await, StateReason::PoolDraining);
-        world.store.write(async |tx| towpath_store::pools::pause(tx, Script::POOL_NAME, false).await).await.unwrap();
+        world.store.write(async |tx| towpath_store::pools::resume(tx, Script::POOL_NAME).await).await.unwrap();
 
         let workers = world.workers(1);
         world.until_seen(&workers).await;
@@ -122,12 +122,11 @@ on_each! {
         }
         // Reasons that stop its whole pool stop it, too.
         assert_eq!(why(&world, job).await, StateReason::NoWorker);
-        let pause = async |paused| world.store.write(async |tx| towpath_store::pools::pause(tx, Script::POOL_NAME, paused).await).await.unwrap();
-        pause(true).await;
+        world.store.write(async |tx| towpath_store::pools::pause(tx, Script::POOL_NAME).await).await.unwrap();
         assert_eq!(why(&world, job).await, StateReason::PoolPaused);
         world.store.write(async |tx| towpath_store::pools::drain(tx, Script::POOL_NAME).await).await.unwrap();
         assert_eq!(why(&world, job).await, StateReason::PoolDraining);
-        pause(false).await;
+        world.store.write(async |tx| towpath_store::pools::resume(tx, Script::POOL_NAME).await).await.unwrap();
         let worker = sign_on(&world).await;
         assert_eq!(why(&world, job).await, StateReason::Suspect { lost_leases: 2 });
         world.store.write(async |tx| towpath_store::workers::drain(tx, worker).await).await.unwrap();

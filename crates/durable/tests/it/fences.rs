@@ -174,7 +174,7 @@ on_each! {
     async fn a_stale_wait_starts_no_children(world) {
         let (stale, owner) = taken_over(&world, [Op::Children(vec![Script::new("b", [])], None)]).await;
         perform_stale(&world, stale).await;
-        let children = world.store.read(async |tx| jobs::children(tx, owner.id, false, 9).await).await.unwrap();
+        let children = world.store.read(async |tx| jobs::children(tx, owner.id, 9).await).await.unwrap();
         assert!(children.is_empty());
         assert_eq!(world.job(owner.id).await.state, JobState::Running);
     }

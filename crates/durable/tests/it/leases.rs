@@ -465,10 +465,10 @@ on_each_form! {
 
 on_each_form! {
     async fn a_paused_pool_claims_nothing_until_it_is_resumed(world) {
-        world.store.write(async |tx| towpath_store::pools::pause(tx, Script::POOL_NAME, true).await).await.unwrap();
+        world.store.write(async |tx| towpath_store::pools::pause(tx, Script::POOL_NAME).await).await.unwrap();
         let job = world.start(Script::new("a", [])).await;
         assert!(world.claim(5).await.is_empty());
-        world.store.write(async |tx| towpath_store::pools::pause(tx, Script::POOL_NAME, false).await).await.unwrap();
+        world.store.write(async |tx| towpath_store::pools::resume(tx, Script::POOL_NAME).await).await.unwrap();
         let workers = world.workers(1);
         assert_eq!(world.until_over(job).await.state, JobState::Succeeded);
         workers.drain(PATIENCE).await;

@@ -63,7 +63,7 @@ on_each! {
 
         let parent = world.start(Script::new("parent", [Op::Children(vec![Script::new("child", [Op::Fatal])], None), Op::CheckChildren])).await;
         world.until_over(parent).await;
-        let children = world.store.read(async |tx| towpath_store::jobs::children(tx, parent, false, 10).await).await.unwrap();
+        let children = world.store.read(async |tx| towpath_store::jobs::children(tx, parent, 10).await).await.unwrap();
         let refused = again(&world, children[0].id).await.unwrap_err();
         assert!(refused.contains(&parent.to_string()), "{refused}");
 

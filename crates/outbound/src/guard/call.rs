@@ -52,10 +52,10 @@ impl Guard {
         let target = Target::parse(&call.url)?;
         if let Some(ip) = target.literal {
             // The client connects to an IP address in the URL without asking its resolver.
-            self.check(&target.host, SocketAddr::new(ip, target.port), target.plain)?;
+            self.check(&target.host, SocketAddr::new(ip, target.port), target.scheme)?;
         }
         let client = self
-            .client_without_timeout(target.plain, target.port)
+            .client_without_timeout(target.scheme, target.port)
             .map_err(|error| failed(&error))?;
         let request = client
             .request(call.method, &call.url)

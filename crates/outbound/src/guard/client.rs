@@ -12,13 +12,13 @@ use object_store::client::{
 };
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
-use super::{AddressRefusal, Guard};
+use super::{AddressRefusal, Guard, Scheme};
 
 /// Where a URL leads, as far as stated so itself.
 pub(super) struct Target {
     pub(super) host: String,
     pub(super) port: u16,
-    pub(super) plain: bool,
+    pub(super) scheme: Scheme,
     /// The host is an address: no resolver will be asked.
     pub(super) literal: Option<IpAddr>,
 }
@@ -28,9 +28,9 @@ impl Target {
     pub(super) fn parse(text: &str) -> Result<Self, AddressRefusal> {
         let malformed = || AddressRefusal::Malformed(text.chars().take(200).collect());
         let url = url::Url::parse(text).map_err(|_| malformed())?;
-        let plain = match url.scheme() {
-            "http" => true,
-            "https" => false,
+        let scheme = match url.scheme() {
+            "http" => Scheme::Http,
+            "https" => Scheme::Https,
             _ => return Err(malformed()),
         };
         let literal = match url.host().ok_or_else(malformed)? {
@@ -42,7 +42,7 @@ impl Target {
         Ok(Self {
             host: url.host_str().unwrap_or_default().to_owned(),
             port,
-            plain,
+            scheme,
             literal,
         })
     }
@@ -51,21 +51,21 @@ impl Target {
 /// Resolves names for a client with a fixed port and scheme.
 pub(super) struct Resolver {
     guard: Guard,
-    plain: bool,
+    scheme: Scheme,
     port: u16,
 }
 
 impl Resolver {
-    pub(super) const fn new(guard: Guard, plain: bool, port: u16) -> Self {
-        Self { guard, plain, port }
+    pub(super) const fn new(guard: Guard, scheme: Scheme, port: u16) -> Self {
+        Self { guard, scheme, port }
     }
 }
 
 impl Resolve for Resolver {
     fn resolve(&self, name: Name) -> Resolving {
-        let (guard, plain, port) = (self.guard.clone(), self.plain, self.port);
+        let (guard, scheme, port) = (self.guard.clone(), self.scheme, self.port);
         Box::pin(async move {
-            let addresses = guard.resolve(name.as_str(), port, plain).await?;
+            let addresses = guard.resolve(name.as_str(), port, scheme).await?;
             Ok(Box::new(addresses.into_iter()) as Addrs)
         })
     }
@@ -129,11 +129,11 @@ async fn call(guard: &Guard, request: HttpRequest) -> Result<HttpResponse, HttpE
     if let Some(ip) = target.literal {
         // The client connects to an IP address in the URL without asking its resolver.
         guard
-            .check(&target.host, SocketAddr::new(ip, target.port), target.plain)
+            .check(&target.host, SocketAddr::new(ip, target.port), target.scheme)
             .map_err(refused)?;
     }
     let client = guard
-        .client(target.plain, target.port)
+        .client(target.scheme, target.port)
         .map_err(|source| HttpError::new(HttpErrorKind::Unknown, source))?;
     client.call(request).await.map_err(|failed| match refusal(&failed) {
         Some(why) if !matches!(why, AddressRefusal::Unresolved { .. }) => refused(why),

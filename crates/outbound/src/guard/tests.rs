@@ -4,7 +4,7 @@ use super::*;
 
 fn check(policy: Policy, host: &str, ip: &str, port: u16) -> Result<(), AddressRefusal> {
     let ip: IpAddr = ip.parse().unwrap();
-    Guard::new(policy).check(host, SocketAddr::new(ip, port), false)
+    Guard::new(policy).check(host, SocketAddr::new(ip, port), Scheme::Https)
 }
 
 fn list(entries: &[&str]) -> Policy {
@@ -120,11 +120,11 @@ async fn plain_http_is_for_listed_addresses() {
     let here: SocketAddr = "127.0.0.1:80".parse().unwrap();
     let guard = Guard::new(Policy::development());
     assert_eq!(
-        guard.check("dns", public, true),
+        guard.check("dns", public, Scheme::Http),
         Err(AddressRefusal::Plain { host: "dns".to_owned() })
     );
-    assert_eq!(guard.check("dns", public, false), Ok(()));
-    assert_eq!(guard.check("here", here, true), Ok(()));
+    assert_eq!(guard.check("dns", public, Scheme::Https), Ok(()));
+    assert_eq!(guard.check("here", here, Scheme::Http), Ok(()));
 }
 
 #[tokio::test]

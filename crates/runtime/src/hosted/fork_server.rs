@@ -10,9 +10,9 @@ use tokio::net::UnixListener;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-use super::child::{Launch, StartError};
 use super::connection::Connection;
 use super::frame::{Frame, FrameType};
+use super::launch::{Launch, StartError};
 use super::message::{self, Exited, Fork, Forked, Ready};
 use super::process::{HostProcess, StartedProcess, expect_frame, handshake, within_start_timeout};
 

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-use super::child::{Child, Launch, StartError};
+use super::child::Child;
 use super::fork_server::ForkServer;
+use super::launch::{Launch, StartError};
 use super::maintenance;
 use super::message::Ready;
 use super::options::Options;

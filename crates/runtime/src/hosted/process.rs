@@ -15,10 +15,10 @@ use tokio::process::Command;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-use super::child::{Launch, StartError, TERM_TO_KILL};
 use super::connection::{Connection, MAX_FRAME_BYTES};
 use super::fork_server::ForkServer;
 use super::frame::{Frame, FrameType};
+use super::launch::{Launch, StartError, TERM_TO_KILL};
 use super::logs;
 use super::message::{self, Hello, Init, Json, VERSIONS};
 use super::spawn_thread;

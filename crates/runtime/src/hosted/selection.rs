@@ -41,14 +41,14 @@ impl PoolInner {
     /// Finds a child for a purpose among those that serve.
     pub(super) fn find(&self, purpose: Purpose, serving: &[Arc<Child>], starting: usize) -> Selection {
         match purpose {
-            Purpose::Run => self.find_shared(serving, starting, true),
-            Purpose::Question => self.find_shared(serving, starting, false),
+            Purpose::Run | Purpose::Question => self.find_shared(purpose, serving, starting),
             Purpose::Suspect { shared_limit: company } => self.find_isolated(serving, starting, company),
         }
     }
 
     /// For a run or a question that may be beside any others.
-    fn find_shared(&self, serving: &[Arc<Child>], starting: usize, run: bool) -> Selection {
+    fn find_shared(&self, purpose: Purpose, serving: &[Arc<Child>], starting: usize) -> Selection {
+        let run = matches!(purpose, Purpose::Run);
         let Options {
             children,
             slots,

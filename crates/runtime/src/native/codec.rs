@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::plan::TASKS;
+use super::names::TASKS;
 use crate::Shared;
 
 /// Marks among the writes of a task, and their indexes.
@@ -37,8 +37,17 @@ pub(super) fn packet(node: &str, input: Value) -> Value {
     ]))
 }
 
-/// The stored form. `list` means that `value` is a channel's value, not a single write.
-pub(super) fn saved(channel: &str, value: &Shared, list: bool) -> Shared {
+/// The stored form of a channel's value, which may be a list of writes.
+pub(super) fn saved_value(channel: &str, value: &Shared) -> Shared {
+    saved(channel, value, true)
+}
+
+/// The stored form of a single write.
+pub(super) fn saved_write(channel: &str, value: &Shared) -> Shared {
+    saved(channel, value, false)
+}
+
+fn saved(channel: &str, value: &Shared, list: bool) -> Shared {
     let envelope = match channel {
         TASKS => |value: &Value| constructor("Send", value.clone()),
         INTERRUPT => |value: &Value| {
@@ -117,13 +126,13 @@ mod tests {
     #[test]
     fn objects_survive_a_round_trip() {
         let list = Shared::from(json!([packet("a", json!({"x": 1}))]));
-        let kept = saved(TASKS, &list, true);
+        let kept = saved_value(TASKS, &list);
         assert_eq!(kept.pointer("/0/id/2"), Some(&json!("Send")));
         assert_eq!(loaded(TASKS, kept), list);
         let one = Shared::from(packet("a", json!([1])));
-        assert_eq!(loaded(TASKS, saved(TASKS, &one, false)), one);
+        assert_eq!(loaded(TASKS, saved_write(TASKS, &one)), one);
         let interrupts = Shared::from(json!([{"value": 1, "id": "i", "response_schema": null}]));
-        let kept = saved(INTERRUPT, &interrupts, false);
+        let kept = saved_write(INTERRUPT, &interrupts);
         assert_eq!(kept.pointer("/0/kwargs"), Some(&json!({"value": 1, "id": "i"})));
         assert_eq!(loaded(INTERRUPT, kept), interrupts);
     }

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 
 use super::channel::ChannelKind;
-use super::plan::{Body, END, Plan, START};
+use super::names::{END, START};
+use super::plan::{Body, Plan};
 use crate::{Drawing, DrawnEdge, DrawnNode, NodeData, Schemas, Xray};
 
 /// Nodes and edges; `xray` opens graphs that are nodes.

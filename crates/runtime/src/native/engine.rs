@@ -310,7 +310,7 @@ impl Engine<'_> {
                 .iter()
                 .enumerate()
                 .map(|(at, (channel, value))| {
-                    let value = codec::saved(channel, value, false);
+                    let value = codec::saved_write(channel, value);
                     (codec::index(channel, at), channel.clone(), value)
                 })
                 .collect(),

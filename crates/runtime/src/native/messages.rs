@@ -75,12 +75,21 @@ pub(super) fn ai_chunk(id: &str, text: &str, last: bool) -> Value {
     })
 }
 
-/// What a tool answered.
-pub(super) fn tool(name: &str, call_id: &str, content: &str, failed: bool) -> Value {
+/// The answer of a tool.
+pub(super) fn tool_answer(name: &str, call_id: &str, content: &str) -> Value {
+    tool_message(name, call_id, content, "success")
+}
+
+/// The failure of a tool call.
+pub(super) fn tool_failure(name: &str, call_id: &str, content: &str) -> Value {
+    tool_message(name, call_id, content, "error")
+}
+
+fn tool_message(name: &str, call_id: &str, content: &str, status: &str) -> Value {
     json!({
         "content": content, "additional_kwargs": {}, "response_metadata": {}, "type": "tool", "name": name,
         "id": ids::message(), "tool_call_id": call_id, "artifact": null,
-        "status": if failed { "error" } else { "success" },
+        "status": status,
     })
 }
 

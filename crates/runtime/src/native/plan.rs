@@ -11,17 +11,11 @@ use super::bench::Bench;
 use super::channel::ChannelKind;
 use super::http::Http;
 use super::llm::Llm;
+use super::names::{END, START, TASKS};
 use super::script::Script;
 use super::template::{Condition, Template};
 use super::tools::Tools;
 use crate::{Nodes, Shared};
-
-/// Where a run enters.
-pub(super) const START: &str = "__start__";
-/// Where it leaves.
-pub(super) const END: &str = "__end__";
-/// The channel of packets.
-pub(super) const TASKS: &str = "__pregel_tasks";
 
 /// A graph ready to run.
 #[derive(Debug)]

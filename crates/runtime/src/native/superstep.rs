@@ -9,7 +9,8 @@ use serde_json::{Map, Value};
 
 use super::channel::{Channel, invalid};
 use super::codec::{ERROR, INTERRUPT, NO_WRITES, NULL_TASK, RESUME};
-use super::plan::{Body, Plan, START, TASKS};
+use super::names::{END, START, TASKS};
+use super::plan::{Body, Plan};
 use crate::{Checkpoint, GraphError, Nodes, Shared, Versions, ids};
 
 pub(super) const PULL: &str = "__pregel_pull";
@@ -172,7 +173,7 @@ impl State {
             .filter(|((name, _), _)| self.versions.contains_key(name))
             .filter_map(|((name, _), channel)| {
                 let value = channel.checkpoint()?;
-                Some((name.clone(), super::codec::saved(name, &value, true)))
+                Some((name.clone(), super::codec::saved_value(name, &value)))
             })
             .collect()
     }
@@ -510,7 +511,7 @@ pub(super) fn goto_write(plan: &Plan, target: &crate::Goto) -> Result<Option<(St
         false => Err(invalid(format!("Branch to unknown node: {node}"))),
     };
     match target {
-        crate::Goto::Node(node) if node == super::plan::END => Ok(None),
+        crate::Goto::Node(node) if node == END => Ok(None),
         crate::Goto::Node(node) => {
             known(node)?;
             Ok(Some((format!("branch:to:{node}"), Value::Null.into())))

@@ -101,7 +101,7 @@ impl Tools {
         let Some(tool) = self.0.iter().find(|tool| tool.name == name) else {
             let names: Vec<&str> = self.0.iter().map(|tool| tool.name.as_str()).collect();
             let text = format!("Error: {name} is not a valid tool, try one of [{}].", names.join(", "));
-            return Ok(messages::tool(name, id, &text, true));
+            return Ok(messages::tool_failure(name, id, &text));
         };
         job.stream_tool_event(
             &json!({"event": "tool-started", "tool_call_id": id, "tool_name": name, "input": call["args"]}),
@@ -110,7 +110,7 @@ impl Tools {
         job.run.sink.flush().await?;
         let answer = match tool.call(job, &call["args"]).await {
             Ok(text) => {
-                let message = messages::tool(name, id, &text, false);
+                let message = messages::tool_answer(name, id, &text);
                 job.stream_tool_event(&json!({"event": "tool-finished", "tool_call_id": id, "output": message}));
                 message
             }
@@ -118,7 +118,7 @@ impl Tools {
                 job.stream_tool_event(
                     &json!({"event": "tool-error", "tool_call_id": id, "message": error.to_string()}),
                 );
-                messages::tool(name, id, &format!("Error: {error}"), true)
+                messages::tool_failure(name, id, &format!("Error: {error}"))
             }
         };
         Ok(answer)

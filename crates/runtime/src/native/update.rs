@@ -7,7 +7,8 @@ use towpath_domain::Clock;
 
 use super::channel::invalid;
 use super::engine::{changed, null_writes};
-use super::plan::{END, Plan, START};
+use super::names::{END, START};
+use super::plan::Plan;
 use super::sink::rfc3339;
 use super::snapshot::{inner, pending, step};
 use super::superstep::{self, INPUT, State, TaskSite, TaskWrites, Writes};
@@ -219,7 +220,7 @@ impl UpdateStep<'_> {
         if let Some(saved) = &saved {
             for (_, task, writes) in made.iter().filter(|(.., writes)| !writes.is_empty()) {
                 let writes = writes.iter().enumerate().map(|(at, (channel, value))| {
-                    let value = codec::saved(channel, value, false);
+                    let value = codec::saved_write(channel, value);
                     (codec::index(channel, at), channel.clone(), value)
                 });
                 let put = PutWrites {

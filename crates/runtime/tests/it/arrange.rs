@@ -93,7 +93,7 @@ impl TestThread {
 
     pub async fn state(&self) -> StateSnapshot {
         self.graph()
-            .state(&StateRef::latest(THREAD), false, &*self.host)
+            .state(&StateRef::latest(THREAD), &*self.host)
             .await
             .unwrap()
             .unwrap()

@@ -207,7 +207,7 @@ async fn an_interrupt_inside_of_a_subgraph_goes_on_inside() {
         ns: place.checkpoint_ns,
         id: None,
     };
-    let inside = thread.graph().state(&at, false, &*thread.host).await.unwrap().unwrap();
+    let inside = thread.graph().state(&at, &*thread.host).await.unwrap().unwrap();
     assert_eq!(inside.next, ["inner"]);
     assert_eq!(inside.values, json!({"items": ["in"]}));
     assert_eq!(
@@ -216,7 +216,7 @@ async fn an_interrupt_inside_of_a_subgraph_goes_on_inside() {
     );
     let full = thread
         .graph()
-        .state(&towpath_runtime::StateRef::latest(place.thread_id), true, &*thread.host)
+        .state_with_subgraphs(&towpath_runtime::StateRef::latest(place.thread_id), &*thread.host)
         .await;
     assert_eq!(full.unwrap().unwrap().tasks[0].state.as_ref().unwrap().next, ["inner"]);
 

@@ -105,11 +105,7 @@ async fn a_state_serializes_as_the_api_shows_it() {
     assert_eq!(
         thread
             .graph()
-            .state(
-                &StateRef::latest(THREAD),
-                false,
-                &towpath_runtime::memory::MemoryHost::new()
-            )
+            .state(&StateRef::latest(THREAD), &towpath_runtime::memory::MemoryHost::new())
             .await,
         Ok(None)
     );

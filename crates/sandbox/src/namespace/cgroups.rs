@@ -123,8 +123,17 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Freezes or thaws the processes of a process life and waits for it. No effect without groups.
-    pub(super) async fn freeze(&self, name: &str, frozen: bool) -> io::Result<()> {
+    /// Freezes the processes of a process life and waits for it. No effect without groups.
+    pub(super) async fn freeze(&self, name: &str) -> io::Result<()> {
+        self.set_frozen(name, true).await
+    }
+
+    /// Thaws the processes of a process life and waits for it. No effect without groups.
+    pub(super) async fn thaw(&self, name: &str) -> io::Result<()> {
+        self.set_frozen(name, false).await
+    }
+
+    async fn set_frozen(&self, name: &str, frozen: bool) -> io::Result<()> {
         let Some(controller) = &self.freezer else { return Ok(()) };
         let group = controller.folder.join(name);
         if !group.is_dir() {

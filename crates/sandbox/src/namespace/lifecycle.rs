@@ -53,7 +53,7 @@ impl NamespaceDriver {
         let groups = Cgroups::of_machine();
         let what = || format!("ending sandbox {name}");
         // A frozen process ends only when it is thawed.
-        groups.freeze(&name, false).await.map_err(Error::io(what()))?;
+        groups.thaw(&name).await.map_err(Error::io(what()))?;
         if let Some(record) = ProcessRecord::running(folder).map_err(Error::io(what()))? {
             record.kill(KILL_TIMEOUT).await.map_err(Error::io(what()))?;
         }

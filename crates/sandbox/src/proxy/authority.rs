@@ -78,15 +78,14 @@ impl CertificateAuthority {
         let point = self.key.public_key().as_ref();
         let id = key_id(point);
         let extensions = [
-            der::extension(
+            der::critical_extension(
                 der::BASIC_CONSTRAINTS,
-                true,
                 &der::sequence(&[der::boolean_true(), der::integer(&[0])]),
             ),
             // Certificates and revocation lists.
-            der::extension(der::KEY_USAGE, true, &der::bit_string(1, &[0b0000_0110])),
-            der::extension(der::SUBJECT_KEY_ID, false, &der::octet_string(&id)),
-            der::extension(der::AUTHORITY_KEY_ID, false, &authority_id(&id)),
+            der::critical_extension(der::KEY_USAGE, &der::bit_string(1, &[0b0000_0110])),
+            der::extension(der::SUBJECT_KEY_ID, &der::octet_string(&id)),
+            der::extension(der::AUTHORITY_KEY_ID, &authority_id(&id)),
         ];
         let certificate = self.sign(AUTHORITY_NAME, point, &extensions)?;
         let text = STANDARD.encode(certificate);
@@ -124,21 +123,16 @@ impl CertificateAuthority {
         };
         let id = key_id(self.key.public_key().as_ref());
         let extensions = [
-            der::extension(der::BASIC_CONSTRAINTS, true, &der::sequence(&[])),
+            der::critical_extension(der::BASIC_CONSTRAINTS, &der::sequence(&[])),
             // Signatures.
-            der::extension(der::KEY_USAGE, true, &der::bit_string(7, &[0b1000_0000])),
+            der::critical_extension(der::KEY_USAGE, &der::bit_string(7, &[0b1000_0000])),
             der::extension(
                 der::EXTENDED_KEY_USAGE,
-                false,
                 &der::sequence(&[der::object_id(der::SERVER_AUTH)]),
             ),
-            der::extension(der::SUBJECT_ALT_NAME, false, &der::sequence(&[subject])),
-            der::extension(
-                der::SUBJECT_KEY_ID,
-                false,
-                &der::octet_string(&key_id(&self.leaf_point)),
-            ),
-            der::extension(der::AUTHORITY_KEY_ID, false, &authority_id(&id)),
+            der::extension(der::SUBJECT_ALT_NAME, &der::sequence(&[subject])),
+            der::extension(der::SUBJECT_KEY_ID, &der::octet_string(&key_id(&self.leaf_point))),
+            der::extension(der::AUTHORITY_KEY_ID, &authority_id(&id)),
         ];
         let certificate = CertificateDer::from(self.sign(LEAF_NAME, &self.leaf_point, &extensions)?);
         let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(self.leaf_key.clone()));

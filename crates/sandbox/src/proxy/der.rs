@@ -88,9 +88,13 @@ pub(super) fn name(common_name: &str) -> Vec<u8> {
     sequence(&[element(SET, &pair)])
 }
 
-pub(super) fn extension(id: &[u8], is_critical: bool, value: &[u8]) -> Vec<u8> {
-    let critical = if is_critical { boolean_true() } else { Vec::new() };
-    sequence(&[object_id(id), critical, octet_string(value)])
+pub(super) fn extension(id: &[u8], value: &[u8]) -> Vec<u8> {
+    sequence(&[object_id(id), octet_string(value)])
+}
+
+/// One that a reader has to know.
+pub(super) fn critical_extension(id: &[u8], value: &[u8]) -> Vec<u8> {
+    sequence(&[object_id(id), boolean_true(), octet_string(value)])
 }
 
 /// A public key of P-256, from its uncompressed point.

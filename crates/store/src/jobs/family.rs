@@ -8,35 +8,37 @@ use super::{BatchedJob, Job, NewJob, history};
 use crate::error::{Error, Result};
 use crate::tx::{Conn, Tx};
 
-/// Children of a job in the order of recording, at most `limit`. With `open_only` those that are not over; else also
-/// those in the history, where they may be once their parent is over.
-pub async fn children(tx: &mut Tx<'_>, parent: JobId, open_only: bool, limit: i64) -> Result<Vec<Job>> {
-    let text = if open_only {
-        concat!(
-            "SELECT ",
-            columns!(job),
-            " FROM job WHERE parent_id = $1 AND finished_at IS NULL ORDER BY id LIMIT $2 + 0"
-        )
-    } else {
-        concat!(
-            "SELECT ",
-            columns!(job),
-            " FROM job WHERE parent_id = $1 ORDER BY id LIMIT $2 + 0"
-        )
-    };
-    let mut found: Vec<Job> = on!(tx, |conn| sqlx::query_as(text)
-        .bind(parent)
-        .bind(limit)
-        .fetch_all(conn)
-        .await)?;
-    if !open_only {
-        found.extend(history::children(tx, parent, limit).await?);
-        found.sort_unstable_by_key(|job| job.id);
-        // One may have left between the two.
-        found.dedup_by_key(|job| job.id);
-        found.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
-    }
+/// Children of a job in the order of recording, at most `limit`, with those in the history, where they may be once
+/// their parent is over.
+pub async fn children(tx: &mut Tx<'_>, parent: JobId, limit: i64) -> Result<Vec<Job>> {
+    let mut found: Vec<Job> = on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(job),
+        " FROM job WHERE parent_id = $1 ORDER BY id LIMIT $2 + 0"
+    ))
+    .bind(parent)
+    .bind(limit)
+    .fetch_all(conn)
+    .await)?;
+    found.extend(history::children(tx, parent, limit).await?);
+    found.sort_unstable_by_key(|job| job.id);
+    // One may have left between the two.
+    found.dedup_by_key(|job| job.id);
+    found.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
     Ok(found)
+}
+
+/// Children of a job that are not over, in the order of recording, at most `limit`.
+pub async fn unfinished_children(tx: &mut Tx<'_>, parent: JobId, limit: i64) -> Result<Vec<Job>> {
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(job),
+        " FROM job WHERE parent_id = $1 AND finished_at IS NULL ORDER BY id LIMIT $2 + 0"
+    ))
+    .bind(parent)
+    .bind(limit)
+    .fetch_all(conn)
+    .await)?)
 }
 
 /// Open children of these jobs in the order they were recorded, at most `limit`.

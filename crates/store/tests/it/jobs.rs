@@ -153,7 +153,7 @@ async fn a_finished_child_stays_while_its_parent_is_open(database: Database) {
         assert!(!has_left(&store, child).await);
     }
     let of_parent = async || {
-        let found = store.read(async |tx| jobs::children(tx, parent, false, 9).await).await;
+        let found = store.read(async |tx| jobs::children(tx, parent, 9).await).await;
         found.unwrap().iter().map(|child| child.id).collect::<Vec<_>>()
     };
     assert_eq!(of_parent().await, children);

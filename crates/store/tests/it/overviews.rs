@@ -54,8 +54,8 @@ async fn numbers_are_those_of_the_rows(database: Database) {
             operations: 3,
         };
         wal_segments::register(tx, "wal/a.unit", &[unit], &[]).await?;
-        pools::pause(tx, "flushes", true).await?;
-        pools::pause(tx, "exports", false).await?;
+        pools::pause(tx, "flushes").await?;
+        pools::resume(tx, "exports").await?;
         let worker = Worker {
             id: WorkerId::new(),
             host: "host".to_owned(),

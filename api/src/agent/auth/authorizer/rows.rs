@@ -17,7 +17,7 @@ use towpath_workflows::run_agent;
 use super::{Authorizer, TargetRow, defect};
 use crate::agent::assistants::DeleteAssistant;
 use crate::agent::auth::caller::comes_with_graph;
-use crate::agent::auth::custom::{Refusal, denied, refuse};
+use crate::agent::auth::refusal::{Refusal, denied, refuse};
 use crate::agent::errors::AgentError;
 use crate::agent::extract::{Query, read_value};
 

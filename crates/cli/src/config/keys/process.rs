@@ -1,8 +1,8 @@
 //! What every process needs: its folder, the database, Redis, objects, and where it listens.
 
-use crate::config::Mode;
 use crate::config::key::{Fallback, Key};
 use crate::config::kind::Kind;
+use crate::config::mode::Mode;
 
 pub const KEYS: &[Key] = &[
     Key {

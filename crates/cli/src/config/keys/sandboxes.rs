@@ -1,8 +1,8 @@
 //! Settings of sandboxes.
 
-use crate::config::Mode;
 use crate::config::key::{Fallback, Key};
 use crate::config::kind::Kind;
+use crate::config::mode::Mode;
 
 pub const KEYS: &[Key] = &[
     Key {

@@ -1,8 +1,8 @@
 //! Exports, and how long and how much of traces is kept.
 
-use crate::config::Mode;
 use crate::config::key::{Fallback, Key};
 use crate::config::kind::Kind;
+use crate::config::mode::Mode;
 
 pub const KEYS: &[Key] = &[
     Key {

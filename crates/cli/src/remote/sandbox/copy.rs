@@ -16,11 +16,11 @@ use tokio::io::AsyncRead;
 use tokio_util::io::ReaderStream;
 use uuid::Uuid;
 
-use super::super::arguments::CopyPath;
 use super::super::client::Client;
 use super::super::print;
 use super::data_path;
 use crate::arguments::Output;
+use crate::arguments::remote::CopyPath;
 use crate::exit::{CommandExit, PIPE_CLOSED, Usage};
 
 pub async fn run(client: &Client, from: CopyPath, to: CopyPath, output: Output) -> anyhow::Result<()> {

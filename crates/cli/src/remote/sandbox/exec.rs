@@ -22,11 +22,12 @@ use tokio_tungstenite::tungstenite::Message;
 use uuid::Uuid;
 
 use self::input::{Input, input};
-use super::super::arguments::Exec;
 use super::super::client::{Client, segment};
-use super::super::{MAX_OUTAGE, POLL_INTERVAL, print};
+use super::super::print;
+use super::super::retry::{MAX_OUTAGE, POLL_INTERVAL};
 use super::{data_path, to_map};
 use crate::arguments::Output;
+use crate::arguments::remote::Exec;
 use crate::exit::{CommandExit, PIPE_CLOSED, Unreachable};
 
 type Socket = WebSocketStream<Upgraded>;

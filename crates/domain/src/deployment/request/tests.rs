@@ -162,12 +162,14 @@ fn what_is_so_already_may_be_said_again() {
         },
         ..DeploymentChange::default()
     };
-    let (after, revision) = change.admit(standing(&request, &request.revision), false).unwrap();
+    let (after, revision) = change
+        .admit(standing(&request, &request.revision), RevisionPolicy::IfRequired)
+        .unwrap();
     assert_eq!(after.build_on_push, Some(true));
     assert_eq!(revision, None);
     let field = |change: DeploymentChange| {
         change
-            .admit(standing(&request, &request.revision), false)
+            .admit(standing(&request, &request.revision), RevisionPolicy::IfRequired)
             .unwrap_err()
             .field
     };
@@ -208,7 +210,12 @@ fn what_is_so_already_may_be_said_again() {
 #[test]
 fn what_makes_a_revision() {
     let request = image();
-    let made = |change: DeploymentChange| change.admit(standing(&request, &request.revision), false).unwrap().1;
+    let made = |change: DeploymentChange| {
+        change
+            .admit(standing(&request, &request.revision), RevisionPolicy::IfRequired)
+            .unwrap()
+            .1
+    };
     assert_eq!(made(DeploymentChange::default()), None);
     let secrets = DeploymentChange {
         secrets: Some(vec![EnvSecret {
@@ -264,7 +271,9 @@ fn an_internal_deployment_may_change_how_it_is_brought() {
         },
         ..DeploymentChange::default()
     };
-    let (_, revision) = change.admit(standing(&request, &request.revision), false).unwrap();
+    let (_, revision) = change
+        .admit(standing(&request, &request.revision), RevisionPolicy::IfRequired)
+        .unwrap();
     let revision = revision.unwrap();
     assert_eq!(revision.source, Source::InternalSource);
     assert_eq!(revision.config.image_uri, None);
@@ -272,14 +281,16 @@ fn an_internal_deployment_may_change_how_it_is_brought() {
         revision_source: Some(Source::Github),
         ..change.clone()
     };
-    let refused = refused.admit(standing(&request, &request.revision), false).unwrap_err();
+    let refused = refused
+        .admit(standing(&request, &request.revision), RevisionPolicy::IfRequired)
+        .unwrap_err();
     assert_eq!(refused.field, "revision_source");
     let without = DeploymentChange {
         revision_source: None,
         ..change
     };
     let field = without
-        .admit(standing(&request, &request.revision), false)
+        .admit(standing(&request, &request.revision), RevisionPolicy::IfRequired)
         .unwrap_err()
         .field;
     assert_eq!(field, "source_revision_config.graph_config_path");

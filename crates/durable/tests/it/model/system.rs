@@ -271,10 +271,8 @@ impl System {
             }
             ModelStep::Due => drop(towpath_durable::ready_due(store).await.unwrap()),
             ModelStep::Overdue => drop(towpath_durable::end_overdue(store, TICK * GRACE).await.unwrap()),
-            ModelStep::Pause(paused) => store
-                .write(async |tx| pools::pause(tx, POOL, paused).await)
-                .await
-                .unwrap(),
+            ModelStep::Pause(true) => store.write(async |tx| pools::pause(tx, POOL).await).await.unwrap(),
+            ModelStep::Pause(false) => store.write(async |tx| pools::resume(tx, POOL).await).await.unwrap(),
             ModelStep::Prune => drop(store.write(async |tx| lanes::prune(tx, 100).await).await.unwrap()),
         }
     }

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest as _, Sha256};
 
 use super::requirements::{self, Reference};
+use super::spec::{ALWAYS, EnvironmentError, EnvironmentSpec, environment_error, folders};
 use super::tool::Tool;
 use super::variables::Variables;
-use super::{ALWAYS, EnvironmentError, EnvironmentSpec, environment_error, folders};
 
 /// Another way of making environments makes others.
 const WAY: &str = "2";

@@ -4,8 +4,8 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use super::spec::{ALWAYS, EnvironmentError, EnvironmentSpec, folders, is_folder};
 use super::tool::Tool;
-use super::{ALWAYS, EnvironmentError, EnvironmentSpec, folders, is_folder};
 
 /// The installation steps: locked packages first, each part separately, then the rest.
 #[derive(Debug, Default, PartialEq, Eq)]

@@ -9,8 +9,8 @@ use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
 use tokio::process::Command;
 
 use super::requirements::{self, InstallPlan};
+use super::spec::{EnvironmentError, EnvironmentSpec, environment_error};
 use super::variables::Variables;
-use super::{EnvironmentError, EnvironmentSpec, environment_error};
 
 /// Creating an environment only takes longer if something hangs.
 const PATIENCE: Duration = Duration::from_secs(1200);

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use towpath_domain::Secret;
 
-use super::EnvironmentSpec;
+use super::spec::EnvironmentSpec;
 
 /// About the machine: they say where things are, and not which.
 const PLACES: [&str; 17] = [

@@ -40,7 +40,7 @@ async fn a_question_that_nobody_waits_for_is_taken_back() {
     let graph = set.graphs.get("agent").unwrap();
     let asked = tokio::spawn(async move {
         let at = StateRef::latest(Uuid::from_u128(1));
-        graph.state(&at, false, &MemoryHost::new()).await
+        graph.state(&at, &MemoryHost::new()).await
     });
     until_questions(&set, &json!([1, 0])).await;
     asked.abort();
@@ -56,7 +56,7 @@ async fn a_question_has_a_time_limit() {
     .await;
     let graph = set.graphs.get("agent").unwrap();
     let at = StateRef::latest(Uuid::from_u128(1));
-    let error = graph.state(&at, false, &MemoryHost::new()).await.unwrap_err();
+    let error = graph.state(&at, &MemoryHost::new()).await.unwrap_err();
     assert!(
         error.retry && error.message.contains("did not answer within"),
         "{error}"

@@ -33,12 +33,7 @@ impl StorageQuota {
     }
 
     /// Rejects new data if the workspace has reached its quota.
-    pub(in crate::platform) async fn check(
-        &self,
-        store: &Store,
-        clock: &Clock,
-        tenant: TenantId,
-    ) -> Result<(), ApiError> {
+    pub(crate) async fn check(&self, store: &Store, clock: &Clock, tenant: TenantId) -> Result<(), ApiError> {
         if self.max_bytes == 0 || self.bytes(store, clock, tenant).await? < self.max_bytes {
             return Ok(());
         }

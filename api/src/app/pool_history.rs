@@ -2,13 +2,11 @@
 //! number of finished jobs comes from the workers' rows.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use towpath_domain::WorkerId;
-use towpath_store::{pools, workers};
-
-use crate::app::App;
+use towpath_store::{Store, pools, workers};
 
 /// Interval between samples.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(5);
@@ -19,9 +17,9 @@ const WINDOW: Duration = Duration::from_secs(30);
 /// Sampling stops after this time without a page view.
 const IDLE_STOP: Duration = Duration::from_secs(900);
 
-/// Samples of this process.
-#[derive(Default)]
-pub(crate) struct History(Mutex<HistoryState>);
+/// Samples of this process; clones share them.
+#[derive(Clone, Default)]
+pub(crate) struct History(Arc<Mutex<HistoryState>>);
 
 #[derive(Default)]
 struct HistoryState {
@@ -63,39 +61,38 @@ impl History {
         // No code under this lock panics.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
 
-/// Records a page view and makes sure that samples are taken.
-pub(crate) async fn record_view(app: &App) {
-    let begins = {
-        let mut kept = app.history.lock();
-        kept.last_viewed = Some(Instant::now());
-        !std::mem::replace(&mut kept.sampling, true)
-    };
-    if !begins {
-        return;
-    }
-    // The first sample is taken at once, so that this page can show it.
-    sample(app).await;
-    let app = app.clone();
-    tokio::spawn(async move {
-        loop {
-            tokio::time::sleep(SAMPLE_INTERVAL).await;
-            {
-                let mut kept = app.history.lock();
-                if kept.last_viewed.is_none_or(|at| at.elapsed() > IDLE_STOP) {
-                    *kept = HistoryState::default();
-                    return;
-                }
-            }
-            sample(&app).await;
+    /// Records a page view and makes sure that samples are taken.
+    pub(crate) async fn record_view(&self, store: &Store) {
+        let begins = {
+            let mut kept = self.lock();
+            kept.last_viewed = Some(Instant::now());
+            !std::mem::replace(&mut kept.sampling, true)
+        };
+        if !begins {
+            return;
         }
-    });
+        // The first sample is taken at once, so that this page can show it.
+        sample(self, store).await;
+        let (history, store) = (self.clone(), store.clone());
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(SAMPLE_INTERVAL).await;
+                {
+                    let mut kept = history.lock();
+                    if kept.last_viewed.is_none_or(|at| at.elapsed() > IDLE_STOP) {
+                        *kept = HistoryState::default();
+                        return;
+                    }
+                }
+                sample(&history, &store).await;
+            }
+        });
+    }
 }
 
-async fn sample(app: &App) {
-    let seen = app
-        .store
+async fn sample(history: &History, store: &Store) {
+    let seen = store
         .read(async |tx| Ok((pools::depths(tx).await?, workers::alive(tx, 3 * SAMPLE_INTERVAL).await?)))
         .await;
     let (depths, alive) = match seen {
@@ -117,7 +114,7 @@ async fn sample(app: &App) {
             counts.into_iter().map(move |(pool, jobs)| ((worker.id, pool), jobs))
         })
         .collect();
-    let mut kept = app.history.lock();
+    let mut kept = history.lock();
     kept.samples.push_back(Sample {
         at: Instant::now(),
         ready,
@@ -144,24 +141,6 @@ fn rate(samples: &VecDeque<Sample>, pool: &str) -> Option<f64> {
     Some(finished as f64 / last.at.duration_since(first.at).as_secs_f64())
 }
 
-/// A line over the samples as points of an SVG of 100 by 24, and the same as a closed area. `None` if there is nothing
-/// to show.
-pub(crate) fn line(values: &[i64]) -> Option<(String, String)> {
-    if values.len() < 2 {
-        return None;
-    }
-    let most = values.iter().copied().max().unwrap_or(0).max(1) as f64;
-    let step = 100.0 / (values.len() - 1) as f64;
-    let points: Vec<String> = values
-        .iter()
-        .enumerate()
-        .map(|(at, value)| format!("{:.1},{:.1}", at as f64 * step, 23.0 - 22.0 * *value as f64 / most))
-        .collect();
-    let line = points.join(" ");
-    let area = format!("0,24 {line} 100,24");
-    Some((line, area))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -185,14 +164,5 @@ mod tests {
         samples.push_back(sample(70, &[(one, 1150), (two, 7)]));
         assert_eq!(rate(&samples, "flushes"), Some(5.0));
         assert_eq!(rate(&samples, "others"), Some(0.0));
-    }
-
-    #[test]
-    fn a_line_stays_in_its_box() {
-        assert_eq!(line(&[3]), None);
-        let (points, area) = line(&[0, 10, 5]).unwrap();
-        assert_eq!(points, "0.0,23.0 50.0,1.0 100.0,12.0");
-        assert!(area.starts_with("0,24 ") && area.ends_with(" 100,24"));
-        assert_eq!(line(&[0, 0]).unwrap().0, "0.0,23.0 100.0,23.0");
     }
 }

@@ -13,18 +13,17 @@
 //! An agent server whose graphs have no auth of their own takes none of these requests, and neither does one that does not
 //! know the header.
 
-use axum::extract::{Request, State};
-use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
+use axum::extract::Request;
 use hmac::{Hmac, Mac as _};
 use http::header::HeaderName;
-use http::{HeaderValue, Method, StatusCode, Uri};
+use http::{HeaderValue, Method, Uri};
 use sha2::Sha256;
 use towpath_domain::{Clock, Secret};
 
-use super::OPEN;
-use crate::agent::AgentError;
-use crate::internal;
+use crate::paths;
+
+/// What an agent server answers to everybody.
+pub(crate) const OPEN_PATHS: [&str; 4] = ["/ok", "/info", "/docs", "/openapi.json"];
 
 const HEADER: HeaderName = HeaderName::from_static("x-towpath-gateway");
 const UNKEYED: HeaderName = HeaderName::from_static("x-towpath-gateway-unkeyed");
@@ -36,7 +35,7 @@ const SYSTEM_ROUTES: [&str; 4] = ["/", "/livez", "/readyz", "/metrics"];
 
 /// What the gateway says of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Assertion {
+pub(crate) enum Assertion {
     /// Its caller may call, or everybody may.
     Keyed,
     /// Its caller showed no key, and is the deployment's to judge.
@@ -57,7 +56,7 @@ impl Assertion {
 pub(crate) struct UnkeyedCaller;
 
 /// Says that the gateway sends this request.
-pub(super) fn sign(request: &mut Request, key: &[u8], clock: &Clock, said: Assertion) {
+pub(crate) fn sign(request: &mut Request, key: &[u8], clock: &Clock, said: Assertion) {
     let seconds = clock.now().micros() / 1_000_000;
     let mac = hex::encode(
         mac(key, said, seconds, request.method(), request.uri())
@@ -95,6 +94,20 @@ impl SignatureVerifier {
         }
     }
 
+    /// Whether the gateway sent a request, or everybody may send it. Takes the gateway's word off it and leaves
+    /// [`UnkeyedCaller`] there if it applies.
+    pub(crate) fn admit(&self, request: &mut Request) -> bool {
+        let is_open = request.method() == Method::GET && OPEN_PATHS.contains(&request.uri().path());
+        let is_signed = self.is_signed(request);
+        let is_unkeyed = !is_signed && self.leaves_to_own_auth(request);
+        if is_unkeyed {
+            request.extensions_mut().insert(UnkeyedCaller);
+        }
+        request.headers_mut().remove(HEADER);
+        request.headers_mut().remove(UNKEYED);
+        is_open || is_unkeyed || is_signed
+    }
+
     fn is_signed(&self, request: &Request) -> bool {
         self.verify(request, Assertion::Keyed)
     }
@@ -108,7 +121,7 @@ impl SignatureVerifier {
         let within = path.strip_prefix(prefix.as_str()).unwrap_or(path);
         let is_of_system = [path, within]
             .iter()
-            .any(|path| path.is_empty() || SYSTEM_ROUTES.contains(path) || internal::is_route(path));
+            .any(|path| path.is_empty() || SYSTEM_ROUTES.contains(path) || paths::is_operators(path));
         !is_of_system && self.verify(request, Assertion::Unkeyed)
     }
 
@@ -136,22 +149,6 @@ impl SignatureVerifier {
         });
         is_ours && (now - seconds).abs() <= CLOCK_TOLERANCE_SECONDS
     }
-}
-
-/// The layer of an agent server that answers only the gateway.
-pub(crate) async fn require(State(gate): State<SignatureVerifier>, mut request: Request, next: Next) -> Response {
-    let is_open = request.method() == Method::GET && OPEN.contains(&request.uri().path());
-    let is_unkeyed = !gate.is_signed(&request) && gate.leaves_to_own_auth(&request);
-    if is_unkeyed {
-        request.extensions_mut().insert(UnkeyedCaller);
-    }
-    if !is_open && !is_unkeyed && !gate.is_signed(&request) {
-        let text = "this agent server answers only the platform's gateway";
-        return AgentError::new(StatusCode::UNAUTHORIZED, text).into_response();
-    }
-    request.headers_mut().remove(HEADER);
-    request.headers_mut().remove(UNKEYED);
-    next.run(request).await
 }
 
 fn mac(key: &[u8], said: Assertion, seconds: i64, method: &Method, uri: &Uri) -> Hmac<Sha256> {

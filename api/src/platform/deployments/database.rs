@@ -1,15 +1,15 @@
-//! Deployments of all workspaces, where an operator has to decide.
+//! Which database a deployment starts on, where an operator has to decide.
 
 use axum::extract::State;
 use towpath_domain::DeploymentId;
 use towpath_store::deployments::overview;
 use towpath_store::placements;
 
+use super::model::DeploymentPlacement;
 use crate::app::App;
 use crate::auth::Operator;
 use crate::errors::{ApiError, Error};
 use crate::extract::{Json, Path};
-use crate::platform::deployments::model::DeploymentPlacement;
 
 /// Let a deployment start on the database found where it runs, or on an empty one. It refuses to start if its earlier
 /// database is missing; the data in that database is no longer used.

@@ -7,7 +7,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use towpath_domain::sandbox::parse_bytes;
 
 use super::ServerOptions;
-use crate::arguments::Output;
+use crate::arguments::output::Output;
 
 /// `towpath sandbox`
 #[derive(Debug, Args)]

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use towpath_domain::QuarantineId;
 
 use super::ServerOptions;
-use crate::arguments::Output;
+use crate::arguments::output::Output;
 
 /// `towpath traces`
 #[derive(Debug, Args)]

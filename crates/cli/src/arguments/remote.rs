@@ -11,7 +11,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use towpath_domain::{ExportId, JobId, Secret, TenantId, WorkerId};
 use uuid::Uuid;
 
-use crate::arguments::Output;
+use super::output::Output;
 
 pub use deployments::{
     DeploymentKind, DeploymentUpdate, Deployments, DeploymentsCommand, Level, LogOptions, NewDeployment, Revisions,

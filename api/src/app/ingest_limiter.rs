@@ -107,7 +107,7 @@ impl IngestLimiter {
     }
 
     /// Reads a body of at most `limit_bytes` for a workspace.
-    pub(in crate::platform) async fn read(
+    pub(crate) async fn read(
         &self,
         mut body: Body,
         limit_bytes: usize,
@@ -186,7 +186,7 @@ impl IngestLimiter {
     }
 
     /// Runs a check of a body on a thread for CPU-bound work.
-    pub(in crate::platform) async fn check<T: Send + 'static>(
+    pub(crate) async fn check<T: Send + 'static>(
         &self,
         check: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, ApiError> {
