@@ -3,9 +3,10 @@
 //! An agent server has its own database, workers and scheduler, so its jobs are registered separately from the
 //! platform's.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::RwLock;
 use towpath_domain::Secret;
 use towpath_durable::Registry;
 use towpath_outbound::Guard;
@@ -99,13 +100,12 @@ impl<T> Reloadable<T> {
 
     #[must_use]
     pub fn current(&self) -> Arc<T> {
-        // Replacing cannot panic.
-        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.read().clone()
     }
 
     /// Replaces the value for all readers.
     pub fn replace(&self, value: T) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(value);
+        *self.0.write() = Arc::new(value);
     }
 }
 

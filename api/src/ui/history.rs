@@ -2,9 +2,9 @@
 //! number of finished jobs comes from the workers' rows.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use towpath_domain::WorkerId;
 use towpath_store::{pools, workers};
 
@@ -48,7 +48,7 @@ pub(crate) struct PoolHistory {
 impl History {
     /// History of `pool`.
     pub(crate) fn pool_history(&self, pool: &str) -> PoolHistory {
-        let kept = self.lock();
+        let kept = self.0.lock();
         PoolHistory {
             ready: kept
                 .samples
@@ -58,17 +58,12 @@ impl History {
             rate: rate(&kept.samples, pool),
         }
     }
-
-    fn lock(&self) -> MutexGuard<'_, HistoryState> {
-        // No code under this lock panics.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// Records a page view and makes sure that samples are taken.
 pub(crate) async fn record_view(app: &App) {
     let begins = {
-        let mut kept = app.history.lock();
+        let mut kept = app.history.0.lock();
         kept.last_viewed = Some(Instant::now());
         !std::mem::replace(&mut kept.sampling, true)
     };
@@ -82,7 +77,7 @@ pub(crate) async fn record_view(app: &App) {
         loop {
             tokio::time::sleep(SAMPLE_INTERVAL).await;
             {
-                let mut kept = app.history.lock();
+                let mut kept = app.history.0.lock();
                 if kept.last_viewed.is_none_or(|at| at.elapsed() > IDLE_STOP) {
                     *kept = HistoryState::default();
                     return;
@@ -117,7 +112,7 @@ async fn sample(app: &App) {
             counts.into_iter().map(move |(pool, jobs)| ((worker.id, pool), jobs))
         })
         .collect();
-    let mut kept = app.history.lock();
+    let mut kept = app.history.0.lock();
     kept.samples.push_back(Sample {
         at: Instant::now(),
         ready,

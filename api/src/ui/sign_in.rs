@@ -1,7 +1,6 @@
 //! Signing in and out of the dashboard.
 
 use std::collections::HashSet;
-use std::sync::{Mutex, PoisonError};
 
 use askama::Template;
 use axum::extract::{Query, Request, State};
@@ -9,6 +8,7 @@ use axum::middleware::Next;
 use axum::response::{Html, IntoResponse, Redirect, Response};
 use http::header::{COOKIE, RETRY_AFTER, SET_COOKIE};
 use http::{HeaderMap, Method, StatusCode};
+use parking_lot::Mutex;
 use serde::Deserialize;
 use towpath_domain::{Scope, Secret};
 use towpath_store::access::{self, KeyHash, Principal};
@@ -81,8 +81,7 @@ impl UsedLinks {
     /// set stays small.
     fn first_use(&self, code: &str) -> bool {
         let mark = KeyHash::of(code.as_bytes()).bytes();
-        // A panic between two set operations leaves the set consistent.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(mark)
+        self.0.lock().insert(mark)
     }
 }
 

@@ -1,10 +1,11 @@
 //! Metrics of the engine. Labels are pools, kinds and fixed words, never a tenant, a job or a lane.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use metrics::{Counter, Histogram, Unit};
+use parking_lot::Mutex;
 
 pub(crate) const ENQUEUED: &str = "towpath_jobs_enqueued_total";
 pub(crate) const FINISHED: &str = "towpath_jobs_finished_total";
@@ -104,8 +105,7 @@ pub(crate) struct AllMeters(Mutex<HashMap<String, HashMap<String, Arc<Meters>>>>
 
 impl AllMeters {
     pub(crate) fn of(&self, pool: &str, kind: &str) -> Arc<Meters> {
-        // Insertions do not panic half-way.
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.lock();
         if let Some(known) = all.get(pool).and_then(|kinds| kinds.get(kind)) {
             return Arc::clone(known);
         }

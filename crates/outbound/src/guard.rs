@@ -8,9 +8,10 @@ mod client;
 use std::collections::HashMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 pub use address::{Kind, kind};
@@ -161,7 +162,7 @@ impl Guard {
     }
 
     fn cached_client(&self, plain: bool, port: u16, patient: bool) -> Result<reqwest::Client, reqwest::Error> {
-        let mut clients = self.0.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut clients = self.0.clients.lock();
         if let Some(client) = clients.get(&(plain, port, patient)) {
             return Ok(client.clone());
         }
