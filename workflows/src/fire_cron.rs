@@ -12,7 +12,7 @@ use towpath_domain::agent::cron::{Schedule, zone};
 use towpath_domain::agent::{AdmittedRun, RunRequest};
 use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_domain::{CronId, Rejection, RunId, ScheduleId, TenantId, ThreadId, Timestamp};
-use towpath_durable::{Ctx, Failure, IntoFailure, Outcome, Workflow};
+use towpath_durable::{Ctx, Failure, IntoFailure, Outcome, Settlement, Workflow};
 use towpath_runtime::hosted::Caller;
 use towpath_store::crons::{self, Cron};
 use towpath_store::{self as store, Tx, assistants, jobs, schedules};
@@ -177,7 +177,7 @@ impl FireCron {
         };
         let headers = caller.map(|caller| caller.configurable()).unwrap_or_default();
         // The run's lane is locked before this job, as everywhere.
-        ctx.settle_with(&[run_agent::lane(thread)], async |tx| {
+        ctx.settle_as(Settlement::starting_in(&[run_agent::lane(thread)]), async |tx| {
             let assistant = assistants::get(tx, self.tenant, cron.assistant_id).await?;
             let run = NewRun {
                 id: RunId::new(),

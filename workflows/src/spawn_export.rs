@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use towpath_domain::export::{ExportSpec, ExportStatus, Limits, SPAWN_DELAY};
 use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_domain::{ExportId, ScheduleId, TenantId, Timestamp, failpoint};
-use towpath_durable::{Ctx, IntoFailure, Outcome, Workflow};
+use towpath_durable::{Ctx, IntoFailure, Outcome, Settlement, Workflow};
 use towpath_store::exports::scheduled::{self, NewScheduled};
 use towpath_store::{self as store, Tx, schedules};
 
@@ -111,7 +111,7 @@ impl Workflow for SpawnExport {
         let limits: Limits = world.exports;
         failpoint::hit("spawn.before_record");
         let lane = [run_export::lane(tenant, &limits)];
-        let spawned = ctx.settle_with(&lane, async |tx| {
+        let spawned = ctx.settle_as(Settlement::starting_in(&lane), async |tx| {
             let spawned = run_export::record(tx, tenant, &limits, &content, range, Some(export)).await?;
             failpoint::hit("spawn.half_recorded");
             let next = chain.next_at.plus(interval_length(hours));
