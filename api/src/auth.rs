@@ -4,13 +4,13 @@
 //! [`key_layers`](crate::key_layers) lie over all routes that need a key; the extractors hand on what those found.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::extract::FromRequestParts;
 use http::header::AUTHORIZATION;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue};
+use parking_lot::Mutex;
 use towpath_domain::{Clock, KeyId, OrganizationId, Scopes, TenantId, Timestamp};
 use towpath_store::Store;
 use towpath_store::access::{self, KeyHash, Principal};
@@ -245,13 +245,13 @@ impl KeyCache {
 
     /// Writes when keys were used last, in one transaction. What cannot be written now is kept for the next time.
     pub async fn record_uses(&self, store: &Store) -> Result<(), towpath_store::Error> {
-        let uses = std::mem::take(&mut *self.used());
+        let uses = std::mem::take(&mut *self.last_used.lock());
         if uses.is_empty() {
             return Ok(());
         }
         let written = store.write(async |tx| access::record_uses(tx, &uses).await).await;
         if written.is_err() {
-            let mut used = self.used();
+            let mut used = self.last_used.lock();
             for (key, used_at) in uses {
                 used.entry(key).or_insert(used_at);
             }
@@ -290,7 +290,7 @@ impl KeyCache {
     ) -> Result<Option<Principal>, towpath_store::Error> {
         let found = self.cached_or_load(clock, hash, ask).await?;
         if let Some(principal) = &found {
-            self.used().insert(principal.key, clock.now());
+            self.last_used.lock().insert(principal.key, clock.now());
         }
         Ok(found)
     }
@@ -302,7 +302,7 @@ impl KeyCache {
         ask: impl AsyncFnOnce() -> Result<Option<Principal>, towpath_store::Error>,
     ) -> Result<Option<Principal>, towpath_store::Error> {
         let now = clock.now();
-        if let Some((asked_at, principal)) = self.lock().get(&hash)
+        if let Some((asked_at, principal)) = self.principals.lock().get(&hash)
             && now.since(*asked_at) < CACHE_TTL
             // A clock that was set back must not make an answer live longer.
             && *asked_at <= now
@@ -311,7 +311,7 @@ impl KeyCache {
             return Ok(Some(principal.clone()));
         }
         let found = ask().await?;
-        let mut known = self.lock();
+        let mut known = self.principals.lock();
         match &found {
             Some(principal) => {
                 if known.len() >= MAX_CACHED_KEYS {
@@ -328,20 +328,11 @@ impl KeyCache {
 
     /// Forgets what a session's token opens, after it was ended in this process.
     pub(crate) fn forget_session(&self, token: &str) {
-        self.lock().remove(&KeyHash::of(token.as_bytes()));
+        self.principals.lock().remove(&KeyHash::of(token.as_bytes()));
     }
 
     /// Forgets everything, after a key was revoked or a workspace made in this process.
     pub fn clear(&self) {
-        self.lock().clear();
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<KeyHash, (Timestamp, Principal)>> {
-        // A panic between two map operations leaves the map whole.
-        self.principals.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn used(&self) -> std::sync::MutexGuard<'_, BTreeMap<KeyId, Timestamp>> {
-        self.last_used.lock().unwrap_or_else(PoisonError::into_inner)
+        self.principals.lock().clear();
     }
 }

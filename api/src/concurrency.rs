@@ -8,9 +8,10 @@
 //! free: one owner alone may take most of a gate, and the more others come, the less it may take.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use towpath_domain::{DeploymentId, TenantId};
@@ -43,7 +44,7 @@ impl Default for Throughput {
 impl Throughput {
     /// So much is done.
     pub(crate) fn record(&self, n: usize) {
-        let mut measured = self.lock();
+        let mut measured = self.0.lock();
         measured.done += n as f64;
         let span = measured.since.elapsed();
         if span >= MEASURE_INTERVAL {
@@ -58,7 +59,7 @@ impl Throughput {
 
     /// How long it takes until `waiting` is done, at the pace of the last moments; at most half a minute.
     pub(crate) fn time_to_finish(&self, waiting: usize) -> Duration {
-        let measured = self.lock();
+        let measured = self.0.lock();
         let span = measured.since.elapsed();
         let current = measured.done / span.as_secs_f64().max(0.001);
         let per_second = match measured.per_second {
@@ -69,11 +70,6 @@ impl Throughput {
         };
         let seconds = waiting as f64 / per_second.max(0.001);
         Duration::from_secs_f64(seconds.min(MAX_RETRY_AFTER.as_secs_f64()))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, ThroughputState> {
-        // Nothing in here panics half way through a change.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -105,7 +101,7 @@ impl OwnerShares {
     /// # Errors
     /// It has its share: of how many places.
     fn add(&self, owner: Owner, free: usize) -> Result<(), usize> {
-        let mut held = self.lock();
+        let mut held = self.0.lock();
         let count = held.get(&owner).copied().unwrap_or_default();
         if count >= free.saturating_mul(owner.share_factor()) {
             return Err(count);
@@ -115,18 +111,13 @@ impl OwnerShares {
     }
 
     fn remove(&self, owner: Owner) {
-        let mut held = self.lock();
+        let mut held = self.0.lock();
         if let Some(count) = held.get_mut(&owner) {
             *count -= 1;
             if *count == 0 {
                 held.remove(&owner);
             }
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<Owner, usize>> {
-        // Nothing in here panics half way through a change.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -271,7 +262,7 @@ mod tests {
         held[0].truncate(100);
         assert!(fill(&gate, workspaces[2]).len() > 50);
         held.clear();
-        assert!(gate.shares.lock().is_empty(), "who has no place is forgotten");
+        assert!(gate.shares.0.lock().is_empty(), "who has no place is forgotten");
         assert_eq!(fill(&gate, workspaces[1]).len(), 224);
         // A deployment leaves room for others of its workspace.
         assert_eq!(fill(&gate, Owner::Deployment(DeploymentId::new())).len(), 214);

@@ -5,9 +5,9 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::client::{Client, network};
@@ -57,8 +57,7 @@ impl FailedKeys {
             return Ok(());
         };
         let now = Instant::now();
-        // Nothing in here panics half way through a change.
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.seen.lock();
         let until = seen.until(network(address), now);
         let next = (*until).max(now) + pause;
         let ahead = next - now;
@@ -129,11 +128,11 @@ mod tests {
         }
         assert_eq!(guesses.fail(of(MAX_ADDRESSES)), Ok(()), "the first of the others");
         assert!(guesses.fail(of(MAX_ADDRESSES + 1)).is_err(), "they share a count");
-        assert_eq!(guesses.seen.lock().unwrap().until.len(), MAX_ADDRESSES);
+        assert_eq!(guesses.seen.lock().until.len(), MAX_ADDRESSES);
         // Whose minute is over is forgotten.
         tokio::time::advance(MINUTE).await;
         assert_eq!(guesses.fail(of(MAX_ADDRESSES + 1)), Ok(()));
-        assert_eq!(guesses.seen.lock().unwrap().until.len(), 1);
+        assert_eq!(guesses.seen.lock().until.len(), 1);
     }
 
     #[test]

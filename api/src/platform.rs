@@ -16,6 +16,7 @@ pub mod listeners;
 pub mod model_prices;
 pub mod names;
 pub mod otel;
+pub mod paging;
 pub mod prompts;
 pub mod revision_logs;
 pub mod revisions;

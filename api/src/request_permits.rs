@@ -7,7 +7,7 @@
 //! Whoever learns whose a request is says so to its [`Held`] places. An upgraded connection keeps them to its end.
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use axum::middleware::Next;
 use axum::response::Response;
 use http::Extensions;
 use http_body::{Body as HttpBody, Frame, SizeHint};
+use parking_lot::Mutex;
 
 use crate::concurrency::{ConcurrencyLimit, ConcurrencyPermit, Owner};
 use crate::errors::ApiError;
@@ -86,7 +87,7 @@ pub(crate) async fn with_permits(
     }
     let response = next.run(request).await;
     drop(ends);
-    match turn.state().refused {
+    match turn.state.lock().refused {
         Some(full) => Err(full),
         None => Ok(response),
     }
@@ -136,7 +137,7 @@ impl RequestPermits {
     /// That has its share.
     pub(crate) fn charge(&self, owner: Owner) -> Result<(), PermitRefusal> {
         let Some(turn) = &self.0 else { return Ok(()) };
-        let mut state = turn.state();
+        let mut state = turn.state.lock();
         if state.owners.contains(&owner) {
             return Ok(());
         }
@@ -154,7 +155,7 @@ impl RequestPermits {
 
     /// Takes them out of the request, for what goes on after it is answered.
     pub(crate) fn detach(&self) -> DetachedPermits {
-        let places = self.0.as_ref().and_then(|turn| turn.state().permits.take());
+        let places = self.0.as_ref().and_then(|turn| turn.state.lock().permits.take());
         DetachedPermits(places.unwrap_or_default())
     }
 }
@@ -186,20 +187,15 @@ struct State {
 }
 
 impl PermitSet {
-    fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing in here panics half way through a change.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Gives the places back: the client has to send something first.
     fn release_during_body(&self) {
-        let places = self.state().permits.take();
+        let places = self.state.lock().permits.take();
         places.into_iter().flatten().for_each(ConcurrencyPermit::release_unused);
     }
 
     /// Takes places again. Whether there are some.
     fn reacquire(&self) -> bool {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.ended || state.permits.is_some() {
             return true;
         }
@@ -221,7 +217,7 @@ struct EndOnDrop(Arc<PermitSet>);
 
 impl Drop for EndOnDrop {
     fn drop(&mut self) {
-        let mut state = self.0.state();
+        let mut state = self.0.state.lock();
         state.ended = true;
         state.permits = None;
     }

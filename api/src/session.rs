@@ -9,11 +9,11 @@
 //! `platform/sign_in.rs`.
 
 use std::collections::HashSet;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use parking_lot::Mutex;
 use towpath_domain::{KeyId, TenantId, Timestamp};
 use towpath_store::access::{KeyHash, Principal};
 use towpath_store::ended_sessions;
@@ -117,8 +117,7 @@ impl UsedLinks {
     /// set stays small.
     pub(crate) fn first_use(&self, code: &str) -> bool {
         let mark = KeyHash::of(code.as_bytes()).bytes();
-        // A panic between two set operations leaves the set consistent.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(mark)
+        self.0.lock().insert(mark)
     }
 }
 

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use towpath_store::{self as store, Store, gauges, jobs, pools, workers};
 
 use crate::metric;
@@ -87,11 +87,7 @@ impl Gauges {
             }
         }
         seen.extend(depths.iter().map(|depth| (depth.pool.clone(), depth.state.clone())));
-        // No holder of the lock panics.
-        let known = std::mem::replace(
-            &mut *self.jobs.lock().unwrap_or_else(PoisonError::into_inner),
-            seen.clone(),
-        );
+        let known = std::mem::replace(&mut *self.jobs.lock(), seen.clone());
         for (pool, state) in known.difference(&seen) {
             Self::set(pool, state, 0.0);
         }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 use towpath_domain::Timestamp;
 use towpath_store::jobs::{self, Position};
-use towpath_store::{self as store, Dialect, Store, feedback_tokens, idempotency, lanes, schedules, workers};
+use towpath_store::{self as store, Dialect, Store, Tx, feedback_tokens, idempotency, lanes, schedules, workers};
 
 use crate::{Settings, jittered, metric};
 
@@ -274,15 +274,9 @@ impl Pruner {
 
     async fn prune_answers(&mut self, store: &Store, budget: &Budget<'_>) -> store::Result<i64> {
         let before = store.clock().now().minus(idempotency::RETENTION);
-        loop {
-            let rows = self.answers.rows;
-            let gone = store.write(async |tx| idempotency::prune(tx, before, rows).await).await;
-            if is_less(self.answers.adjust(gone)?, rows) {
-                return Ok(0);
-            }
-            if budget.is_spent() {
-                break;
-            }
+        let prune = async move |tx: &mut Tx<'_>, rows| idempotency::prune(tx, before, rows).await;
+        if delete_all(store, &mut self.answers, budget, prune).await? {
+            return Ok(0);
         }
         store
             .read(async |tx| idempotency::count_before(tx, before, COUNTED).await)
@@ -291,17 +285,9 @@ impl Pruner {
 
     async fn prune_links(&mut self, store: &Store, budget: &Budget<'_>) -> store::Result<i64> {
         let before = store.clock().now().minus(feedback_tokens::KEPT);
-        loop {
-            let rows = self.links.rows;
-            let gone = store
-                .write(async |tx| feedback_tokens::prune(tx, before, rows).await)
-                .await;
-            if is_less(self.links.adjust(gone)?, rows) {
-                return Ok(0);
-            }
-            if budget.is_spent() {
-                break;
-            }
+        let prune = async move |tx: &mut Tx<'_>, rows| feedback_tokens::prune(tx, before, rows).await;
+        if delete_all(store, &mut self.links, budget, prune).await? {
+            return Ok(0);
         }
         store
             .read(async |tx| feedback_tokens::count_before(tx, before, COUNTED).await)
@@ -311,15 +297,9 @@ impl Pruner {
     /// Deletes ended schedules after the retention of their jobs.
     async fn prune_schedules(&mut self, store: &Store, budget: &Budget<'_>) -> store::Result<i64> {
         let before = store.clock().now().minus(self.settings.keep_jobs);
-        loop {
-            let rows = self.schedules.rows;
-            let gone = store.write(async |tx| schedules::prune(tx, before, rows).await).await;
-            if is_less(self.schedules.adjust(gone)?, rows) {
-                return Ok(0);
-            }
-            if budget.is_spent() {
-                break;
-            }
+        let prune = async move |tx: &mut Tx<'_>, rows| schedules::prune(tx, before, rows).await;
+        if delete_all(store, &mut self.schedules, budget, prune).await? {
+            return Ok(0);
         }
         store
             .read(async |tx| schedules::count_before(tx, before, COUNTED).await)
@@ -331,6 +311,25 @@ impl Pruner {
 async fn prune_workers(store: &Store) -> store::Result<i64> {
     store.write(async |tx| workers::prune(tx, SILENT_WORKERS).await).await?;
     Ok(0)
+}
+
+/// Repeats a deletion until a batch is not full or the time budget is used. Returns whether nothing is left.
+async fn delete_all(
+    store: &Store,
+    size: &mut BatchSize,
+    budget: &Budget<'_>,
+    mut delete: impl AsyncFnMut(&mut Tx<'_>, i64) -> store::Result<u64>,
+) -> store::Result<bool> {
+    loop {
+        let rows = size.rows;
+        let gone = store.write(async |tx| delete(tx, rows).await).await;
+        if is_less(size.adjust(gone)?, rows) {
+            return Ok(true);
+        }
+        if budget.is_spent() {
+            return Ok(false);
+        }
+    }
 }
 
 fn is_less(gone: u64, batch: i64) -> bool {

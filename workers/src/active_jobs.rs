@@ -1,9 +1,10 @@
 //! The jobs of this process and its lease, shared by the claimers, the lease renewer and the runtime.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
+use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use towpath_domain::{JobId, WorkerId};
 use towpath_durable::{JobFence, Signal};
@@ -43,7 +44,7 @@ pub(crate) struct ClaimGuard {
 
 impl Drop for ClaimGuard {
     fn drop(&mut self) {
-        self.active_jobs.lock_claims().remove(&self.key);
+        self.active_jobs.open_claims.lock().remove(&self.key);
     }
 }
 
@@ -76,7 +77,7 @@ impl ActiveJobs {
             }
             ours
         });
-        let jobs = self.lock_jobs();
+        let jobs = self.jobs.lock();
         let lost = jobs.values().filter(|entry| entry.worker == worker);
         lost.filter(|entry| raise_signal(&entry.signal, Signal::Lost)).count()
     }
@@ -129,7 +130,7 @@ impl ActiveJobs {
     }
 
     pub(crate) fn begin_claim(self: &Arc<Self>) -> ClaimGuard {
-        let mut claims = self.lock_claims();
+        let mut claims = self.open_claims.lock();
         let began = Instant::now();
         let next = claims.last().map_or(0, |(_, nth)| nth.wrapping_add(1));
         claims.insert((began, next));
@@ -142,17 +143,13 @@ impl ActiveJobs {
 
     /// Whether every claim in progress began after `moment`: the jobs of earlier ones are here.
     pub(crate) fn claims_began_after(&self, moment: Instant) -> bool {
-        self.lock_claims().first().is_none_or(|(began, _)| *began > moment)
-    }
-
-    fn lock_claims(&self) -> MutexGuard<'_, BTreeSet<(Instant, u64)>> {
-        self.open_claims.lock().unwrap_or_else(PoisonError::into_inner)
+        self.open_claims.lock().first().is_none_or(|(began, _)| *began > moment)
     }
 
     /// Adds a job just claimed by the lease of `worker`.
     pub(crate) fn add(&self, job: JobFence, worker: WorkerId) -> watch::Receiver<Signal> {
         let (signal, receiver) = watch::channel(Signal::Run);
-        let mut jobs = self.lock_jobs();
+        let mut jobs = self.jobs.lock();
         // Checked under the lock of the jobs, as in `end`: either `end` finds the job, or this finds the end of the
         // lease.
         if self.valid_lease_owner() != Some(worker) {
@@ -176,7 +173,7 @@ impl ActiveJobs {
 
     /// Removes a job, unless it was claimed again.
     pub(crate) fn remove(&self, job: JobFence) {
-        let mut jobs = self.lock_jobs();
+        let mut jobs = self.jobs.lock();
         if jobs.get(&job.id).is_some_and(|entry| entry.fence == job.fence) {
             jobs.remove(&job.id);
         }
@@ -189,7 +186,7 @@ impl ActiveJobs {
 
     /// Counts an ended attempt.
     pub(crate) fn count_finished(&self, pool: &str) {
-        let mut finished = self.finished_by_pool.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut finished = self.finished_by_pool.lock();
         match finished.get_mut(pool) {
             Some(jobs) => *jobs += 1,
             None => drop(finished.insert(pool.to_owned(), 1)),
@@ -198,12 +195,12 @@ impl ActiveJobs {
 
     /// The counts in the format of the worker's row.
     pub(crate) fn finished_counts(&self) -> String {
-        let finished = self.finished_by_pool.lock().unwrap_or_else(PoisonError::into_inner);
+        let finished = self.finished_by_pool.lock();
         serde_json::to_string(&*finished).expect("a map of texts and numbers is always JSON")
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.lock_jobs().len()
+        self.jobs.lock().len()
     }
 
     /// Waits until no job is active.
@@ -213,7 +210,7 @@ impl ActiveJobs {
             tokio::pin!(emptied);
             // Registered before the check, so that a removal in between is not missed.
             emptied.as_mut().enable();
-            if self.lock_jobs().is_empty() {
+            if self.jobs.lock().is_empty() {
                 return;
             }
             emptied.await;
@@ -221,7 +218,8 @@ impl ActiveJobs {
     }
 
     pub(crate) fn list(&self, worker: WorkerId) -> Vec<JobFence> {
-        self.lock_jobs()
+        self.jobs
+            .lock()
             .iter()
             .filter(|(_, entry)| entry.worker == worker)
             .map(|(&id, entry)| JobFence { id, fence: entry.fence })
@@ -229,33 +227,29 @@ impl ActiveJobs {
     }
 
     pub(crate) fn contains(&self, job: JobFence) -> bool {
-        self.lock_jobs()
+        self.jobs
+            .lock()
             .get(&job.id)
             .is_some_and(|entry| entry.fence == job.fence)
     }
 
     pub(crate) fn send_signal(&self, job: JobId, signal: Signal) {
-        if let Some(entry) = self.lock_jobs().get(&job) {
+        if let Some(entry) = self.jobs.lock().get(&job) {
             raise_signal(&entry.signal, signal);
         }
     }
 
     pub(crate) fn signal_all(&self, signal: Signal) {
-        for entry in self.lock_jobs().values() {
+        for entry in self.jobs.lock().values() {
             raise_signal(&entry.signal, signal);
         }
     }
 
     /// Stops a job that another worker holds. Returns false if it has ended or was stopped already.
     pub(crate) fn mark_lost(&self, job: JobFence) -> bool {
-        let jobs = self.lock_jobs();
+        let jobs = self.jobs.lock();
         let entry = jobs.get(&job.id).filter(|entry| entry.fence == job.fence);
         entry.is_some_and(|entry| raise_signal(&entry.signal, Signal::Lost))
-    }
-
-    fn lock_jobs(&self) -> MutexGuard<'_, HashMap<JobId, Entry>> {
-        // No holder of the lock panics, and the map would be consistent even then.
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

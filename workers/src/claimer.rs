@@ -18,6 +18,7 @@ use towpath_store::jobs::{self, ClaimOutcome};
 use crate::active_jobs::{ActiveJobs, Lease};
 use crate::claim_batch::{self, ClaimBatch, ClaimBatchResult, ClaimOrigin, ClaimSource};
 use crate::claim_cursor::ClaimCursor;
+use crate::claim_state::ClaimState;
 use crate::metric::{self, Slots};
 use crate::pool_peers::PoolPeers;
 use crate::{Assignment, JobPermit, UnrecordedCompletion};
@@ -65,12 +66,7 @@ pub(crate) struct Claimer {
 struct ClaimPacing {
     /// Start of the next claim.
     cursor: ClaimCursor,
-    /// Pause after the last error.
-    error_backoff: Duration,
-    /// Duration of the last batch, if it left a backlog.
-    backlog_duration: Option<Duration>,
-    /// No claim before this time, unless the pool is woken.
-    idle_until: Option<tokio::time::Instant>,
+    state: ClaimState,
     /// Whether two batches overlapped recently. Jobs that one of them did not find may have been in the other one.
     overlapped: bool,
     /// Whether the next claim scans the database, whatever the queue has.
@@ -102,9 +98,7 @@ impl Claimer {
     async fn claim_loop(&mut self) {
         let mut pace = ClaimPacing {
             cursor: ClaimCursor::new(self.engine.store().dialect()),
-            error_backoff: Duration::ZERO,
-            backlog_duration: None,
-            idle_until: None,
+            state: ClaimState::Ready,
             overlapped: false,
             scans: true,
             found: false,
@@ -121,23 +115,26 @@ impl Claimer {
                     }
                     continue;
                 }
-                let joins = pace.idle_until.is_none() || pace.error_backoff.is_zero();
-                let claims = pace.idle_until.is_none() || !batch.record_requests.is_empty();
+                let waits = pace.state.waits_until().is_some();
+                let joins = !(waits && pace.state.has_failed());
+                let claims = !waits || !batch.record_requests.is_empty();
                 self.fill_from_ready(&mut batch, most, claims, joins).await;
                 // A batch that only records needs no slot.
-                if let Some(patience) = pace.backlog_duration.filter(|_| claims && batch.slots() > 0) {
+                if let ClaimState::Backlog { duration } = pace.state
+                    && batch.slots() > 0
+                {
                     // Completions that arrive meanwhile are in the batch in any case.
-                    let _ = tokio::time::timeout(patience.min(LONGEST_WAIT), self.fill_until(&mut batch, enough)).await;
+                    let _ = tokio::time::timeout(duration.min(LONGEST_WAIT), self.fill_until(&mut batch, enough)).await;
                 }
-                let wake = if pace.error_backoff.is_zero() {
-                    self.wakes.next().now_or_never()
-                } else {
+                let wake = if pace.state.has_failed() {
                     None
+                } else {
+                    self.wakes.next().now_or_never()
                 };
                 if let Some(wake) = &wake {
                     pace.note(wake);
                 }
-                let nothing_new = pace.idle_until.is_some() && wake.is_none() && batch.record_requests.is_empty();
+                let nothing_new = waits && wake.is_none() && batch.record_requests.is_empty();
                 if self.draining.is_cancelled() || nothing_new {
                     self.complete_batch(std::mem::take(&mut batch).completions).await;
                     continue;
@@ -163,10 +160,10 @@ impl Claimer {
             let Some(worker) = self.active_jobs.claiming_worker() else {
                 // No claim without a lease or while drained. Dropping the record requests informs their senders.
                 self.complete_batch(std::mem::take(&mut batch).completions).await;
-                pace.idle_until = Some(self.idle_deadline(NO_LEASE_PAUSE));
+                pace.state.wait(self.idle_deadline(NO_LEASE_PAUSE));
                 continue;
             };
-            pace.idle_until = None;
+            pace.state.resume();
             let source = self.next_source(&batch, &mut pace);
             let batch = std::mem::take(&mut batch);
             let claiming = self.active_jobs.begin_claim();
@@ -199,9 +196,7 @@ impl Claimer {
     /// jobs run, and slots busy while it works. If several workers share a pool, their batches overlap anyway, and
     /// smaller batches only cost more. SQLite has a single writer.
     fn may_overlap(&self, pace: &ClaimPacing) -> bool {
-        pace.backlog_duration.is_some()
-            && pace.idle_until.is_none()
-            && pace.error_backoff.is_zero()
+        matches!(pace.state, ClaimState::Backlog { .. })
             && self.slots >= FEW_SLOTS
             && self.engine.store().dialect() == Dialect::Postgres
             && !self.peers.share_pool(&self.pool)
@@ -220,8 +215,9 @@ impl Claimer {
         if batch.slots() > 0 {
             return true;
         }
-        let rest = pace.idle_until;
-        let rested = tokio::time::sleep_until(rest.unwrap_or_else(tokio::time::Instant::now));
+        let until = pace.state.waits_until();
+        let (waits, has_failed) = (until.is_some(), pace.state.has_failed());
+        let rested = tokio::time::sleep_until(until.unwrap_or_else(tokio::time::Instant::now));
         tokio::select! {
             biased;
             () = self.draining.cancelled() => return false,
@@ -229,30 +225,30 @@ impl Claimer {
             // After an error, nothing is tried during the pause. A dropped request is recorded by its sender, who gets
             // the error.
             Some(joining) = self.record_requests.recv() => {
-                if rest.is_some() && !pace.error_backoff.is_zero() {
+                if waits && has_failed {
                     return false;
                 }
                 batch.record_requests.push(joining);
             }
             // Wakes are ignored too: they would only repeat the attempt.
-            wake = self.wakes.next(), if rest.is_some() && pace.error_backoff.is_zero() => {
+            wake = self.wakes.next(), if waits && !has_failed => {
                 pace.note(&wake);
-                pace.idle_until = None;
+                pace.state.resume();
                 return false;
             }
-            _ = self.lease_changes.changed(), if rest.is_some() => {
+            _ = self.lease_changes.changed(), if waits => {
                 pace.scans = true;
-                pace.idle_until = None;
+                pace.state.resume();
                 return false;
             }
-            () = rested, if rest.is_some() => {
+            () = rested, if waits => {
                 pace.scans = true;
-                pace.idle_until = None;
+                pace.state.resume();
                 return false;
             }
             // The permit comes before the claim, so that a claimed job starts at once. Without a permit, no wake is
             // read.
-            permit = self.permits.clone().acquire_owned(), if rest.is_none() => batch.permits.extend(permit),
+            permit = self.permits.clone().acquire_owned(), if !waits => batch.permits.extend(permit),
         }
         true
     }
@@ -310,13 +306,10 @@ impl Claimer {
         metrics::histogram!(metric::CLAIM_SECONDS, "pool" => self.pool.clone()).record(took);
         match outcome {
             Ok(outcome) => {
-                pace.error_backoff = Duration::ZERO;
                 for joining in batch.record_requests.drain(..) {
                     let _ = joining.recorded.send(());
                 }
                 if wanted > 0 {
-                    // Each tenant gets an equal share, so many tenants leave some slots free.
-                    pace.backlog_duration = (outcome.claimed.len() * 2 > wanted).then_some(took);
                     let idle = match origin {
                         ClaimOrigin::Scan(outset) => {
                             let more =
@@ -327,7 +320,18 @@ impl Claimer {
                         }
                         ClaimOrigin::Queue(taken) => self.record_take(taken, outcome.claimed.len(), pace),
                     };
-                    pace.idle_until = idle.then(|| self.idle_deadline(self.poll_interval));
+                    pace.state = if idle {
+                        ClaimState::Idle {
+                            until: self.idle_deadline(self.poll_interval),
+                        }
+                    } else if outcome.claimed.len() * 2 > wanted {
+                        // Each tenant gets an equal share, so many tenants leave some slots free.
+                        ClaimState::Backlog { duration: took }
+                    } else {
+                        ClaimState::Ready
+                    };
+                } else {
+                    pace.state.recover();
                 }
                 self.dispatch(batch, outcome, worker).await;
             }
@@ -346,9 +350,12 @@ impl Claimer {
                     // One of the batched writes was refused. The next batch goes without it.
                     return;
                 }
-                pace.error_backoff = (pace.error_backoff * 2).clamp(Duration::from_millis(100), Duration::from_secs(2));
-                pace.idle_until = Some(self.idle_deadline(pace.error_backoff));
-                tracing::warn!(pool = self.pool, error = %error, retry_ms = pace.error_backoff.as_millis(), "cannot claim");
+                let pause = pace.state.next_pause();
+                pace.state = ClaimState::BackingOff {
+                    until: self.idle_deadline(pause),
+                    pause,
+                };
+                tracing::warn!(pool = self.pool, error = %error, retry_ms = pause.as_millis(), "cannot claim");
             }
         }
     }

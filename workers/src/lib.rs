@@ -11,6 +11,7 @@
 mod active_jobs;
 mod claim_batch;
 mod claim_cursor;
+mod claim_state;
 mod claimer;
 mod lease_renewer;
 pub mod metric;

@@ -3,78 +3,31 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use metrics::{Gauge, Unit};
+use metrics::Gauge;
 use tokio::sync::OwnedSemaphorePermit;
 
-pub(crate) const WAIT: &str = "towpath_job_wait_seconds";
-pub(crate) const CLAIM_SECONDS: &str = "towpath_claim_seconds";
-pub(crate) const CLAIMED: &str = "towpath_jobs_claimed_total";
-pub(crate) const CLAIMED_BY_ID: &str = "towpath_dispatch_claimed_total";
-pub(crate) const STALE: &str = "towpath_dispatch_stale_total";
-pub(crate) const REFILLS: &str = "towpath_dispatch_refills_total";
-pub(crate) const RENEWALS: &str = "towpath_lease_renewals_total";
-pub(crate) const RENEWAL_SECONDS: &str = "towpath_lease_renewal_seconds";
-pub(crate) const GIVEN_UP: &str = "towpath_leases_given_up_total";
-pub(crate) const LOST: &str = "towpath_leases_lost_total";
-pub(crate) const STRAYS: &str = "towpath_stray_jobs_total";
-const SLOTS: &str = "towpath_worker_slots";
+towpath_domain::metric_table! {
+    pub fn describe;
 
-pub fn describe() {
-    metrics::describe_histogram!(
-        WAIT,
-        Unit::Seconds,
-        "Time from the due time of a job to its claim, including backlog and lane"
-    );
-    metrics::describe_histogram!(
-        CLAIM_SECONDS,
-        Unit::Seconds,
-        "Duration of a claim with the take of ids from Redis, with or without a result"
-    );
-    metrics::describe_counter!(CLAIMED, Unit::Count, "Jobs claimed by this process");
-    metrics::describe_counter!(
-        CLAIMED_BY_ID,
-        Unit::Count,
-        "Jobs claimed by an id from the queues in Redis"
-    );
-    metrics::describe_counter!(
-        STALE,
-        Unit::Count,
-        "Ids from the queues in Redis whose job was not ready any more, or locked"
-    );
-    metrics::describe_counter!(
-        REFILLS,
-        Unit::Count,
-        "Scans of the database for the queues in Redis, by reason: window (few ids left) or check (ids may be lost)"
-    );
-    metrics::describe_counter!(
-        RENEWALS,
-        Unit::Count,
-        "Lease renewals of this process, by result: ok or failed"
-    );
-    metrics::describe_histogram!(
-        RENEWAL_SECONDS,
-        Unit::Seconds,
-        "Duration of one renewal of the lease of this process"
-    );
-    metrics::describe_counter!(
-        GIVEN_UP,
-        Unit::Count,
-        "Jobs stopped in this process because its lease could not be renewed in time"
-    );
-    metrics::describe_counter!(
-        LOST,
-        Unit::Count,
-        "Jobs held in this process that another worker had taken over"
-    );
-    metrics::describe_counter!(
-        STRAYS,
-        Unit::Count,
-        "Jobs of this process without a handler, returned to their pool"
-    );
-    metrics::describe_gauge!(SLOTS, Unit::Count, "Slots of this process per pool: busy and free");
-    metrics::counter!(GIVEN_UP).absolute(0);
-    metrics::counter!(LOST).absolute(0);
-    metrics::counter!(STRAYS).absolute(0);
+    histogram WAIT = "towpath_job_wait_seconds",
+        "Time from the due time of a job to its claim, including backlog and lane";
+    histogram CLAIM_SECONDS = "towpath_claim_seconds",
+        "Duration of a claim with the take of ids from Redis, with or without a result";
+    counter CLAIMED = "towpath_jobs_claimed_total", "Jobs claimed by this process";
+    counter CLAIMED_BY_ID = "towpath_dispatch_claimed_total", "Jobs claimed by an id from the queues in Redis";
+    counter STALE = "towpath_dispatch_stale_total",
+        "Ids from the queues in Redis whose job was not ready any more, or locked";
+    counter REFILLS = "towpath_dispatch_refills_total",
+        "Scans of the database for the queues in Redis, by reason: window (few ids left) or check (ids may be lost)";
+    counter RENEWALS = "towpath_lease_renewals_total", "Lease renewals of this process, by result: ok or failed";
+    histogram RENEWAL_SECONDS = "towpath_lease_renewal_seconds", "Duration of one renewal of the lease of this process";
+    counter GIVEN_UP = "towpath_leases_given_up_total",
+        "Jobs stopped in this process because its lease could not be renewed in time", from_start;
+    counter LOST = "towpath_leases_lost_total",
+        "Jobs held in this process that another worker had taken over", from_start;
+    counter STRAYS = "towpath_stray_jobs_total",
+        "Jobs of this process without a handler, returned to their pool", from_start;
+    gauge SLOTS = "towpath_worker_slots", "Slots of this process per pool: busy and free";
 }
 
 /// The slots of one pool; clones share them.

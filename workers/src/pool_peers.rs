@@ -1,8 +1,8 @@
 //! Pools that other workers serve too.
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use towpath_domain::WorkerId;
 use towpath_store::workers::Worker;
 
@@ -14,12 +14,12 @@ impl PoolPeers {
     pub(crate) fn update(&self, own: WorkerId, alive: &[Worker]) {
         let others = alive.iter().filter(|worker| worker.id != own && !worker.draining);
         let pools = others.flat_map(|worker| worker.slots().into_keys()).collect();
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(pools);
+        *self.0.lock() = Some(pools);
     }
 
     /// Whether another worker claims from this pool, or may do so because no heartbeat was read yet.
     pub(crate) fn share_pool(&self, pool: &str) -> bool {
-        let pools = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let pools = self.0.lock();
         pools.as_ref().is_none_or(|pools| pools.contains(pool))
     }
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_domain::sandbox::BoxStatus;
 use towpath_domain::{BoxId, JobId, TenantId, failpoint};
-use towpath_durable::{Ctx, IntoFailure, Outcome, RetryDecision, Start, Workflow};
+use towpath_durable::{Ctx, IntoFailure, Outcome, RetryDecision, Settlement, Start, Workflow};
 use towpath_sandbox::Error;
 use towpath_store::sandboxes::boxes::{self, SandboxBox};
 use towpath_store::{self as store, Tx};
@@ -62,7 +62,11 @@ impl Workflow for DeleteBox {
         failpoint::hit("box.destroyed");
         machine.remove_handle(id);
         machine.end_proxy(id);
-        let settled = ctx.settle_final(async |tx| boxes::remove(tx, tenant, id).await).await;
+        let settled = ctx
+            .settle_as(Settlement::irrevocable(), async |tx| {
+                boxes::remove(tx, tenant, id).await
+            })
+            .await;
         machine.notify_change();
         settled
     }

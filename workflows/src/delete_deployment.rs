@@ -6,7 +6,7 @@ use object_store::path::Path;
 use serde::{Deserialize, Serialize};
 use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_domain::{DeploymentId, JobId, TenantId};
-use towpath_durable::{Ctx, Failure, IntoFailure, Outcome, RetryDecision, Start, Workflow};
+use towpath_durable::{Ctx, Failure, IntoFailure, Outcome, RetryDecision, Settlement, Start, Workflow};
 use towpath_store::{self as store, Tx, access, deployments, revision_keys, source_uploads};
 
 use crate::deployment_host::lane_of;
@@ -60,8 +60,10 @@ impl Workflow for DeleteDeployment {
         let images = Path::from(images::folder(tenant, deployment));
         world.objects.delete_below(&images).await.retry()?;
         self.delete_project(world).await?;
-        ctx.settle_final(async |tx| deployments::forget(tx, tenant, deployment).await.map(drop))
-            .await
+        ctx.settle_as(Settlement::irrevocable(), async |tx| {
+            deployments::forget(tx, tenant, deployment).await.map(drop)
+        })
+        .await
     }
 
     /// The deployment keeps its status; an operator may retry the job.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_domain::{JobId, SnapshotId, TenantId, failpoint};
-use towpath_durable::{Ctx, Failure, IntoFailure, Lane, Outcome, RetryDecision, Start, Workflow};
+use towpath_durable::{Ctx, Failure, IntoFailure, Lane, Outcome, RetryDecision, Settlement, Start, Workflow};
 use towpath_sandbox::Error;
 use towpath_store::sandboxes::snapshots;
 use towpath_store::{self as store, Tx};
@@ -58,8 +58,10 @@ impl Workflow for DeleteSnapshot {
             remove_layer(world.sandbox_host()?, snapshot).await?;
         }
         failpoint::hit("box.layer_removed");
-        ctx.settle_final(async |tx| snapshots::remove(tx, tenant, snapshot).await)
-            .await
+        ctx.settle_as(Settlement::irrevocable(), async |tx| {
+            snapshots::remove(tx, tenant, snapshot).await
+        })
+        .await
     }
 
     /// The snapshot keeps its status; an operator may retry the job.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_domain::{JobId, TenantId, VolumeId, failpoint};
-use towpath_durable::{Ctx, IntoFailure, Outcome, RetryDecision, Start, Workflow};
+use towpath_durable::{Ctx, IntoFailure, Outcome, RetryDecision, Settlement, Start, Workflow};
 use towpath_store::sandboxes::volumes;
 use towpath_store::{self as store, Tx};
 
@@ -42,8 +42,10 @@ impl Workflow for DeleteVolume {
         let removed = world.sandbox_host()?.remove_volume(volume).await;
         removed.map_err(|error| failure_of(&error))?;
         failpoint::hit("box.volume_removed");
-        ctx.settle_final(async |tx| volumes::remove(tx, tenant, volume).await)
-            .await
+        ctx.settle_as(Settlement::irrevocable(), async |tx| {
+            volumes::remove(tx, tenant, volume).await
+        })
+        .await
     }
 
     /// The volume keeps its status; an operator may retry the job.

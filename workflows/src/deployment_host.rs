@@ -1,9 +1,10 @@
 //! The deployment host: the resources of the one process of an installation that runs deployments.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::{Notify, OwnedMutexGuard, RwLock};
 use tokio_util::sync::CancellationToken;
 use towpath_compute::artifact::{self, Artifact, Removal};
@@ -63,11 +64,7 @@ pub struct ArtifactGuard<'a> {
 
 impl Drop for ArtifactGuard<'_> {
     fn drop(&mut self) {
-        let mut used = self
-            .hosting
-            .artifact_uses
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut used = self.hosting.artifact_uses.lock();
         if let Some(count) = used.get_mut(&self.key) {
             *count -= 1;
             if *count == 0 {
@@ -124,7 +121,7 @@ impl DeploymentHost {
     }
 
     fn mutex(&self, name: String) -> Arc<tokio::sync::Mutex<()>> {
-        let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut locks = self.locks.lock();
         // Drops locks without holders and waiters.
         locks.retain(|other, lock| *other == name || Arc::strong_count(lock) > 1);
         Arc::clone(locks.entry(name).or_default())
@@ -132,7 +129,7 @@ impl DeploymentHost {
 
     /// Keeps an artifact while the returned guard exists.
     pub fn use_artifact(&self, key: &str) -> ArtifactGuard<'_> {
-        let mut used = self.artifact_uses.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut used = self.artifact_uses.lock();
         *used.entry(key.to_owned()).or_default() += 1;
         ArtifactGuard {
             hosting: self,
@@ -242,7 +239,7 @@ impl DeploymentHost {
     fn remove_if_unused(&self, key: &str, hours: u64) -> Result<Option<Removal>, Failure> {
         let artifact = Artifact::of(&self.root, key).retry()?;
         // Held until the artifact is moved: a build that starts to use it finds all of it or nothing.
-        let used = self.artifact_uses.lock().unwrap_or_else(PoisonError::into_inner);
+        let used = self.artifact_uses.lock();
         if used.contains_key(key) || !artifact.is_idle(hours) {
             return Ok(None);
         }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_domain::sandbox::Lifetime;
 use towpath_domain::{BoxId, JobId, PoolId, TenantId};
-use towpath_durable::{Ctx, IntoFailure, Lane, Outcome, Start, Workflow};
+use towpath_durable::{Ctx, IntoFailure, Lane, Outcome, Settlement, Start, Workflow};
 use towpath_store::sandboxes::boxes::{self, NewBox};
 use towpath_store::sandboxes::{pools, templates};
 use towpath_store::{self as store, Tx};
@@ -64,7 +64,7 @@ impl Workflow for FillPool {
             delete_after_stop_seconds: 0,
         };
         let lanes: Vec<Lane> = new.iter().chain(&surplus).map(|id| start_box::lane_of(*id)).collect();
-        ctx.settle_with(&lanes, async |tx| {
+        ctx.settle_as(Settlement::starting_in(&lanes), async |tx| {
             for id in &surplus {
                 delete_box::start(tx, tenant, *id).await?;
             }

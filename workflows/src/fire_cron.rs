@@ -12,12 +12,13 @@ use towpath_domain::agent::cron::{Schedule, zone};
 use towpath_domain::agent::{AdmittedRun, RunRequest};
 use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_domain::{CronId, Rejection, RunId, ScheduleId, TenantId, ThreadId, Timestamp};
-use towpath_durable::{Ctx, Failure, IntoFailure, Outcome, Start, Workflow};
+use towpath_durable::{Ctx, Failure, IntoFailure, Outcome, Settlement, Workflow};
 use towpath_runtime::hosted::Caller;
 use towpath_store::crons::{self, Cron};
 use towpath_store::{self as store, Tx, assistants, jobs, schedules};
 
 use crate::agent_services::AgentServices;
+use crate::job_chain;
 use crate::run_agent::{self, NewRun, Target};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -71,21 +72,7 @@ pub async fn arm(tx: &mut Tx<'_>, cron: &mut Cron) -> store::Result<()> {
         cron: cron.id,
         schedule: ScheduleId::new(),
     };
-    let job = towpath_durable::start(tx, &fire, Start::new(fire.tenant).at(at)).await?;
-    let input = serde_json::to_string(&fire).map_err(|_| store::Error::corrupt("cron", "id", cron.id))?;
-    let schedule = schedules::Schedule {
-        id: fire.schedule,
-        tenant_id: fire.tenant,
-        kind: FireCron::KIND.to_owned(),
-        pool: FireCron::POOL.to_owned(),
-        input,
-        next_at: at,
-        paused: false,
-        spawn_job: Some(job),
-        created_at: tx.now(),
-        ended_at: None,
-    };
-    schedules::insert(tx, &schedule).await?;
+    job_chain::begin(tx, fire.schedule, fire.tenant, &fire, at).await?;
     cron.schedule_id = Some(fire.schedule);
     Ok(())
 }
@@ -145,13 +132,12 @@ impl Workflow for FireCron {
         };
         // This run replaces missed firings.
         let following = next(&cron, now.max(chain.next_at)).fatal()?;
-        match self.fire(ctx, world, &cron, chain.next_at, following).await {
+        match self.fire(ctx, world, &cron, &chain, following).await {
             // Its request cannot be fulfilled now: this firing is skipped.
             Err(Failure::Fatal(why)) => {
                 tracing::warn!(cron.id = %cron.id, error = %why, "a cron's run cannot start; the next firing is \
                                                                   scheduled");
-                ctx.settle(async |tx| self.advance(tx, chain.next_at, following).await)
-                    .await
+                ctx.settle(async |tx| self.advance(tx, &chain, following).await).await
             }
             outcome => outcome,
         }
@@ -170,7 +156,7 @@ impl FireCron {
         ctx: &mut Ctx,
         world: &AgentServices,
         cron: &Cron,
-        at: Timestamp,
+        chain: &schedules::Schedule,
         following: Option<Timestamp>,
     ) -> Outcome {
         let corrupt = || store::Error::corrupt("cron", "payload", cron.id);
@@ -191,7 +177,7 @@ impl FireCron {
         };
         let headers = caller.map(|caller| caller.configurable()).unwrap_or_default();
         // The run's lane is locked before this job, as everywhere.
-        ctx.settle_with(&[run_agent::lane(thread)], async |tx| {
+        ctx.settle_as(Settlement::starting_in(&[run_agent::lane(thread)]), async |tx| {
             let assistant = assistants::get(tx, self.tenant, cron.assistant_id).await?;
             let run = NewRun {
                 id: RunId::new(),
@@ -200,26 +186,27 @@ impl FireCron {
                 admitted,
                 headers,
                 user: cron.user_id.clone(),
-                cron: Some((cron.id, at)),
+                cron: Some((cron.id, chain.next_at)),
                 events_kept: world.settings.event_retention,
                 ttl: world.settings.author_settings.current().thread_ttl,
             };
             run_agent::start(tx, self.tenant, run).await?;
-            self.advance(tx, at, following).await
+            self.advance(tx, chain, following).await
         })
         .await
     }
 
-    async fn advance(&self, tx: &mut Tx<'_>, at: Timestamp, following: Option<Timestamp>) -> store::Result<()> {
+    async fn advance(
+        &self,
+        tx: &mut Tx<'_>,
+        chain: &schedules::Schedule,
+        following: Option<Timestamp>,
+    ) -> store::Result<()> {
         let Some(following) = following else {
             schedules::end(tx, self.schedule).await?;
             return crons::set_next(tx, self.tenant, self.cron, None, None).await;
         };
-        let job = towpath_durable::start(tx, self, Start::new(self.tenant).at(following)).await?;
-        if !schedules::advance(tx, self.schedule, at, following, Some(job)).await? {
-            // Another job advanced it: nothing of this firing may be committed.
-            return Err(store::Error::Stale);
-        }
+        job_chain::advance(tx, chain, self, following).await?;
         crons::set_next(tx, self.tenant, self.cron, Some(following), Some(self.schedule)).await
     }
 }

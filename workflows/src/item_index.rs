@@ -9,9 +9,10 @@ pub(crate) mod matrix;
 
 use std::collections::{HashMap, HashSet};
 use std::ops::ControlFlow;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::RwLock;
 use serde_json::{Map, Value, json};
 use towpath_domain::TenantId;
 use towpath_domain::agent::namespace::Namespace;
@@ -95,19 +96,7 @@ struct Loaded {
     at: Instant,
 }
 
-#[derive(Clone)]
-struct SharedMatrix(Arc<RwLock<Matrix>>);
-
-impl SharedMatrix {
-    fn read(&self) -> RwLockReadGuard<'_, Matrix> {
-        // A panic leaves at worst a vector that is half replaced.
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, Matrix> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+type SharedMatrix = Arc<RwLock<Matrix>>;
 
 /// A search by meaning.
 #[derive(Clone, Copy, Debug)]
@@ -335,7 +324,7 @@ impl ItemIndex {
         }
         if current.is_none() {
             *slot = None;
-            let matrix = SharedMatrix(Arc::new(RwLock::new(Matrix::new(dims))));
+            let matrix = Arc::new(RwLock::new(Matrix::new(dims)));
             current = self.load(tenant, row, &matrix).await?.then_some(matrix);
         }
         *slot = Some(Loaded {

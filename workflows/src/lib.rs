@@ -64,6 +64,7 @@ pub mod flush_wal;
 pub mod images;
 pub mod index_runs;
 pub mod item_index;
+mod job_chain;
 pub mod keeper;
 pub mod metric;
 pub mod quarantine;

@@ -360,7 +360,7 @@ impl Reconciler {
 
 /// Records that an agent server ended and is restarted only after `wait`: its port may be reused by then.
 async fn record_end(world: &Services, placement: &Placement, wait: Duration) -> Result<(), Failure> {
-    metrics::counter!(metric::RESTARTS).increment(1);
+    metric::count_restart();
     tracing::warn!(
         deployment.id = %placement.deployment_id,
         wait_seconds = wait.as_secs(),
@@ -457,7 +457,7 @@ async fn start(
         Some(state) => state,
         None => {
             if crashed {
-                metrics::counter!(metric::RESTARTS).increment(1);
+                metric::count_restart();
                 tracing::warn!(deployment.id = %id, "the agent server of a deployment ended unexpectedly");
             }
             hosting.check_database(&placement).await?;

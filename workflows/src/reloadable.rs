@@ -1,6 +1,8 @@
 //! Settings that change while the server runs.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
+
+use parking_lot::RwLock;
 
 /// A value that can be replaced while others read it; clones share it.
 #[derive(Debug, Default)]
@@ -19,12 +21,11 @@ impl<T> Reloadable<T> {
 
     #[must_use]
     pub fn current(&self) -> Arc<T> {
-        // Replacing cannot panic.
-        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.read().clone()
     }
 
     /// Replaces the value for all readers.
     pub fn replace(&self, value: T) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(value);
+        *self.0.write() = Arc::new(value);
     }
 }

@@ -36,7 +36,7 @@ use serde_json::{Map, Value, json};
 use towpath_domain::agent::merge::EVENT_STREAMING;
 use towpath_domain::agent::{Durability, Kwargs, Nodes};
 use towpath_domain::job::{EndReason, RetryPolicy};
-use towpath_durable::{Ctx, Failure, IntoFailure, Outcome, Workflow};
+use towpath_durable::{Ctx, Failure, IntoFailure, Outcome, Settlement, Workflow};
 use towpath_runtime::{Execution, Graph, StreamMode};
 use towpath_store::runs::Run;
 use towpath_store::{self as store, Tx, attempts};
@@ -68,11 +68,11 @@ impl Workflow for RunAgent {
         let &Self { tenant, run: id, .. } = self;
         let run = match world.runs.get(tenant, id).await {
             // Deleted meanwhile, alone or with its thread.
-            Err(store::Error::NotFound) => return ctx.settle_final(async |_| Ok(())).await,
+            Err(store::Error::NotFound) => return ctx.settle_as(Settlement::irrevocable(), async |_| Ok(())).await,
             run => run.retry()?,
         };
         if run.status.is_final() {
-            return ctx.settle_final(async |_| Ok(())).await;
+            return ctx.settle_as(Settlement::irrevocable(), async |_| Ok(())).await;
         }
         let kwargs: Kwargs = serde_json::from_str(&run.kwargs).fatal()?;
         let logged = kwargs.resumable || world.settings.log_all;

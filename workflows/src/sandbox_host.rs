@@ -9,10 +9,11 @@ use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::{OnceCell, watch};
 use tokio_util::sync::CancellationToken;
 use towpath_domain::sandbox::BoxConfig;
@@ -202,7 +203,9 @@ impl SandboxHost {
     /// The running sandbox; `None` if this life of it is not running.
     async fn handle(&self, row: &SandboxBox) -> Result<Option<BoxHandle>, Error> {
         let generation = driver_generation(row.generation);
-        let known = lock(&self.handles)
+        let known = self
+            .handles
+            .lock()
             .get(&row.id)
             .filter(|handle| handle.generation == generation)
             .cloned();
@@ -217,12 +220,12 @@ impl SandboxHost {
     }
 
     pub(crate) fn insert_handle(&self, id: BoxId, handle: BoxHandle) {
-        lock(&self.handles).insert(id, handle);
+        self.handles.lock().insert(id, handle);
     }
 
     /// Drops the connection data of a sandbox that does not answer.
     pub fn remove_handle(&self, id: BoxId) {
-        lock(&self.handles).remove(&id);
+        self.handles.lock().remove(&id);
     }
 
     /// Tells waiting requests that a sandbox has changed.
@@ -281,9 +284,4 @@ fn load_host_id(folder: &Path) -> io::Result<Uuid> {
         }
         Err(error) => Err(error),
     }
-}
-
-/// No holder of the lock panics during a change.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

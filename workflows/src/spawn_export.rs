@@ -8,12 +8,12 @@ use serde::{Deserialize, Serialize};
 use towpath_domain::export::{ExportSpec, ExportStatus, Limits, SPAWN_DELAY};
 use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_domain::{ExportId, ScheduleId, TenantId, Timestamp, failpoint};
-use towpath_durable::{Ctx, IntoFailure, Outcome, Start, Workflow};
+use towpath_durable::{Ctx, IntoFailure, Outcome, Settlement, Workflow};
 use towpath_store::exports::scheduled::{self, NewScheduled};
 use towpath_store::{self as store, Tx, schedules};
 
 use crate::Services;
-use crate::run_export;
+use crate::{job_chain, run_export};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SpawnExport {
@@ -37,22 +37,7 @@ pub async fn create(
         schedule: ScheduleId::new(),
     };
     let at = start_time.plus(interval_length(hours)).plus(SPAWN_DELAY);
-    let job = towpath_durable::start(tx, &spawn, Start::new(tenant).at(at)).await?;
-    let input =
-        serde_json::to_string(&spawn).map_err(|_| store::Error::corrupt("scheduled_export", "id", spawn.export))?;
-    let chain = schedules::Schedule {
-        id: spawn.schedule,
-        tenant_id: tenant,
-        kind: SpawnExport::KIND.to_owned(),
-        pool: SpawnExport::POOL.to_owned(),
-        input,
-        next_at: at,
-        paused: false,
-        spawn_job: Some(job),
-        created_at: tx.now(),
-        ended_at: None,
-    };
-    schedules::insert(tx, &chain).await?;
+    job_chain::begin(tx, spawn.schedule, tenant, &spawn, at).await?;
     let new = NewScheduled {
         id: spawn.export,
         content,
@@ -126,15 +111,11 @@ impl Workflow for SpawnExport {
         let limits: Limits = world.exports;
         failpoint::hit("spawn.before_record");
         let lane = [run_export::lane(tenant, &limits)];
-        let spawned = ctx.settle_with(&lane, async |tx| {
+        let spawned = ctx.settle_as(Settlement::starting_in(&lane), async |tx| {
             let spawned = run_export::record(tx, tenant, &limits, &content, range, Some(export)).await?;
             failpoint::hit("spawn.half_recorded");
             let next = chain.next_at.plus(interval_length(hours));
-            let job = towpath_durable::start(tx, self, Start::new(tenant).at(next)).await?;
-            if !schedules::advance(tx, schedule, chain.next_at, next, Some(job)).await? {
-                // It was advanced by another job, or cancelled: nothing of this spawn may be committed.
-                return Err(store::Error::Stale);
-            }
+            job_chain::advance(tx, &chain, self, next).await?;
             tracing::info!(export.id = %spawned.id, export.source = %export, "spawned the export of an interval");
             Ok(())
         });

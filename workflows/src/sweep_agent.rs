@@ -10,17 +10,16 @@ use serde::{Deserialize, Serialize};
 use towpath_domain::agent::{ThreadStatus, TtlStrategy};
 use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_domain::{ScheduleId, TenantId, ThreadId, Timestamp};
-use towpath_durable::{Ctx, Failure, IntoFailure, Outcome, Start, Workflow};
+use towpath_durable::{Ctx, Failure, IntoFailure, Outcome, Workflow};
 use towpath_runtime::first_checkpoint_at;
 use towpath_store::checkpoints::{self, Retention};
-use towpath_store::schedules::{self, Schedule};
-use towpath_store::{self as store, Store, Tx, items, jobs, run_events, threads};
+use towpath_store::{self as store, Store, Tx, items, jobs, run_events, schedules, threads};
 
 use self::orphans::BATCH;
 use crate::agent_services::AgentServices;
-use crate::run_agent;
 use crate::sweep_traces::SOON;
 use crate::sweep_traces::sweep_task::SweepTask;
+use crate::{job_chain, run_agent};
 
 /// Pause between two sweeps, unless something is behind.
 const EVERY: Duration = Duration::from_secs(60);
@@ -62,34 +61,7 @@ pub async fn ensure(store: &Store, tenant: TenantId) -> store::Result<()> {
         tenant,
         behind: SweepBacklog::default(),
     };
-    let made = store
-        .write(async |tx| {
-            if schedules::get(tx, chain(tenant)).await?.is_some() {
-                return Ok(());
-            }
-            let at = jobs::db_now(tx).await?.plus(EVERY);
-            let job = towpath_durable::start(tx, &sweep, Start::new(tenant).at(at)).await?;
-            let input = serde_json::to_string(&sweep).map_err(|_| store::Error::corrupt("job", "input", job))?;
-            let schedule = Schedule {
-                id: chain(tenant),
-                tenant_id: tenant,
-                kind: SweepAgent::KIND.to_owned(),
-                pool: SweepAgent::POOL.to_owned(),
-                input,
-                next_at: at,
-                paused: false,
-                spawn_job: Some(job),
-                created_at: tx.now(),
-                ended_at: None,
-            };
-            schedules::insert(tx, &schedule).await
-        })
-        .await;
-    match made {
-        // Another process was faster.
-        Err(store::Error::Conflict { .. }) => Ok(()),
-        made => made,
-    }
+    job_chain::ensure(store, chain(tenant), tenant, &sweep, EVERY).await
 }
 
 impl Workflow for SweepAgent {
@@ -131,12 +103,7 @@ impl Workflow for SweepAgent {
         let next_sweep = Self { tenant, behind };
         ctx.settle(async |tx| {
             let next = jobs::db_now(tx).await?.plus(rest);
-            let job = towpath_durable::start(tx, &next_sweep, Start::new(tenant).at(next)).await?;
-            if schedules::advance(tx, schedule.id, schedule.next_at, next, Some(job)).await? {
-                Ok(())
-            } else {
-                Err(store::Error::Stale)
-            }
+            job_chain::advance(tx, &schedule, &next_sweep, next).await
         })
         .await
     }

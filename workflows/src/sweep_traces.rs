@@ -16,16 +16,16 @@ use object_store::path::Path;
 use serde::{Deserialize, Serialize};
 use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_domain::{ScheduleId, TenantId, Timestamp, failpoint};
-use towpath_durable::{Cause, Ctx, Failure, IntoFailure, Outcome, Start, Workflow};
-use towpath_store::schedules::{self, Schedule};
+use towpath_durable::{Cause, Ctx, Failure, IntoFailure, Outcome, Workflow};
 use towpath_store::segments::Segment;
 use towpath_store::segments::replace::{self, CompactionCandidate};
 use towpath_store::segments::waste;
-use towpath_store::{self as store, Store, Tx, jobs, run_index, segments};
+use towpath_store::{self as store, Store, Tx, jobs, run_index, schedules, segments};
 
 use self::sweep_task::SweepTask;
 use crate::Services;
 use crate::index_runs;
+use crate::job_chain;
 use crate::metric;
 use crate::reprice_days;
 
@@ -67,33 +67,7 @@ pub struct SweepTraces {
 
 /// Ensures that trace data is swept. Every process may call it at its start.
 pub async fn ensure(store: &Store) -> store::Result<()> {
-    let made = store
-        .write(async |tx| {
-            if schedules::get(tx, CHAIN).await?.is_some() {
-                return Ok(());
-            }
-            let at = jobs::db_now(tx).await?.plus(EVERY);
-            let job = towpath_durable::start(tx, &SweepTraces::default(), Start::new(TenantId::nil()).at(at)).await?;
-            let schedule = Schedule {
-                id: CHAIN,
-                tenant_id: TenantId::nil(),
-                kind: SweepTraces::KIND.to_owned(),
-                pool: SweepTraces::POOL.to_owned(),
-                input: "{}".to_owned(),
-                next_at: at,
-                paused: false,
-                spawn_job: Some(job),
-                created_at: tx.now(),
-                ended_at: None,
-            };
-            schedules::insert(tx, &schedule).await
-        })
-        .await;
-    match made {
-        // Another process was faster.
-        Err(store::Error::Conflict { .. }) => Ok(()),
-        made => made,
-    }
+    job_chain::ensure(store, CHAIN, TenantId::nil(), &SweepTraces::default(), EVERY).await
 }
 
 impl Workflow for SweepTraces {
@@ -112,12 +86,7 @@ impl Workflow for SweepTraces {
         let rest = if is_behind { SOON } else { EVERY };
         ctx.settle(async |tx| {
             let next = jobs::db_now(tx).await?.plus(rest);
-            let job = towpath_durable::start(tx, &next_sweep, Start::new(TenantId::nil()).at(next)).await?;
-            if schedules::advance(tx, CHAIN, schedule.next_at, next, Some(job)).await? {
-                Ok(())
-            } else {
-                Err(store::Error::Stale)
-            }
+            job_chain::advance(tx, &schedule, &next_sweep, next).await
         })
         .await
     }

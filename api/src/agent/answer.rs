@@ -65,18 +65,23 @@ impl Serialize for Time {
 /// A page of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Page {
-    /// Maximum number of results, 1 to 1000.
+    /// Maximum number of results.
     pub limit: i64,
     /// Number of results to skip.
     pub offset: i64,
 }
 
 impl Page {
-    /// Checks both; the defaults are 10 and 0.
+    /// Checks both: 1 to 1000 results, by default 10.
     pub fn of(limit: Option<i64>, offset: Option<i64>) -> Result<Self, AgentError> {
-        let (limit, offset) = (limit.unwrap_or(10), offset.unwrap_or(0));
-        if !(1..=1000).contains(&limit) {
-            return Err(AgentError::invalid("limit: expected 1 to 1000"));
+        Self::within(limit, offset, 10, 1000)
+    }
+
+    /// Like [`Page::of`], with `usual` results by default and `most` at most.
+    pub fn within(limit: Option<i64>, offset: Option<i64>, usual: i64, most: i64) -> Result<Self, AgentError> {
+        let (limit, offset) = (limit.unwrap_or(usual), offset.unwrap_or(0));
+        if !(1..=most).contains(&limit) {
+            return Err(AgentError::invalid(format!("limit: expected 1 to {most}")));
         }
         if offset < 0 {
             return Err(AgentError::invalid("offset: expected 0 or more"));
@@ -152,6 +157,14 @@ impl Select {
             }
             (_, value) => Ok(value),
         }
+    }
+
+    /// Converts rows, and reduces each to the selected fields.
+    pub fn apply_all<T, R>(&self, rows: Vec<R>) -> Result<Vec<Value>, AgentError>
+    where
+        T: TryFrom<R, Error = AgentError> + Serialize,
+    {
+        rows.into_iter().map(|row| self.apply(&T::try_from(row)?)).collect()
     }
 }
 

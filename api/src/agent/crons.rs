@@ -289,11 +289,7 @@ pub(crate) async fn search(
         .read(async |tx| rows::search(tx, app.tenant, &which, order, ascending, page.fetch(), page.offset).await)
         .await?;
     let (headers, found) = page.cut(found);
-    let found: Vec<Value> = found
-        .into_iter()
-        .map(|row| select.apply(&Cron::try_from(row)?))
-        .collect::<Result<_, _>>()?;
-    Ok((headers, Json(found)).into_response())
+    Ok((headers, Json(select.apply_all::<Cron, _>(found)?)).into_response())
 }
 
 /// Count matching crons.

@@ -1,11 +1,12 @@
 //! OpenAPI description of the agent API, as JSON and as a page.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use axum::Router;
 use axum::routing::get;
 use http::HeaderMap;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use towpath_domain::agent::cron;
 use towpath_runtime::GraphSet;
@@ -79,7 +80,7 @@ impl AgentDocument {
     /// The description with the current graphs.
     fn document(&self) -> Document {
         let named = names(&self.graphs);
-        let mut last = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.cached.lock();
         if last.0 != named {
             *last = (named.clone(), document(self.build, named));
         }

@@ -14,7 +14,7 @@ use towpath_runtime::EmbedError;
 use towpath_store::items;
 use towpath_workflows::item_index::{self, SearchError};
 
-use super::answer::{Json, Time, raw};
+use super::answer::{Json, Page, Time, raw};
 use super::app::AgentApp;
 use super::errors::AgentError;
 use super::extract::{Body, Flag, Query};
@@ -285,7 +285,7 @@ pub(crate) async fn search(
     Body(search): Body<ItemSearch>,
 ) -> Result<Response, AgentError> {
     let prefix = Namespace::part("namespace_prefix", search.namespace_prefix)?;
-    let (limit, offset) = window(search.limit, search.offset, 10)?;
+    let Page { limit, offset } = Page::within(search.limit, search.offset, 10, MAX_RESULTS)?;
     let filter = search.filter.unwrap_or_default();
     let mut headers = HeaderMap::new();
     let query = search.query.as_deref().filter(|query| !query.is_empty());
@@ -354,7 +354,7 @@ pub(crate) async fn namespaces(
 ) -> Result<Json<Namespaces>, AgentError> {
     let prefix = Namespace::part("prefix", search.prefix.unwrap_or_default())?;
     let suffix = Namespace::part("suffix", search.suffix.unwrap_or_default())?;
-    let (limit, offset) = window(search.limit, search.offset, 100)?;
+    let Page { limit, offset } = Page::within(search.limit, search.offset, 100, MAX_RESULTS)?;
     let depth = match search.max_depth {
         None => None,
         Some(depth) => Some(
@@ -391,15 +391,4 @@ fn check_key(key: &str) -> Result<(), AgentError> {
         )));
     }
     Ok(())
-}
-
-fn window(limit: Option<i64>, offset: Option<i64>, usual: i64) -> Result<(i64, i64), AgentError> {
-    let (limit, offset) = (limit.unwrap_or(usual), offset.unwrap_or(0));
-    if !(1..=MAX_RESULTS).contains(&limit) {
-        return Err(AgentError::invalid(format!("limit: expected 1 to {MAX_RESULTS}")));
-    }
-    if offset < 0 {
-        return Err(AgentError::invalid("offset: expected 0 or more"));
-    }
-    Ok((limit, offset))
 }

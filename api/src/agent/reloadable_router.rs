@@ -1,9 +1,10 @@
 //! A surface that may be replaced while it is served: what the graphs' author says about it changes in `dev`.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::Request;
+use parking_lot::RwLock;
 use tower::{ServiceExt as _, service_fn};
 
 /// Serves a router until it is given another; clones share it.
@@ -19,15 +20,14 @@ impl ReloadableRouter {
 
     /// Has requests that come from now on answered by this one; those under way stay where they are.
     pub fn replace(&self, router: Router) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = router;
+        *self.0.write() = router;
     }
 
     /// What is to be served.
     pub fn router(&self) -> Router {
         let current = self.0.clone();
         Router::new().fallback_service(service_fn(move |request: Request| {
-            // Nothing panics while it is replaced.
-            let router = current.read().unwrap_or_else(PoisonError::into_inner).clone();
+            let router = current.read().clone();
             router.oneshot(request)
         }))
     }

@@ -1,13 +1,14 @@
 //! Limits of memory and threads that concurrent ingest bodies share.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt as _;
 use hyper::body::Body as _;
+use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError};
 use tokio::time::Instant;
 use towpath_domain::TenantId;
@@ -44,21 +45,16 @@ pub struct IngestLimiter {
 struct WorkspaceMemory(Mutex<HashMap<TenantId, usize>>);
 
 impl WorkspaceMemory {
-    fn lock(&self) -> MutexGuard<'_, HashMap<TenantId, usize>> {
-        // No code under this lock panics between two changes.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn of(&self, tenant: TenantId) -> usize {
-        self.lock().get(&tenant).copied().unwrap_or_default()
+        self.0.lock().get(&tenant).copied().unwrap_or_default()
     }
 
     fn add(&self, tenant: TenantId, grains: usize) {
-        *self.lock().entry(tenant).or_default() += grains;
+        *self.0.lock().entry(tenant).or_default() += grains;
     }
 
     fn remove(&self, tenant: TenantId, grains: usize) {
-        let mut held = self.lock();
+        let mut held = self.0.lock();
         if let Some(count) = held.get_mut(&tenant) {
             *count -= grains;
             if *count == 0 {
@@ -219,7 +215,7 @@ mod tests {
         assert_eq!(fill(&intake, other, GRAIN_BYTES).await.len(), 14);
         drop(held);
         assert!(
-            intake.workspace_memory.lock().is_empty(),
+            intake.workspace_memory.0.lock().is_empty(),
             "a workspace without bodies has no entry"
         );
         // A single body may use all of the memory.

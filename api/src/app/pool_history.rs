@@ -2,9 +2,10 @@
 //! number of finished jobs comes from the workers' rows.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use towpath_domain::WorkerId;
 use towpath_store::{Store, pools, workers};
 
@@ -46,7 +47,7 @@ pub(crate) struct PoolHistory {
 impl History {
     /// History of `pool`.
     pub(crate) fn pool_history(&self, pool: &str) -> PoolHistory {
-        let kept = self.lock();
+        let kept = self.0.lock();
         PoolHistory {
             ready: kept
                 .samples
@@ -57,15 +58,10 @@ impl History {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HistoryState> {
-        // No code under this lock panics.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Records a page view and makes sure that samples are taken.
     pub(crate) async fn record_view(&self, store: &Store) {
         let begins = {
-            let mut kept = self.lock();
+            let mut kept = self.0.lock();
             kept.last_viewed = Some(Instant::now());
             !std::mem::replace(&mut kept.sampling, true)
         };
@@ -79,7 +75,7 @@ impl History {
             loop {
                 tokio::time::sleep(SAMPLE_INTERVAL).await;
                 {
-                    let mut kept = history.lock();
+                    let mut kept = history.0.lock();
                     if kept.last_viewed.is_none_or(|at| at.elapsed() > IDLE_STOP) {
                         *kept = HistoryState::default();
                         return;
@@ -114,7 +110,7 @@ async fn sample(history: &History, store: &Store) {
             counts.into_iter().map(move |(pool, jobs)| ((worker.id, pool), jobs))
         })
         .collect();
-    let mut kept = history.lock();
+    let mut kept = history.0.lock();
     kept.samples.push_back(Sample {
         at: Instant::now(),
         ready,

@@ -1,9 +1,9 @@
 //! Storage quota of a workspace for trace data, datasets and prompts.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use towpath_domain::{Clock, TenantId, Timestamp};
 use towpath_store::{Store, datasets, prompts, segments};
 
@@ -47,7 +47,7 @@ impl StorageQuota {
 
     async fn bytes(&self, store: &Store, clock: &Clock, tenant: TenantId) -> Result<u64, towpath_store::Error> {
         let now = clock.now();
-        let known = self.lock().get(&tenant).copied();
+        let known = self.cached_bytes.lock().get(&tenant).copied();
         if let Some((counted_at, bytes)) = known
             && counted_at <= now
             && now.since(counted_at) < CACHE_TTL
@@ -61,16 +61,11 @@ impl StorageQuota {
         });
         let bytes = read.await?;
         let bytes = u64::try_from(bytes).unwrap_or_default();
-        let mut counted = self.lock();
+        let mut counted = self.cached_bytes.lock();
         if counted.len() >= MAX_CACHED_WORKSPACES {
             counted.clear();
         }
         counted.insert(tenant, (now, bytes));
         Ok(bytes)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<TenantId, (Timestamp, u64)>> {
-        // A panic between two map operations leaves the map consistent.
-        self.cached_bytes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,9 +1,9 @@
 //! Who is near a limit, and who was refused, as this process saw it.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use towpath_domain::Timestamp;
 
 use super::identity::LimitIdentity;
@@ -68,7 +68,7 @@ impl RecentCallers {
             return;
         }
         let key = (noted.limit, noted.identity.digest());
-        let mut shown = self.lock();
+        let mut shown = self.0.lock();
         if shown.callers.len() >= MAX_CALLERS && !shown.callers.contains_key(&key) {
             shown.remove_expired(now);
             if shown.callers.len() >= MAX_CALLERS {
@@ -94,7 +94,7 @@ impl RecentCallers {
 
     /// Everybody of whom something is shown.
     pub(super) fn callers(&self, now: Timestamp) -> Vec<Caller> {
-        let shown = self.lock();
+        let shown = self.0.lock();
         let callers = shown.callers.values();
         let mut callers: Vec<Caller> = callers
             .filter(|caller| caller.is_near(now) || caller.was_refused(now))
@@ -102,11 +102,6 @@ impl RecentCallers {
             .collect();
         callers.sort_by(|a, b| (a.limit, &a.identity).cmp(&(b.limit, &b.identity)));
         callers
-    }
-
-    fn lock(&self) -> MutexGuard<'_, RecentCallersState> {
-        // Nothing in here panics half way through a change.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -16,7 +16,7 @@ use crate::auth::Tenant;
 use crate::errors::ApiError;
 use crate::extract::{Json, Object, Pairs, Path};
 use crate::platform::datasets::model::{self, JsonBody, JsonValues};
-use crate::platform::exports::MAX_OFFSET;
+use crate::platform::paging;
 use crate::platform::runs;
 
 /// Maximum number of trace runs in one request.
@@ -135,8 +135,7 @@ pub async fn list(
         name: sent.all("name").last().map(str::to_owned),
         name_contains: sent.all("name_contains").last().map(str::to_owned),
     };
-    let limit = sent.number("limit", 1..=100)?.unwrap_or(100);
-    let offset = sent.number("offset", 0..=MAX_OFFSET)?.unwrap_or(0);
+    let (limit, offset) = paging::of(&sent)?;
     let read = app
         .store
         .read(async |tx| annotation_queues::list(tx, tenant.id, &criteria, limit, offset).await);
@@ -284,8 +283,7 @@ pub async fn list_runs(
 ) -> Result<Json<Vec<Value>>, ApiError> {
     sent.only(&["limit", "offset", "status"])?;
     model::refuse_parameters(&sent, &["status"])?;
-    let limit = sent.number("limit", 1..=100)?.unwrap_or(100);
-    let offset = sent.number("offset", 0..=MAX_OFFSET)?.unwrap_or(0);
+    let (limit, offset) = paging::of(&sent)?;
     let read = app
         .store
         .read(async |tx| annotation_queues::runs(tx, tenant.id, id, limit, offset).await);

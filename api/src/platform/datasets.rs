@@ -27,7 +27,7 @@ use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
 use crate::extract::{Json, Pairs, Path, optional_object};
-use crate::platform::exports::MAX_OFFSET;
+use crate::platform::paging;
 use model::JsonBody;
 
 #[derive(Serialize, utoipa::ToSchema)]
@@ -193,8 +193,7 @@ pub async fn list(State(app): State<App>, tenant: Tenant, sent: Pairs) -> Result
         return Err(Rejection::unsupported("sort_by", "a list of datasets in another order than created_at").into());
     }
     let criteria = criteria(&sent)?;
-    let limit = sent.number("limit", 1..=100)?.unwrap_or(100);
-    let offset = sent.number("offset", 0..=MAX_OFFSET)?.unwrap_or(0);
+    let (limit, offset) = paging::of(&sent)?;
     let read = app.store.read(async |tx| {
         let found = datasets::list(tx, tenant.id, &criteria, limit, offset).await?;
         let ids: Vec<DatasetId> = found.iter().map(|row| row.id).collect();

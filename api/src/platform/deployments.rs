@@ -24,9 +24,8 @@ use crate::auth::{GrantedScopes, Tenant};
 use crate::errors::ApiError;
 use crate::extract::{Json, Path, Query};
 use crate::idempotency::{self, IdempotencyKey, IdempotentJson};
-use crate::platform::exports::MAX_OFFSET;
-use crate::platform::names;
 use crate::platform::revisions::model::NewRevisionConfig;
+use crate::platform::{names, paging};
 use model::{CreateDeployment, Deployment, DeploymentList, UpdateDeployment};
 
 /// Maximum number of deployments that one request may delete.
@@ -112,25 +111,6 @@ pub struct ListDeployments {
     agent_environment: Option<String>,
 }
 
-/// Checks `limit` and `offset`.
-pub(crate) fn bounds(limit: Option<i64>, offset: Option<i64>) -> Result<(i64, i64), ApiError> {
-    let (limit, offset) = (limit.unwrap_or(20), offset.unwrap_or(0));
-    let out_of_range = |field: &str, text: String| {
-        Err(ApiError::invalid_at(
-            vec!["query".into(), field.into()],
-            "value_error",
-            text,
-        ))
-    };
-    if !(1..=100).contains(&limit) {
-        return out_of_range("limit", "expected a number between 1 and 100".to_owned());
-    }
-    if !(0..=MAX_OFFSET).contains(&offset) {
-        return out_of_range("offset", format!("expected a number between 0 and {MAX_OFFSET}"));
-    }
-    Ok((limit, offset))
-}
-
 fn ids(field: &str, text: &str) -> Result<Vec<DeploymentId>, ApiError> {
     let wrong = |text| ApiError::invalid_at(vec!["query".into(), field.into()], "uuid_parsing", text);
     let ids: Result<Vec<DeploymentId>, _> = text
@@ -156,7 +136,7 @@ pub async fn list(
     tenant: Tenant,
     Query(asked): Query<ListDeployments>,
 ) -> Result<Json<DeploymentList>, ApiError> {
-    let (limit, offset) = bounds(asked.limit, asked.offset)?;
+    let (limit, offset) = paging::check(asked.limit, asked.offset, 20, 100)?;
     let refused = [
         ("tag_value_ids", asked.tag_value_ids.is_some()),
         ("remote_reconciled", asked.remote_reconciled.is_some()),

@@ -20,8 +20,8 @@ use crate::auth::Tenant;
 use crate::errors::ApiError;
 use crate::extract::{Json, Path, Query, object, optional_object};
 use crate::idempotency::{self, IdempotencyKey, IdempotentJson};
-use crate::platform::exports::Page;
 use crate::platform::names;
+use crate::platform::paging;
 
 /// A destination of bulk exports.
 #[derive(Serialize, utoipa::ToSchema)]
@@ -249,15 +249,29 @@ pub async fn create(
     .await
 }
 
+/// A page of the list.
+#[derive(Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub struct ListDestinations {
+    /// Maximum number of results, 1 to 1000; default 1000.
+    #[param(minimum = 1, maximum = 1000)]
+    limit: Option<i64>,
+    /// Number of results to skip.
+    #[param(minimum = 0, maximum = 1_000_000_000)]
+    offset: Option<i64>,
+}
+
 /// List destinations, newest first.
-#[utoipa::path(get, path = "/api/v1/bulk-exports/destinations", tag = "bulk-export-destinations", params(Page),
+#[utoipa::path(get, path = "/api/v1/bulk-exports/destinations", tag = "bulk-export-destinations",
+    params(ListDestinations),
     responses((status = 200, description = "Destinations", body = Vec<Destination>), ApiError))]
 pub async fn list(
     State(app): State<App>,
     tenant: Tenant,
-    Query(page): Query<Page>,
+    Query(wanted): Query<ListDestinations>,
 ) -> Result<Json<Vec<Destination>>, ApiError> {
-    let (limit, offset) = page.admit()?;
+    let (limit, offset) = paging::check(wanted.limit, wanted.offset, 1000, 1000)?;
     let rows = app
         .store
         .read(async |tx| destinations::list(tx, tenant.id, limit, offset).await)

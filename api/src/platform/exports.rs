@@ -16,7 +16,7 @@ use crate::auth::Tenant;
 use crate::errors::ApiError;
 use crate::extract::{Json, Path, Query, whole};
 use crate::idempotency::{self, IdempotencyKey, IdempotentJson};
-use crate::platform::names;
+use crate::platform::{names, paging};
 
 /// A bulk export, or a schedule of bulk exports.
 #[derive(Serialize, utoipa::ToSchema)]
@@ -151,42 +151,6 @@ pub struct CreateExport {
 pub struct UpdateExport {
     #[schema(value_type = names::NewStatus)]
     status: String,
-}
-
-/// Maximum offset of a list. Skipped rows are read.
-pub const MAX_OFFSET: i64 = 1_000_000_000;
-
-/// A page of a list.
-#[derive(Deserialize, utoipa::IntoParams)]
-#[into_params(parameter_in = Query)]
-#[serde(deny_unknown_fields)]
-pub struct Page {
-    /// Maximum number of results, 1 to 1000; default 1000.
-    #[param(minimum = 1, maximum = 1000)]
-    limit: Option<i64>,
-    /// Number of results to skip.
-    #[param(minimum = 0, maximum = 1_000_000_000)]
-    offset: Option<i64>,
-}
-
-impl Page {
-    pub fn admit(&self) -> Result<(i64, i64), ApiError> {
-        let (limit, offset) = (self.limit.unwrap_or(1000), self.offset.unwrap_or(0));
-        let refuse = |field: &str, msg: String| {
-            Err(ApiError::invalid_at(
-                vec!["query".into(), field.into()],
-                "value_error",
-                msg,
-            ))
-        };
-        match (limit, offset) {
-            (limit, _) if !(1..=1000).contains(&limit) => refuse("limit", "expected 1 to 1000".to_owned()),
-            (_, offset) if !(0..=MAX_OFFSET).contains(&offset) => {
-                refuse("offset", format!("expected 0 to {MAX_OFFSET}"))
-            }
-            page => Ok(page),
-        }
-    }
 }
 
 /// Filters and page of the list.
@@ -385,11 +349,7 @@ pub async fn list(
     tenant: Tenant,
     Query(wanted): Query<ListExports>,
 ) -> Result<Json<Vec<Export>>, ApiError> {
-    let page = Page {
-        limit: wanted.limit,
-        offset: wanted.offset,
-    };
-    let (limit, offset) = page.admit()?;
+    let (limit, offset) = paging::check(wanted.limit, wanted.offset, 1000, 1000)?;
     let filter = listing::Filter {
         id: None,
         project: wanted.session_id,
@@ -480,11 +440,7 @@ pub async fn list_spawned_runs(
     tenant: Tenant,
     Query(wanted): Query<ListSpawnedRuns>,
 ) -> Result<Json<Vec<ExportRun>>, ApiError> {
-    let page = Page {
-        limit: wanted.limit,
-        offset: wanted.offset,
-    };
-    let (limit, offset) = page.admit()?;
+    let (limit, offset) = paging::check(wanted.limit, wanted.offset, 1000, 1000)?;
     let source = wanted.source_bulk_export_id;
     let read = app.store.read(async |tx| {
         listing::get(tx, tenant.id, source).await?;

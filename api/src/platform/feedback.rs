@@ -22,8 +22,8 @@ use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
 use crate::extract::{Json, JsonObject, Pairs, Path};
-use crate::platform::exports::MAX_OFFSET;
 use crate::platform::ingest::{Answer, Ingested, accept_body};
+use crate::platform::paging;
 
 /// Maximum number of trace runs in one request.
 const MOST_RUNS: usize = 1000;
@@ -101,8 +101,7 @@ pub async fn list(State(app): State<App>, tenant: Tenant, sent: Pairs) -> Result
         keys: sent.all("key").map(str::to_owned).collect(),
         sources: sent.all("source").map(str::to_owned).collect(),
     };
-    let limit = sent.number("limit", 1..=100)?.unwrap_or(100);
-    let offset = sent.number("offset", 0..=MAX_OFFSET)?.unwrap_or(0);
+    let (limit, offset) = paging::of(&sent)?;
     let now = app.clock.now();
     let read = app.queries.run(move |reader| async move {
         let snapshot = reader.snapshot(tenant.id).await?;

@@ -17,7 +17,7 @@ use crate::auth::Tenant;
 use crate::errors::ApiError;
 use crate::extract::{Json, Pairs};
 use crate::platform::datasets::model::check_depth;
-use crate::platform::exports::MAX_OFFSET;
+use crate::platform::paging;
 
 /// Maximum size of one configuration.
 const MAX_BYTES: usize = 64 * 1024;
@@ -140,8 +140,7 @@ pub async fn list(
         return Err(ApiError::bad_request("key: expected at most 100"));
     }
     let part = sent.all("name_contains").last();
-    let limit = sent.number("limit", 1..=100)?.unwrap_or(100);
-    let offset = sent.number("offset", 0..=MAX_OFFSET)?.unwrap_or(0);
+    let (limit, offset) = paging::of(&sent)?;
     let read = app
         .store
         .read(async |tx| feedback_configs::list(tx, tenant.id, &keys, part, limit, offset).await);

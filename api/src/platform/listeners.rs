@@ -7,7 +7,7 @@ use towpath_domain::deployment::BUILT_IN_LISTENER;
 use towpath_domain::{ListenerId, Rejection, Timestamp};
 use towpath_store::{self as store, listeners};
 
-use super::deployments::bounds;
+use super::paging;
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
@@ -154,7 +154,7 @@ pub async fn list(
     tenant: Tenant,
     Query(asked): Query<ListListeners>,
 ) -> Result<Json<ListenerList>, ApiError> {
-    let (limit, offset) = bounds(asked.limit, asked.offset)?;
+    let (limit, offset) = paging::check(asked.limit, asked.offset, 20, 100)?;
     let mut resources: Vec<_> = (offset == 0).then(built_in).into_iter().collect();
     let (left, skipped) = if offset == 0 {
         (limit - 1, 0)

@@ -22,7 +22,7 @@ use crate::auth::Tenant;
 use crate::errors::{ApiError, LocSegment};
 use crate::extract::{Json, Pairs, Path};
 use crate::platform::datasets::model::{self, JsonBody};
-use crate::platform::exports::MAX_OFFSET;
+use crate::platform::paging;
 
 #[derive(Serialize, utoipa::ToSchema)]
 #[schema(as = Prompt)]
@@ -278,8 +278,7 @@ fn criteria(sent: &Pairs, tenant: TenantId) -> Result<Option<Filter>, ApiError> 
 pub async fn list(State(app): State<App>, tenant: Tenant, sent: Pairs) -> Result<Json<PromptPage>, ApiError> {
     sent.only(&PARAMETERS)?;
     let criteria = criteria(&sent, tenant.id)?;
-    let limit = sent.number("limit", 1..=100)?.unwrap_or(100);
-    let offset = sent.number("offset", 0..=MAX_OFFSET)?.unwrap_or(0);
+    let (limit, offset) = paging::of(&sent)?;
     let Some(criteria) = criteria else {
         return Ok(Json(PromptPage {
             repos: Vec::new(),

@@ -11,8 +11,9 @@ use towpath_domain::{DeploymentId, RevisionId};
 use towpath_store::{self as store, deployments, revisions};
 use towpath_workflows::deployments as work;
 
+use super::deployments::missing;
 use super::deployments::model::{self as of_deployments, Deployment};
-use super::deployments::{bounds, missing};
+use super::paging;
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
@@ -48,7 +49,7 @@ pub async fn list(
     Path(deployment): Path<DeploymentId>,
     Query(asked): Query<ListRevisions>,
 ) -> Result<Json<RevisionList>, ApiError> {
-    let (limit, offset) = bounds(asked.limit, asked.offset)?;
+    let (limit, offset) = paging::check(asked.limit, asked.offset, 20, 100)?;
     if asked.remote_reconciled.is_some() {
         let what = "the filter remote_reconciled";
         return Err(towpath_domain::Rejection::unsupported("remote_reconciled", what).into());

@@ -16,7 +16,7 @@ use crate::auth::Tenant;
 use crate::errors::ApiError;
 use crate::extract::{Json, Pairs, Path, Query};
 use crate::platform::datasets::results::{self, UsageOfTraces};
-use crate::platform::exports::MAX_OFFSET;
+use crate::platform::paging;
 use crate::platform::runs;
 
 /// A tracing project.
@@ -183,8 +183,7 @@ pub async fn list(State(app): State<App>, tenant: Tenant, sent: Pairs) -> Result
         metadata,
     };
     let statistics = sent.flag("include_stats")?;
-    let limit = sent.number("limit", 1..=100)?.unwrap_or(100);
-    let offset = sent.number("offset", 0..=MAX_OFFSET)?.unwrap_or(0);
+    let (limit, offset) = paging::of(&sent)?;
     let found = app
         .store
         .read(async |tx| projects::list(tx, tenant.id, &wanted, limit, offset).await)

@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use crate::client::network;
 
@@ -20,7 +22,7 @@ impl ConnectionCounts {
     /// Counts one more from `address`, unless that has `most` already.
     pub(super) fn count(&self, address: IpAddr, most: usize) -> Option<ConnectionGuard> {
         let of = network(address);
-        let mut open = self.open();
+        let mut open = self.0.lock();
         let count = open.entry(of).or_default();
         if *count >= most.max(1) {
             return None;
@@ -32,16 +34,11 @@ impl ConnectionCounts {
             of,
         })
     }
-
-    fn open(&self) -> MutexGuard<'_, HashMap<IpAddr, usize>> {
-        // Nothing in here panics half way through a change.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for ConnectionGuard {
     fn drop(&mut self) {
-        let mut open = self.peers.open();
+        let mut open = self.peers.0.lock();
         if let Some(count) = open.get_mut(&self.of) {
             *count -= 1;
             if *count == 0 {
@@ -67,6 +64,6 @@ mod tests {
         let _held = [count("2001:db8::1").unwrap(), count("2001:db8::2").unwrap()];
         assert!(count("2001:db8::3").is_none(), "they are of one network");
         assert!(count("2001:db8:0:1::1").is_some());
-        assert_eq!(peers.open().len(), 1, "who has none is forgotten");
+        assert_eq!(peers.0.lock().len(), 1, "who has none is forgotten");
     }
 }

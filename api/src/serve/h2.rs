@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -168,13 +169,8 @@ impl Streams {
         })))
     }
 
-    fn state(&self) -> MutexGuard<'_, StreamsState> {
-        // Nothing in here panics half way through a change.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn open(&self) -> OpenStream {
-        let mut state = self.state();
+        let mut state = self.0.lock();
         let id = state.next;
         state.next += 1;
         state.open.insert(id, None);
@@ -187,12 +183,12 @@ impl Streams {
 
     /// Whether there was no request yet.
     fn is_unused(&self) -> bool {
-        self.state().next == 0
+        self.0.lock().next == 0
     }
 
     /// How long no request has been open.
     fn idle_time(&self, now: Instant) -> Duration {
-        let state = self.state();
+        let state = self.0.lock();
         if state.open.is_empty() {
             now.saturating_duration_since(state.idle_since)
         } else {
@@ -203,7 +199,7 @@ impl Streams {
     /// Whether a client has not read its answer for too long. HTTP/2 has a window for each request, so that the connection
     /// itself moves on meanwhile.
     fn is_stalled(&self, now: Instant) -> bool {
-        let state = self.state();
+        let state = self.0.lock();
         let mut waiting = state.open.values().flatten();
         waiting.any(|since| now.saturating_duration_since(*since) > WRITE_TIMEOUT)
     }
@@ -211,7 +207,7 @@ impl Streams {
 
 impl OpenStream {
     fn set_blocked_since(&self, since: Option<Instant>) {
-        if let Some(waiting) = self.streams.state().open.get_mut(&self.id) {
+        if let Some(waiting) = self.streams.0.lock().open.get_mut(&self.id) {
             *waiting = since;
         }
     }
@@ -219,7 +215,7 @@ impl OpenStream {
 
 impl Drop for OpenStream {
     fn drop(&mut self) {
-        let mut state = self.streams.state();
+        let mut state = self.streams.0.lock();
         state.open.remove(&self.id);
         state.idle_since = Instant::now();
     }

@@ -1,9 +1,10 @@
 //! TLS on a listener.
 
 use std::io;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::RwLock;
 use rustls::ServerConfig;
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
@@ -42,7 +43,7 @@ impl Tls {
 
     /// Shows another certificate from now on. Connections that are open go on.
     pub fn replace(&self, identity: CertifiedKey) {
-        let mut current = self.identity.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.identity.0.write();
         *current = Arc::new(identity);
     }
 
@@ -71,7 +72,7 @@ struct CertificateResolver(RwLock<Arc<CertifiedKey>>);
 
 impl ResolvesServerCert for CertificateResolver {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        let current = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let current = self.0.read();
         Some(Arc::clone(&current))
     }
 }

@@ -7,7 +7,7 @@
 //! answer says `connection: close`.
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ use axum::response::Response;
 use http::{HeaderValue, Request, header};
 use http_body_util::BodyExt as _;
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
+use parking_lot::Mutex;
 
 use super::idle_timer::IdleTimer;
 
@@ -67,7 +68,7 @@ impl UnreadBody {
             asked_first,
             started: begun,
             ..
-        } = shared.into_inner().unwrap_or_else(PoisonError::into_inner);
+        } = shared.into_inner();
         let comes = begun || !asked_first;
         if !comes || tokio::time::timeout(DRAIN_TIMEOUT, drain(body)).await != Ok(true) {
             let close = HeaderValue::from_static("close");
@@ -102,18 +103,12 @@ async fn drain(mut body: Incoming) -> bool {
 
 struct RequestBody(Arc<Mutex<SharedBody>>);
 
-impl RequestBody {
-    fn shared(&self) -> MutexGuard<'_, SharedBody> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl HttpBody for RequestBody {
     type Data = Bytes;
     type Error = BoxError;
 
     fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        let mut shared = self.shared();
+        let mut shared = self.0.lock();
         shared.started = true;
         let polled = Pin::new(&mut shared.body).poll_frame(context);
         if let Poll::Ready(frame) = &polled {
@@ -126,10 +121,10 @@ impl HttpBody for RequestBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.shared().body.is_end_stream()
+        self.0.lock().body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.shared().body.size_hint()
+        self.0.lock().body.size_hint()
     }
 }

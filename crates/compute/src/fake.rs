@@ -1,8 +1,8 @@
 //! A backend that runs nothing and does what a test tells it.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use towpath_domain::DeploymentId;
@@ -48,35 +48,35 @@ struct FakeState {
 impl Fake {
     /// What the next checks and replacements are to do.
     pub fn act(&self, check: FakeAction, replace: FakeAction) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.check = check;
         inner.replace = replace;
     }
 
     /// The behaviour of the next stops; [`FakeAction::Hang`] lasts until [`Fake::release`].
     pub fn act_at_stop(&self, act: FakeAction) {
-        self.lock().stop = act;
+        self.inner.lock().stop = act;
     }
 
     /// Ends the stops that hang.
     pub fn release(&self) {
-        self.lock().stop = FakeAction::Succeed;
+        self.inner.lock().stop = FakeAction::Succeed;
         self.released.notify_waiters();
     }
 
     /// The next replacement panics.
     pub fn panic_at_replace(&self) {
-        self.lock().panics = true;
+        self.inner.lock().panics = true;
     }
 
     /// Makes the agent server of a deployment unresponsive without ending it; its successor answers.
     pub fn deafen(&self, deployment: DeploymentId) {
-        self.lock().deaf.insert(deployment);
+        self.inner.lock().deaf.insert(deployment);
     }
 
     /// The database of a deployment is another one, or away.
     pub fn put_database(&self, deployment: DeploymentId, id: Option<&str>) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         match id {
             Some(id) => inner.databases.insert(deployment, id.to_owned()),
             None => inner.databases.remove(&deployment),
@@ -84,11 +84,11 @@ impl Fake {
     }
 
     pub(crate) fn database(&self, deployment: DeploymentId) -> Option<String> {
-        self.lock().databases.get(&deployment).cloned()
+        self.inner.lock().databases.get(&deployment).cloned()
     }
 
     pub(crate) fn name_database(&self, deployment: DeploymentId) -> String {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let id = inner.databases.entry(deployment);
         id.or_insert_with(|| Uuid::now_v7().to_string()).clone()
     }
@@ -96,12 +96,12 @@ impl Fake {
     /// The calls so far: `check`, `replace` or `stop`.
     #[must_use]
     pub fn calls(&self) -> Vec<String> {
-        self.lock().calls.clone()
+        self.inner.lock().calls.clone()
     }
 
     /// The agent server of a deployment ends by itself.
     pub fn crash(&self, deployment: DeploymentId) {
-        self.lock().running.remove(&deployment);
+        self.inner.lock().running.remove(&deployment);
         self.ended.notify_one();
     }
 
@@ -122,12 +122,12 @@ impl Fake {
             revision: launch.revision,
             address: "127.0.0.1:1".to_owned(),
         };
-        self.lock().running.insert(launch.deployment, state.clone());
+        self.inner.lock().running.insert(launch.deployment, state.clone());
         Ok(state)
     }
 
     pub(crate) fn state(&self, deployment: DeploymentId) -> Option<RunningAgent> {
-        self.lock().running.get(&deployment).cloned()
+        self.inner.lock().running.get(&deployment).cloned()
     }
 
     /// Waits for so many further health checks.
@@ -140,7 +140,7 @@ impl Fake {
 
     pub(crate) fn check_health(&self, deployment: DeploymentId) -> bool {
         self.health_checks.send_modify(|checks| *checks += 1);
-        !self.lock().deaf.contains(&deployment)
+        !self.inner.lock().deaf.contains(&deployment)
     }
 
     /// As [`Fake::stop`], for as long as the test says.
@@ -153,11 +153,11 @@ impl Fake {
         if act == FakeAction::Hang {
             released.await;
         }
-        self.lock().running.remove(&deployment);
+        self.inner.lock().running.remove(&deployment);
     }
 
     pub(crate) fn running(&self) -> Vec<DeploymentId> {
-        self.lock().running.keys().copied().collect()
+        self.inner.lock().running.keys().copied().collect()
     }
 
     pub(crate) fn stop(&self, deployment: DeploymentId) {
@@ -167,7 +167,7 @@ impl Fake {
     }
 
     pub(crate) fn stop_all(&self) {
-        self.lock().running.clear();
+        self.inner.lock().running.clear();
     }
 
     pub(crate) async fn ended(&self) {
@@ -175,13 +175,9 @@ impl Fake {
     }
 
     fn called<T>(&self, name: &str, then: impl FnOnce(&mut FakeState) -> T) -> T {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         inner.calls.push(name.to_owned());
         then(&mut inner)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, FakeState> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

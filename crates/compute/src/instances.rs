@@ -1,9 +1,10 @@
 //! The running agent servers by deployment, regardless of the backend.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use towpath_domain::{DeploymentId, RevisionId};
 
@@ -49,7 +50,7 @@ impl<I: Instance> Instances<I> {
     /// is stopped from here.
     pub(crate) async fn insert(&self, deployment: DeploymentId, instance: Arc<I>) -> Result<()> {
         let entered = {
-            let mut running = self.lock();
+            let mut running = self.running.lock();
             let open = !self.closed.load(Ordering::Relaxed);
             if open {
                 let instance = Arc::clone(&instance);
@@ -79,7 +80,7 @@ impl<I: Instance> Instances<I> {
             instance,
             state: Some(state.clone()),
         };
-        self.lock().insert(deployment, running);
+        self.running.lock().insert(deployment, running);
         self.count();
         tokio::spawn(async move {
             // An error says that its task is gone, and so is it.
@@ -90,7 +91,7 @@ impl<I: Instance> Instances<I> {
     }
 
     pub(crate) fn state(&self, deployment: DeploymentId) -> Option<RunningAgent> {
-        let all = self.lock();
+        let all = self.running.lock();
         let running = all.get(&deployment)?;
         if running.instance.lifecycle().is_running() {
             running.state.clone()
@@ -100,11 +101,12 @@ impl<I: Instance> Instances<I> {
     }
 
     pub(crate) fn running(&self) -> Vec<DeploymentId> {
-        self.lock().keys().copied().collect()
+        self.running.lock().keys().copied().collect()
     }
 
     pub(crate) async fn stop(&self, deployment: DeploymentId) {
         let found = self
+            .running
             .lock()
             .get(&deployment)
             .map(|running| Arc::clone(&running.instance));
@@ -117,7 +119,7 @@ impl<I: Instance> Instances<I> {
     /// Removes the entry of an ended agent server. Until then the entry stays, so that the next one waits for its end
     /// even if the stopping caller was dropped.
     fn forget(&self, deployment: DeploymentId, instance: &Arc<I>) {
-        let mut all = self.lock();
+        let mut all = self.running.lock();
         if all
             .get(&deployment)
             .is_some_and(|running| Arc::ptr_eq(&running.instance, instance))
@@ -131,7 +133,7 @@ impl<I: Instance> Instances<I> {
     /// Stops all, and takes in no other.
     pub(crate) async fn stop_all(&self) {
         let all: Vec<_> = {
-            let running = self.lock();
+            let running = self.running.lock();
             self.closed.store(true, Ordering::Relaxed);
             let all = running.iter();
             all.map(|(deployment, running)| (*deployment, Arc::clone(&running.instance)))
@@ -158,11 +160,7 @@ impl<I: Instance> Instances<I> {
     }
 
     fn count(&self) {
-        metrics::gauge!(metric::AGENTS).set(self.lock().len() as f64);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<DeploymentId, RunningInstance<I>>> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+        metrics::gauge!(metric::AGENTS).set(self.running.lock().len() as f64);
     }
 }
 

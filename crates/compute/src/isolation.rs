@@ -13,9 +13,10 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, lchown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use nix::unistd::geteuid;
+use parking_lot::Mutex;
 use tempfile::TempDir;
 use towpath_domain::DeploymentId;
 
@@ -380,7 +381,7 @@ impl CellFactory {
     /// The folder belongs to the platform, and only its group is the deployment's, so that the deployment cannot
     /// replace the platform's files in it.
     fn user_of(&self, folder: &Path) -> io::Result<u32> {
-        let _one = self.user_id_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = self.user_id_lock.lock();
         let mut range = self.range();
         let given = folder.metadata()?.gid();
         if range.contains(&given) {

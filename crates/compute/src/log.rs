@@ -1,8 +1,9 @@
 //! Where the lines of programs go.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use towpath_domain::Secret;
 use towpath_domain::deployment::Level;
@@ -82,7 +83,7 @@ impl Log {
         if message.is_empty() {
             return;
         }
-        let mut tail = self.0.tail.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tail = self.0.tail.lock();
         if tail.len() == TAIL {
             tail.pop_front();
         }
@@ -123,7 +124,7 @@ impl Log {
     /// The last lines that programs wrote, oldest first.
     #[must_use]
     pub fn tail(&self) -> Vec<String> {
-        let tail = self.0.tail.lock().unwrap_or_else(PoisonError::into_inner);
+        let tail = self.0.tail.lock();
         tail.iter().cloned().collect()
     }
 
@@ -233,12 +234,12 @@ mod tests {
         let lines = Arc::new(Mutex::new(Vec::new()));
         let taken = Arc::clone(&lines);
         let log = Log::new([Secret::new("hunter2hunter2"), Secret::new("x")], move |line| {
-            taken.lock().unwrap().push(line);
+            taken.lock().push(line);
         });
         log.output(b"\x1b[31mERROR\x1b[0m the key is hunter2hunter2\x07");
         log.output(b"");
         log.info("hunter2hunter2 again");
-        let lines = lines.lock().unwrap();
+        let lines = lines.lock();
         assert_eq!(lines[0].message, "ERROR the key is ***");
         assert_eq!(lines[0].level, Level::Error);
         assert_eq!(lines[1].message, "*** again");

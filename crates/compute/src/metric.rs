@@ -1,23 +1,16 @@
 //! What this crate counts.
 
-use metrics::Unit;
+towpath_domain::metric_table! {
+    pub fn describe;
 
-pub(crate) const AGENTS: &str = "towpath_deployment_agents";
-/// Counted by the caller that runs deployments.
-pub const RESTARTS: &str = "towpath_deployment_restarts_total";
-pub(crate) const PROGRAM_SECONDS: &str = "towpath_build_program_seconds";
+    gauge AGENTS = "towpath_deployment_agents", "Running agent servers of deployments";
+    counter RESTARTS = "towpath_deployment_restarts_total",
+        "Restarts of agent servers of deployments that ended by themselves";
+    histogram PROGRAM_SECONDS = "towpath_build_program_seconds",
+        "Duration of one program of a build, by purpose: git, install_command, build_command";
+}
 
-/// Says what the metrics of this room mean.
-pub fn describe() {
-    metrics::describe_gauge!(AGENTS, Unit::Count, "Running agent servers of deployments");
-    metrics::describe_counter!(
-        RESTARTS,
-        Unit::Count,
-        "Restarts of agent servers of deployments that ended by themselves"
-    );
-    metrics::describe_histogram!(
-        PROGRAM_SECONDS,
-        Unit::Seconds,
-        "Duration of one program of a build, by purpose: git, install_command, build_command"
-    );
+/// Counts a restart. Called by the process that runs deployments.
+pub fn count_restart() {
+    metrics::counter!(RESTARTS).increment(1);
 }

@@ -16,6 +16,7 @@ pub mod git;
 pub mod id;
 pub mod job;
 pub mod json;
+mod metric_table;
 pub mod patch;
 pub mod prompt;
 pub mod registry;

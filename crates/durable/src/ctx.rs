@@ -20,6 +20,7 @@ use crate::failure::{Cause, Failure, Outcome, Success, SuccessKind};
 use crate::lane::Lane;
 use crate::locked_jobs::LockedJobs;
 use crate::metric;
+use crate::settlement::{OnCancel, Settlement};
 
 /// A running job, as its workflow sees it. All writes are fenced: once another worker holds the job, every call returns
 /// [`Failure::Lost`] and writes nothing.
@@ -221,7 +222,7 @@ impl Ctx {
         f: impl AsyncFnOnce(&mut Tx<'_>) -> store::Result<T>,
     ) -> Result<T, Failure> {
         let id = self.job.id;
-        self.lock_held(lanes, false, false, async |tx, _| {
+        self.lock_held(Settlement::starting_in(lanes), LockScope::Job, async |tx, _| {
             let answer = f(tx).await?;
             refuse_unawaited_children(tx, id)?;
             Ok(answer)
@@ -236,7 +237,7 @@ impl Ctx {
     pub async fn wait(&mut self, lanes: &[Lane], f: impl AsyncFnOnce(&mut Tx<'_>) -> store::Result<()>) -> Outcome {
         let (id, known) = (self.job.id, self.bad_children);
         failpoint::hit("wait.before");
-        self.lock_held(lanes, false, false, async |tx, hold| {
+        self.lock_held(Settlement::starting_in(lanes), LockScope::Job, async |tx, hold| {
             f(tx).await?;
             let open = jobs::count_children(tx, id).await?;
             let row = hold.job(id);
@@ -285,24 +286,24 @@ impl Ctx {
     /// Ends the job as succeeded; `f` writes the final business rows in the same transaction. Open children are
     /// cancelled.
     ///
-    /// [`Failure::Cancelled`] if the job was asked to stop before; see [`Ctx::settle_final`]. Otherwise like
+    /// [`Failure::Cancelled`] if the job was asked to stop before; see [`Settlement::irrevocable`]. Otherwise like
     /// [`Ctx::commit`].
     pub async fn settle(&mut self, f: impl AsyncFnOnce(&mut Tx<'_>) -> store::Result<()>) -> Outcome {
-        self.settle_in(&[], false, f).await
+        self.settle_as(Settlement::default(), f).await
     }
 
-    /// Like [`Ctx::settle`], for a closure that starts jobs in these lanes.
-    pub async fn settle_with(
+    /// Like [`Ctx::settle`], on other terms.
+    pub async fn settle_as(
         &mut self,
-        lanes: &[Lane],
+        how: Settlement<'_>,
         f: impl AsyncFnOnce(&mut Tx<'_>) -> store::Result<()>,
     ) -> Outcome {
-        self.settle_in(lanes, false, f).await
-    }
-
-    /// Like [`Ctx::settle`], even if the job was asked to stop: the effect has happened and cannot be undone.
-    pub async fn settle_final(&mut self, f: impl AsyncFnOnce(&mut Tx<'_>) -> store::Result<()>) -> Outcome {
-        self.settle_in(&[], true, f).await
+        failpoint::hit("settle.before");
+        self.settle_locked(how, f)
+            .instrument(tracing::debug_span!("settle"))
+            .await?;
+        failpoint::hit("settle.after");
+        Ok(Success(SuccessKind::Settled))
     }
 
     /// Ends the job as succeeded, writing only its own row; many such rows are written together.
@@ -323,31 +324,16 @@ impl Ctx {
         }
     }
 
-    pub(crate) async fn settle_in(
-        &mut self,
-        lanes: &[Lane],
-        even_cancelled: bool,
-        f: impl AsyncFnOnce(&mut Tx<'_>) -> store::Result<()>,
-    ) -> Outcome {
-        failpoint::hit("settle.before");
-        self.settle_locked(lanes, even_cancelled, f)
-            .instrument(tracing::debug_span!("settle"))
-            .await?;
-        failpoint::hit("settle.after");
-        Ok(Success(SuccessKind::Settled))
-    }
-
     async fn settle_locked(
         &mut self,
-        lanes: &[Lane],
-        even_cancelled: bool,
+        how: Settlement<'_>,
         f: impl AsyncFnOnce(&mut Tx<'_>) -> store::Result<()>,
     ) -> Result<(), Failure> {
         let id = self.job.id;
         let mut f = Some(f);
         // If nothing else changes with the job, one statement locks it, checks its fence and ends it.
         let alone = self.job.lane.is_none() && self.job.parent_id.is_none() && self.job.open_children == 0;
-        if alone && lanes.is_empty() && !even_cancelled {
+        if alone && how.lanes.is_empty() && how.on_cancel == OnCancel::Refuse {
             let written = self
                 .engine
                 .store()
@@ -370,7 +356,7 @@ impl Ctx {
             }
             // The job moved on, was asked to stop, or the database is unavailable; the code below finds out which.
         }
-        self.lock_held(lanes, even_cancelled, true, async |tx, hold| {
+        self.lock_held(how, LockScope::Family, async |tx, hold| {
             if let Some(f) = f {
                 f(tx).await?;
             }
@@ -380,17 +366,16 @@ impl Ctx {
         .await
     }
 
-    /// One transaction as the holder of the job. With `family`, its open descendants are locked too.
+    /// One transaction as the holder of the job.
     async fn lock_held<T>(
         &mut self,
-        lanes: &[Lane],
-        even_cancelled: bool,
-        family: bool,
+        how: Settlement<'_>,
+        scope: LockScope,
         f: impl AsyncFnOnce(&mut Tx<'_>, &mut LockedJobs) -> store::Result<T>,
     ) -> Result<T, Failure> {
         let id = self.job.id;
         // Children are only recorded by waiting for them, which ends the attempt, so the claim knew all of them.
-        let family = family && self.job.open_children > 0;
+        let family = scope == LockScope::Family && self.job.open_children > 0;
         // Distinguishes a refused job row from a stale business row, which the workflow must handle.
         let mut refused = None;
         let written = self
@@ -398,9 +383,9 @@ impl Ctx {
             .store()
             .write(async |tx| {
                 let taken = if family {
-                    LockedJobs::lock_fenced(tx, self.fenced_job(), lanes, true).await
+                    LockedJobs::lock_fenced(tx, self.fenced_job(), how.lanes, true).await
                 } else {
-                    LockedJobs::lock_claimed(tx, &self.job, lanes).await
+                    LockedJobs::lock_claimed(tx, &self.job, how.lanes).await
                 };
                 let mut hold = match taken {
                     Err(store::Error::Stale) => {
@@ -410,7 +395,7 @@ impl Ctx {
                     }
                     hold => hold?,
                 };
-                if hold.job(id).cancel_at.is_some() && !even_cancelled {
+                if hold.job(id).cancel_at.is_some() && how.on_cancel == OnCancel::Refuse {
                     refused = Some(Failure::Cancelled);
                     return Err(store::Error::Stale);
                 }
@@ -419,6 +404,14 @@ impl Ctx {
             .await;
         written.map_err(|error| refused.unwrap_or_else(|| failure(error)))
     }
+}
+
+/// What a transaction of the holder locks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LockScope {
+    Job,
+    /// The job and its open descendants.
+    Family,
 }
 
 /// A child recorded in another way would not be counted, and would outlive its parent.

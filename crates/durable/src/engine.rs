@@ -1,9 +1,10 @@
 //! State that the parts of the engine share in one process.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 use towpath_store::jobs::{self, JobFence};
 use towpath_store::steps::{self, NewStep};
@@ -159,7 +160,7 @@ impl Engine {
     #[must_use]
     pub fn record_requests(&self, pool: &str) -> mpsc::Receiver<RecordRequest> {
         let (send, receive) = mpsc::channel(RECORD_QUEUE_CAPACITY);
-        self.lock_claimers().insert(pool.to_owned(), send);
+        self.0.claimers.lock().insert(pool.to_owned(), send);
         receive
     }
 
@@ -171,7 +172,7 @@ impl Engine {
         if self.store().dialect() != Dialect::Sqlite {
             return false;
         }
-        let Some(claimer) = self.lock_claimers().get(pool).cloned() else {
+        let Some(claimer) = self.0.claimers.lock().get(pool).cloned() else {
             return false;
         };
         let (done, recorded) = oneshot::channel();
@@ -183,11 +184,6 @@ impl Engine {
             .is_ok();
         drop(claimer);
         asked && recorded.await.is_ok()
-    }
-
-    fn lock_claimers(&self) -> MutexGuard<'_, HashMap<String, mpsc::Sender<RecordRequest>>> {
-        // Insertions do not panic half-way.
-        self.0.claimers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     #[must_use]

@@ -22,6 +22,7 @@ pub mod metric;
 mod outcome;
 mod perform;
 mod retry;
+mod settlement;
 mod start;
 mod sweep;
 pub mod trace;
@@ -38,6 +39,7 @@ pub use failure::{Cause, Failure, IntoFailure, Outcome, Success};
 pub use lane::Lane;
 pub use perform::{AttemptResult, PendingCompletion, Signal, attempt, perform};
 pub use retry::{has_pool, is_known_kind, retry};
+pub use settlement::Settlement;
 pub use start::{Start, count_started, ready, record_started_metrics, start, start_all, start_all_apart, start_raw};
 pub use sweep::{
     end_old_leases, end_overdue, give_up, lost_workers, ready_due, release_earlier_boots, rescue, respawn, take_back,

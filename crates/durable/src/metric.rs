@@ -1,59 +1,31 @@
 //! Metrics of the engine. Labels are pools, kinds and fixed words, never a tenant, a job or a lane.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
-use metrics::{Counter, Histogram, Unit};
+use metrics::{Counter, Histogram};
+use parking_lot::Mutex;
 
-pub(crate) const ENQUEUED: &str = "towpath_jobs_enqueued_total";
-pub(crate) const FINISHED: &str = "towpath_jobs_finished_total";
-pub(crate) const RUN: &str = "towpath_job_run_seconds";
-pub(crate) const ATTEMPTS: &str = "towpath_job_attempts_total";
-pub(crate) const STEPS: &str = "towpath_steps_total";
-pub(crate) const CHECKPOINTS: &str = "towpath_checkpoints_total";
-pub(crate) const STALE: &str = "towpath_stale_writes_refused_total";
-pub(crate) const BLOCKED: &str = "towpath_lane_waits_total";
-pub(crate) const DEAD: &str = "towpath_dead_letters_total";
-pub(crate) const EXPIRED: &str = "towpath_leases_expired_total";
-pub(crate) const MOVES: &str = "towpath_sweep_moves_total";
+towpath_domain::metric_table! {
+    pub fn describe;
 
-pub fn describe() {
-    metrics::describe_counter!(ENQUEUED, Unit::Count, "Jobs recorded by this process");
-    metrics::describe_counter!(FINISHED, Unit::Count, "Jobs ended by this process, by outcome");
-    metrics::describe_histogram!(RUN, Unit::Seconds, "Duration of an attempt of a job");
-    metrics::describe_counter!(
-        ATTEMPTS,
-        Unit::Count,
+    counter ENQUEUED = "towpath_jobs_enqueued_total", "Jobs recorded by this process";
+    counter FINISHED = "towpath_jobs_finished_total", "Jobs ended by this process, by outcome";
+    histogram RUN = "towpath_job_run_seconds", "Duration of an attempt of a job";
+    counter ATTEMPTS = "towpath_job_attempts_total",
         "Attempts that ended in this process: ok (settled, or waits for children), retry, fatal, timed_out, \
-         cancelled, snoozed, lost"
-    );
-    metrics::describe_counter!(
-        STEPS,
-        Unit::Count,
-        "Steps performed (run), and steps skipped because an earlier attempt had finished them (journal)"
-    );
-    metrics::describe_counter!(CHECKPOINTS, Unit::Count, "Checkpoints saved");
-    metrics::describe_counter!(
-        STALE,
-        Unit::Count,
-        "Writes of workers whose job was taken over, refused by the fence"
-    );
-    metrics::describe_counter!(
-        BLOCKED,
-        Unit::Count,
-        "Jobs that found their lane full and had to wait for a slot"
-    );
-    metrics::describe_counter!(DEAD, Unit::Count, "Jobs that became dead letters");
-    metrics::describe_counter!(EXPIRED, Unit::Count, "Jobs taken back because their lease had ended");
-    metrics::describe_counter!(
-        MOVES,
-        Unit::Count,
-        "Jobs moved by the scheduler: due, rescued, restarted, overdue, respawned"
-    );
-    // Registered from the first scrape, so that an alert can distinguish zero from unknown.
-    metrics::counter!(STALE).absolute(0);
-    metrics::counter!(EXPIRED).absolute(0);
+         cancelled, snoozed, lost";
+    counter STEPS = "towpath_steps_total",
+        "Steps performed (run), and steps skipped because an earlier attempt had finished them (journal)";
+    counter CHECKPOINTS = "towpath_checkpoints_total", "Checkpoints saved";
+    counter STALE = "towpath_stale_writes_refused_total",
+        "Writes of workers whose job was taken over, refused by the fence", from_start;
+    counter BLOCKED = "towpath_lane_waits_total", "Jobs that found their lane full and had to wait for a slot";
+    counter DEAD = "towpath_dead_letters_total", "Jobs that became dead letters";
+    counter EXPIRED = "towpath_leases_expired_total", "Jobs taken back because their lease had ended", from_start;
+    counter MOVES = "towpath_sweep_moves_total",
+        "Jobs moved by the scheduler: due, rescued, restarted, overdue, respawned";
 }
 
 /// Metric handles for the attempts of one kind in one pool. They are cached, because a lookup by labels copies the
@@ -104,8 +76,7 @@ pub(crate) struct AllMeters(Mutex<HashMap<String, HashMap<String, Arc<Meters>>>>
 
 impl AllMeters {
     pub(crate) fn of(&self, pool: &str, kind: &str) -> Arc<Meters> {
-        // Insertions do not panic half-way.
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.lock();
         if let Some(known) = all.get(pool).and_then(|kinds| kinds.get(kind)) {
             return Arc::clone(known);
         }

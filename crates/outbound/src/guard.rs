@@ -8,9 +8,10 @@ mod client;
 use std::collections::HashMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 pub use address::{Kind, kind};
@@ -182,7 +183,7 @@ impl Guard {
         port: u16,
         time_limit: TimeLimit,
     ) -> Result<reqwest::Client, reqwest::Error> {
-        let mut clients = self.0.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut clients = self.0.clients.lock();
         if let Some(client) = clients.get(&(scheme, port, time_limit)) {
             return Ok(client.clone());
         }

@@ -4,12 +4,13 @@ mod recent_cache;
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::NaiveDate;
 use object_store::ObjectStore;
 use object_store::path::Path;
+use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use towpath_domain::{ProjectId, TenantId, Timestamp, TraceRunId};
@@ -172,7 +173,7 @@ impl Reader {
         placed: &[SegmentPosition],
         until: Instant,
     ) -> Result<Option<Arc<UnflushedData>>> {
-        if let Some(known) = self.lock_recent().find(tenant, placed) {
+        if let Some(known) = self.recent_cache.lock().find(tenant, placed) {
             return Ok(Some(known));
         }
         let wanted = kib(decoded_bytes(open)).min(kib(self.bounds.together_bytes));
@@ -182,14 +183,16 @@ impl Reader {
             return Err(Error::FlushBehind);
         };
         // The previous holder of the memory may have loaded the same WAL segments.
-        if let Some(known) = self.lock_recent().find(tenant, placed) {
+        if let Some(known) = self.recent_cache.lock().find(tenant, placed) {
             return Ok(Some(known));
         }
         let most = usize::try_from(self.bounds.decoded_bytes).unwrap_or_default();
         let folded = flush::read_unflushed(&self.store, &self.objects, open, most).await?;
         let folded = folded.map(Arc::new);
         if let Some(folded) = &folded {
-            self.lock_recent().keep(tenant, placed.to_vec(), Arc::clone(folded));
+            self.recent_cache
+                .lock()
+                .keep(tenant, placed.to_vec(), Arc::clone(folded));
         }
         Ok(folded)
     }
@@ -205,11 +208,6 @@ impl Reader {
             reader: self.clone(),
             unflushed: open,
         }
-    }
-
-    fn lock_recent(&self) -> MutexGuard<'_, RecentCache> {
-        // The cache stays consistent after a panic.
-        self.recent_cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

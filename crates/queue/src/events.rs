@@ -4,8 +4,9 @@
 //! gets [`Event::Missed`], and its buffer is cleared.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use towpath_domain::ThreadId;
 
@@ -69,7 +70,7 @@ pub struct EventSubscribers(Mutex<HashMap<ThreadId, Vec<Arc<Inbox>>>>);
 impl EventSubscribers {
     /// Delivers a frame to all readers of the thread.
     pub fn publish(&self, thread: ThreadId, frame: &Arc<str>) {
-        let readers = self.lock();
+        let readers = self.0.lock();
         for inbox in readers.get(&thread).into_iter().flatten() {
             inbox.put(frame.clone());
         }
@@ -77,23 +78,23 @@ impl EventSubscribers {
 
     /// Tells all readers that they may have missed events.
     pub fn notify_missed(&self) {
-        for inbox in self.lock().values().flatten() {
+        for inbox in self.0.lock().values().flatten() {
             inbox.mark_missed();
         }
     }
 
     /// Threads with readers.
     pub fn threads(&self) -> Vec<ThreadId> {
-        self.lock().keys().copied().collect()
+        self.0.lock().keys().copied().collect()
     }
 
     fn add(&self, thread: ThreadId, inbox: Arc<Inbox>) {
-        self.lock().entry(thread).or_default().push(inbox);
+        self.0.lock().entry(thread).or_default().push(inbox);
     }
 
     /// Removes a reader; true if it was the last one of the thread.
     fn remove(&self, thread: ThreadId, inbox: &Arc<Inbox>) -> bool {
-        let mut readers = self.lock();
+        let mut readers = self.0.lock();
         let Some(others) = readers.get_mut(&thread) else {
             return false;
         };
@@ -103,10 +104,6 @@ impl EventSubscribers {
             readers.remove(&thread);
         }
         last
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<ThreadId, Vec<Arc<Inbox>>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -126,7 +123,7 @@ struct EventBuffer {
 
 impl Inbox {
     fn put(&self, frame: Arc<str>) {
-        let mut waiting = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.buffer.lock();
         waiting.bytes += frame.len();
         waiting.frames.push_back(frame);
         // One frame always fits, however long it is.
@@ -140,12 +137,12 @@ impl Inbox {
     }
 
     fn mark_missed(&self) {
-        self.buffer.lock().unwrap_or_else(PoisonError::into_inner).missed = true;
+        self.buffer.lock().missed = true;
         self.ready.notify_one();
     }
 
     fn take(&self) -> Option<Event> {
-        let mut waiting = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.buffer.lock();
         if std::mem::take(&mut waiting.missed) {
             return Some(Event::Missed);
         }

@@ -206,64 +206,35 @@ impl fmt::Debug for Queue {
 
 /// Names of the metrics.
 mod metric {
-    use metrics::Unit;
+    towpath_domain::metric_table! {
+        pub fn describe;
 
-    pub const UP: &str = "towpath_redis_up";
-    pub const RECONNECTS: &str = "towpath_redis_reconnects_total";
-    pub const SENT: &str = "towpath_wakes_sent_total";
-    pub const RECEIVED: &str = "towpath_wakes_received_total";
-    pub const DROPPED: &str = "towpath_hints_dropped_total";
-    pub const PUSHED: &str = "towpath_dispatch_pushed_total";
-    pub const TAKEN: &str = "towpath_dispatch_taken_total";
-    pub const WINDOW: &str = "towpath_dispatch_window_ids";
-    pub const DISPATCH_UP: &str = "towpath_dispatch_up";
-    pub const WINDOWS_SHARED: &str = "towpath_limits_shared";
-    pub const COUNTED_APART: &str = "towpath_limits_counted_apart_total";
-
-    pub fn describe_dispatch() {
-        metrics::describe_gauge!(
-            DISPATCH_UP,
-            "1 while ids of ready jobs are taken from Redis, 0 while workers only scan the database"
-        );
-        metrics::describe_counter!(
-            PUSHED,
-            Unit::Count,
-            "Ids of ready jobs that this process sent to the queues in Redis"
-        );
-        metrics::describe_counter!(
-            TAKEN,
-            Unit::Count,
-            "Ids of ready jobs that this process took from the queues in Redis"
-        );
-        metrics::describe_gauge!(WINDOW, Unit::Count, "Ids in the queues of the pool after the last take");
+        gauge UP = "towpath_redis_up", "1 while both connections to Redis answer, else 0";
+        counter RECONNECTS = "towpath_redis_reconnects_total", "Reconnections to Redis after a loss";
+        counter SENT = "towpath_wakes_sent_total",
+            "Wakes sent within this process (local) and accepted by Redis (redis)";
+        counter RECEIVED = "towpath_wakes_received_total", "Wakes received by listeners of this process";
+        counter DROPPED = "towpath_hints_dropped_total", "Wakes and cancel signals not sent because Redis was down";
     }
 
-    pub fn describe_windows() {
-        metrics::describe_gauge!(
-            WINDOWS_SHARED,
-            "1 while rate limits are counted in Redis for all processes, 0 while each counts by itself"
-        );
-        metrics::describe_counter!(
-            COUNTED_APART,
-            Unit::Count,
-            "Requests counted only in this process because Redis was down or slow"
-        );
-        metrics::counter!(COUNTED_APART).absolute(0);
+    towpath_domain::metric_table! {
+        pub fn describe_dispatch;
+
+        gauge DISPATCH_UP = "towpath_dispatch_up",
+            "1 while ids of ready jobs are taken from Redis, 0 while workers only scan the database";
+        counter PUSHED = "towpath_dispatch_pushed_total",
+            "Ids of ready jobs that this process sent to the queues in Redis";
+        counter TAKEN = "towpath_dispatch_taken_total",
+            "Ids of ready jobs that this process took from the queues in Redis";
+        gauge WINDOW = "towpath_dispatch_window_ids", "Ids in the queues of the pool after the last take";
     }
 
-    pub fn describe() {
-        metrics::describe_gauge!(UP, "1 while both connections to Redis answer, else 0");
-        metrics::describe_counter!(RECONNECTS, Unit::Count, "Reconnections to Redis after a loss");
-        metrics::describe_counter!(
-            SENT,
-            Unit::Count,
-            "Wakes sent within this process (local) and accepted by Redis (redis)"
-        );
-        metrics::describe_counter!(RECEIVED, Unit::Count, "Wakes received by listeners of this process");
-        metrics::describe_counter!(
-            DROPPED,
-            Unit::Count,
-            "Wakes and cancel signals not sent because Redis was down"
-        );
+    towpath_domain::metric_table! {
+        pub fn describe_windows;
+
+        gauge WINDOWS_SHARED = "towpath_limits_shared",
+            "1 while rate limits are counted in Redis for all processes, 0 while each counts by itself";
+        counter COUNTED_APART = "towpath_limits_counted_apart_total",
+            "Requests counted only in this process because Redis was down or slow", from_start;
     }
 }

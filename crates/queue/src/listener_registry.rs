@@ -1,8 +1,9 @@
 //! Listeners of this process.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Notify, broadcast};
 use towpath_domain::JobId;
 
@@ -40,7 +41,7 @@ impl Default for ListenerRegistry {
 impl ListenerRegistry {
     /// Marks the pool for each of its listeners.
     pub fn wake(&self, pool: &str, kind: WakeKind) {
-        let listeners = self.listeners.read().unwrap_or_else(PoisonError::into_inner);
+        let listeners = self.listeners.read();
         for listener in listeners.get(pool).into_iter().flatten() {
             listener.pending.set(listener.pool_index, kind);
         }
@@ -48,7 +49,7 @@ impl ListenerRegistry {
 
     /// Tells all listeners and receivers to check everything: hints may have been lost.
     pub fn rescan_all(&self) {
-        let listeners = self.listeners.read().unwrap_or_else(PoisonError::into_inner);
+        let listeners = self.listeners.read();
         for listener in listeners.values().flatten() {
             listener.pending.set_all();
         }
@@ -76,16 +77,11 @@ impl ListenerRegistry {
 
     /// Pools with listeners, sorted.
     pub fn pools(&self) -> Vec<Arc<str>> {
-        self.listeners
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .keys()
-            .cloned()
-            .collect()
+        self.listeners.read().keys().cloned().collect()
     }
 
     pub fn add(&self, slot: &Arc<PendingWakes>) {
-        let mut listeners = self.listeners.write().unwrap_or_else(PoisonError::into_inner);
+        let mut listeners = self.listeners.write();
         for (place, pool) in slot.pools.iter().enumerate() {
             listeners.entry(pool.clone()).or_default().push(PoolListener {
                 pending: slot.clone(),
@@ -96,7 +92,7 @@ impl ListenerRegistry {
 
     /// Removes a listener, and its pools if it was the last one.
     pub fn remove(&self, slot: &Arc<PendingWakes>) {
-        let mut listeners = self.listeners.write().unwrap_or_else(PoisonError::into_inner);
+        let mut listeners = self.listeners.write();
         for pool in &slot.pools {
             if let Some(others) = listeners.get_mut(pool) {
                 others.retain(|other| !Arc::ptr_eq(&other.pending, slot));
@@ -140,7 +136,7 @@ impl PendingWakes {
     }
 
     fn set(&self, place: usize, kind: WakeKind) {
-        let mut marks = self.lock_flags();
+        let mut marks = self.flags.lock();
         if !marks.all && marks.pools[place] < Some(kind) {
             marks.pools[place] = Some(kind);
             drop(marks);
@@ -150,13 +146,13 @@ impl PendingWakes {
     }
 
     fn set_all(&self) {
-        self.lock_flags().all = true;
+        self.flags.lock().all = true;
         self.ready.notify_one();
     }
 
     /// Takes the next wake.
     pub fn take_next(&self) -> Option<Wake> {
-        let mut marks = self.lock_flags();
+        let mut marks = self.flags.lock();
         if marks.all {
             marks.all = false;
             marks.pools.fill(None);
@@ -178,9 +174,5 @@ impl PendingWakes {
     /// Waits until there may be a wake.
     pub async fn ready(&self) {
         self.ready.notified().await;
-    }
-
-    fn lock_flags(&self) -> MutexGuard<'_, WakeFlags> {
-        self.flags.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,8 +1,9 @@
 //! A connection that calls one script and gives up soon: whoever waits for the answer can go on without it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, FromRedisValue, RedisError, RedisResult};
 use tokio::sync::{Notify, oneshot};
@@ -86,7 +87,7 @@ impl ScriptClient {
 
     /// Whether the connection is open.
     pub fn is_up(&self) -> bool {
-        self.shared.current_connection().is_some()
+        self.shared.connection.lock().is_some()
     }
 
     /// Calls the script: `fill` adds the number of its keys, the keys and the arguments, and `read` reads the answer.
@@ -96,7 +97,7 @@ impl ScriptClient {
         fill: impl Fn(&mut redis::Cmd),
         read: impl FnOnce(A) -> Option<T>,
     ) -> Option<T> {
-        let line = self.shared.current_connection().clone()?;
+        let line = self.shared.connection.lock().clone()?;
         let number = line.number;
         let error = match tokio::time::timeout(self.shared.patience, self.shared.call(line, fill)).await {
             Ok(Ok(answer)) => match read(answer) {
@@ -123,7 +124,7 @@ impl Shared {
             match within_deadline(self.connect(number)).await {
                 Ok(line) => {
                     let mut probe = line.connection.clone();
-                    *self.current_connection() = Some(line);
+                    *self.connection.lock() = Some(line);
                     let opened = Instant::now();
                     metrics::gauge!(self.notices.gauge).set(1.0);
                     if told.take().is_some() {
@@ -175,11 +176,7 @@ impl Shared {
     async fn while_connected(&self, number: u64, probe: &mut MultiplexedConnection) {
         loop {
             let lost = self.connection_lost.notified();
-            if self
-                .current_connection()
-                .as_ref()
-                .is_none_or(|line| line.number != number)
-            {
+            if self.connection.lock().as_ref().is_none_or(|line| line.number != number) {
                 return;
             }
             if tokio::time::timeout(IDLE, lost).await.is_ok() {
@@ -217,7 +214,7 @@ impl Shared {
     /// Drops this connection, so that the next calls do not wait for it.
     fn drop_connection(&self, number: u64, error: RedisError) {
         {
-            let mut line = self.current_connection();
+            let mut line = self.connection.lock();
             if line.as_ref().is_none_or(|line| line.number != number) {
                 return;
             }
@@ -235,10 +232,6 @@ impl Shared {
             Some(password) => text.replace(password, "***"),
             None => text,
         }
-    }
-
-    fn current_connection(&self) -> MutexGuard<'_, Option<ScriptConnection>> {
-        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

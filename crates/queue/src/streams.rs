@@ -27,10 +27,11 @@ mod send_queue;
 mod thread_follower;
 
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
+use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::{TcpSettings, socket2};
 use redis::{AsyncConnectionConfig, ConnectionAddr, IntoConnectionInfo};
@@ -206,7 +207,7 @@ impl Streams {
     }
 
     pub fn health(&self) -> Health {
-        let status = self.shared.status();
+        let status = self.shared.status.lock();
         Health {
             state: status.state.clone(),
             reconnects: status.reconnects,
@@ -263,7 +264,7 @@ impl Shared {
     fn set_up(&self) {
         // Before the state changes, so that a caller who sees `Up` can rely on a wake being sent.
         self.send_queue.open();
-        let mut status = self.status();
+        let mut status = self.status.lock();
         let was = std::mem::replace(&mut status.state, State::Up);
         if std::mem::replace(&mut status.connected_before, true) {
             status.reconnects += 1;
@@ -288,7 +289,7 @@ impl Shared {
         if let Some(password) = self.password.as_deref().filter(|password| !password.is_empty()) {
             text = text.replace(password, "***");
         }
-        let mut status = self.status();
+        let mut status = self.status.lock();
         let since = match status.state {
             State::Down { since, .. } => since,
             State::Up | State::Local => self.clock.now(),
@@ -313,10 +314,6 @@ impl Shared {
 
     fn cancel_key(&self) -> String {
         format!("{}cancel", self.prefix)
-    }
-
-    fn status(&self) -> MutexGuard<'_, Status> {
-        self.status.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

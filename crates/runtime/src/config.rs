@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
+use parking_lot::RwLock;
 use serde_json::{Map, Value, json};
 
 use crate::hosted::Pool;
@@ -143,7 +144,7 @@ impl GraphSet {
     /// The current graphs. A caller holds them while it runs one of them.
     #[must_use]
     pub fn current(&self) -> Arc<Graphs> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.read().clone()
     }
 
     /// A graph that is offered now.
@@ -160,7 +161,7 @@ impl GraphSet {
 
     /// Replaces the graphs for future runs; active runs finish on the old ones, which are returned.
     pub fn replace(&self, graphs: Graphs) -> Arc<Graphs> {
-        let mut current = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.0.write();
         std::mem::replace(&mut current, Arc::new(graphs))
     }
 }

@@ -1,9 +1,9 @@
 //! An in-memory host, for tests and for trying a graph without a server.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 use tokio_util::sync::CancellationToken;
 
@@ -58,29 +58,24 @@ impl MemoryHost {
     /// The chunks since the last call.
     #[must_use]
     pub fn take_chunks(&self) -> Vec<Chunk> {
-        std::mem::take(&mut self.lock().chunks)
+        std::mem::take(&mut self.inner.lock().chunks)
     }
 
     /// What was saved since the last call, in order.
     #[must_use]
     pub fn take_saves(&self) -> Vec<Save> {
-        std::mem::take(&mut self.lock().saved)
+        std::mem::take(&mut self.inner.lock().saved)
     }
 
     /// Fails like a lost host after `count` more saves, until it is called again: simulates a crash after exactly that
     /// many acknowledged saves.
     pub fn crash_after(&self, count: Option<usize>) {
-        self.lock().saves_left = count;
+        self.inner.lock().saves_left = count;
     }
 
     /// Stops the run.
     pub fn cancel(&self) {
         self.token.cancel();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, MemoryState> {
-        // Nothing here leaves a half-made change behind.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -237,7 +232,7 @@ impl MemoryState {
 #[async_trait]
 impl Host for MemoryHost {
     async fn load(&self, ns: &str, id: Option<&str>) -> Result<Option<SavedCheckpoint>, HostError> {
-        let inner = self.lock();
+        let inner = self.inner.lock();
         let found = inner
             .checkpoints
             .iter()
@@ -247,7 +242,7 @@ impl Host for MemoryHost {
     }
 
     async fn list(&self, ns: &str, query: &HistoryQuery) -> Result<Vec<SavedCheckpoint>, HostError> {
-        let inner = self.lock();
+        let inner = self.inner.lock();
         Ok(inner
             .checkpoints
             .iter()
@@ -265,7 +260,7 @@ impl Host for MemoryHost {
     }
 
     async fn load_typed(&self, ns: &str, id: Option<&str>) -> Result<Option<SavedTypedCheckpoint>, HostError> {
-        let inner = self.lock();
+        let inner = self.inner.lock();
         let found = inner
             .typed
             .iter()
@@ -275,7 +270,7 @@ impl Host for MemoryHost {
     }
 
     async fn list_typed(&self, ns: &str, query: &HistoryQuery) -> Result<Vec<SavedTypedCheckpoint>, HostError> {
-        let inner = self.lock();
+        let inner = self.inner.lock();
         let holds = |put: &TypedPut| {
             let metadata: Value = serde_json::from_str(&put.metadata).unwrap_or_default();
             query.filter.iter().all(|(key, value)| metadata.get(key) == Some(value))
@@ -291,7 +286,7 @@ impl Host for MemoryHost {
     }
 
     async fn save_all(&self, batch: Vec<Save>) -> Result<(), HostError> {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         for save in batch {
             match save {
                 Save::Checkpoint(put) => inner.put(put)?,
@@ -304,15 +299,15 @@ impl Host for MemoryHost {
     }
 
     async fn save(&self, put: Put) -> Result<(), HostError> {
-        self.lock().put(put)
+        self.inner.lock().put(put)
     }
 
     async fn save_writes(&self, put: PutWrites) -> Result<(), HostError> {
-        self.lock().put_writes(put)
+        self.inner.lock().put_writes(put)
     }
 
     async fn emit(&self, chunks: Vec<Chunk>) -> Result<(), HostError> {
-        self.lock().chunks.extend(chunks);
+        self.inner.lock().chunks.extend(chunks);
         Ok(())
     }
 
@@ -321,7 +316,7 @@ impl Host for MemoryHost {
     }
 
     async fn item(&self, call: ItemCall) -> Result<Value, HostError> {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         Ok(match call {
             ItemCall::Get { namespace, key, .. } => inner
                 .items

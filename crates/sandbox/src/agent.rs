@@ -21,9 +21,10 @@ use std::io;
 use std::net::TcpListener as StdTcpListener;
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixListener as StdListener;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rustix::process::{WaitOptions, wait};
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixListener;
@@ -134,7 +135,7 @@ impl Agent {
         self.evict_finished()?;
         // No await in between: a process that exits immediately is reaped after it was registered.
         let session = Session::start(&self.setup, request)?;
-        self.lock_sessions().insert(request.command_id.clone(), session.clone());
+        self.sessions.lock().insert(request.command_id.clone(), session.clone());
         let (agent, watched) = (self.clone(), session.clone());
         tokio::spawn(async move {
             watched.enforce_limits().await;
@@ -144,11 +145,11 @@ impl Agent {
     }
 
     pub(super) fn find(&self, command_id: &str) -> Option<Arc<Session>> {
-        self.lock_sessions().get(command_id).cloned()
+        self.sessions.lock().get(command_id).cloned()
     }
 
     pub(super) fn all(&self) -> Vec<Arc<Session>> {
-        self.lock_sessions().values().cloned().collect()
+        self.sessions.lock().values().cloned().collect()
     }
 
     pub(super) fn statuses(&self) -> Vec<CommandStatus> {
@@ -165,7 +166,7 @@ impl Agent {
 
     /// Forgets the command that ended first if there are too many.
     fn evict_finished(&self) -> Result<(), Failure> {
-        let mut sessions = self.lock_sessions();
+        let mut sessions = self.sessions.lock();
         if sessions.len() < MAX_COMMANDS {
             return Ok(());
         }
@@ -184,7 +185,7 @@ impl Agent {
     }
 
     fn forget(&self, session: &Arc<Session>) {
-        let mut sessions = self.lock_sessions();
+        let mut sessions = self.sessions.lock();
         // Another one may have its id since it gave way.
         if sessions
             .get(session.id())
@@ -192,10 +193,6 @@ impl Agent {
         {
             sessions.remove(session.id());
         }
-    }
-
-    fn lock_sessions(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Arc<Session>>> {
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -2,43 +2,20 @@
 
 use std::time::Duration;
 
-use metrics::Unit;
-
 use crate::error::{Error, Result};
 
-pub(crate) const COMMIT_SECONDS: &str = "towpath_store_commit_seconds";
-pub(crate) const COMMIT_GROUP: &str = "towpath_store_commit_group";
-const SECONDS: &str = "towpath_store_seconds";
-const ERRORS: &str = "towpath_store_errors_total";
-pub(crate) const ACQUIRE: &str = "towpath_store_acquire_seconds";
+towpath_domain::metric_table! {
+    pub fn describe;
 
-/// Says what the metrics of this room mean.
-pub fn describe() {
-    metrics::describe_histogram!(
-        SECONDS,
-        Unit::Seconds,
-        "Duration of a whole call of the store: read, write (until it is committed), write_one (one statement)"
-    );
-    metrics::describe_counter!(
-        ERRORS,
-        Unit::Count,
-        "Calls of the store that failed in the database: unavailable, full, driver, corrupt"
-    );
-    metrics::describe_histogram!(
-        ACQUIRE,
-        Unit::Seconds,
-        "Time a call waited for a connection (pool) or for its turn to write (writer, on SQLite)"
-    );
-    metrics::describe_histogram!(
-        COMMIT_SECONDS,
-        Unit::Seconds,
-        "Duration of a COMMIT of the SQLite file, on disk at its end; excludes a write_one without concurrent writers"
-    );
-    metrics::describe_histogram!(
-        COMMIT_GROUP,
-        Unit::Count,
-        "Callers that one COMMIT of the SQLite file served"
-    );
+    histogram COMMIT_SECONDS = "towpath_store_commit_seconds",
+        "Duration of a COMMIT of the SQLite file, on disk at its end; excludes a write_one without concurrent writers";
+    histogram COMMIT_GROUP = "towpath_store_commit_group", "Callers that one COMMIT of the SQLite file served";
+    histogram SECONDS = "towpath_store_seconds",
+        "Duration of a whole call of the store: read, write (until it is committed), write_one (one statement)";
+    counter ERRORS = "towpath_store_errors_total",
+        "Calls of the store that failed in the database: unavailable, full, driver, corrupt";
+    histogram ACQUIRE = "towpath_store_acquire_seconds",
+        "Time a call waited for a connection (pool) or for its turn to write (writer, on SQLite)";
 }
 
 /// Notes a call that took `took`. What a caller's own rule refused is not an error of the store.

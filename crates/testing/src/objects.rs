@@ -2,8 +2,8 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -13,6 +13,7 @@ use object_store::{
     CopyOptions, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
     PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
+use parking_lot::Mutex;
 
 /// Passes everything on, and counts it.
 #[derive(Debug)]
@@ -78,7 +79,7 @@ impl RecordingStore {
 
     /// What was asked for since the last call.
     pub fn requests(&self) -> Vec<Request> {
-        std::mem::take(&mut self.record())
+        std::mem::take(&mut self.requests.lock())
     }
 
     /// The peak of held bytes since the last call.
@@ -86,10 +87,6 @@ impl RecordingStore {
         self.memory
             .most
             .swap(self.memory.now.load(Ordering::Relaxed), Ordering::Relaxed)
-    }
-
-    fn record(&self) -> MutexGuard<'_, Vec<Request>> {
-        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn watch(&self, bytes: Bytes) -> Bytes {
@@ -126,7 +123,7 @@ impl ObjectStore for RecordingStore {
             Some(object_store::GetRange::Bounded(range)) => Request::Ranges(location.clone(), vec![range]),
             _ => Request::End(location.clone()),
         };
-        self.record().push(request);
+        self.requests.lock().push(request);
         let (meta, range, attributes) = (found.meta.clone(), found.range.clone(), found.attributes.clone());
         let bytes = self.watch(found.bytes().await?);
         Ok(GetResult {
@@ -140,7 +137,7 @@ impl ObjectStore for RecordingStore {
     async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
         let found = self.below.get_ranges(location, ranges).await?;
         let request = Request::Ranges(location.clone(), ranges.to_vec());
-        self.record().push(request);
+        self.requests.lock().push(request);
         Ok(found.into_iter().map(|bytes| self.watch(bytes)).collect())
     }
 

@@ -7,11 +7,12 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::future::Future;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt, stream};
 use object_store::ObjectStore;
 use object_store::path::Path;
+use parking_lot::Mutex;
 use towpath_domain::{ProjectId, TraceRunId};
 use uuid::Uuid;
 
@@ -81,13 +82,8 @@ impl CachedFooter {
 }
 
 impl FooterCache {
-    fn state(&self) -> MutexGuard<'_, FooterCacheState> {
-        // A panic in between can only leave the byte count wrong.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn find(&self, path: &Path) -> Option<CachedFooter> {
-        let mut kept = self.state();
+        let mut kept = self.0.lock();
         kept.uses += 1;
         let asked = kept.uses;
         let (known, last) = kept.entries.get_mut(path)?;
@@ -96,7 +92,7 @@ impl FooterCache {
     }
 
     fn insert(&self, path: &Path, known: CachedFooter) {
-        let mut kept = self.state();
+        let mut kept = self.0.lock();
         kept.uses += 1;
         let asked = kept.uses;
         kept.bytes += known.bytes();

@@ -22,11 +22,12 @@ mod queue;
 pub mod sweep;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
 use object_store::path::Path;
+use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use towpath_domain::trace::ProjectRef;
 use towpath_domain::{ProjectId, Shard, TenantId, WalSegmentId, failpoint};
@@ -192,7 +193,7 @@ impl Wal {
     pub async fn close(&self) {
         self.0.shared.queue.close();
         self.0.watch.abort();
-        let tasks = std::mem::take(&mut *self.0.tasks.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
+        let tasks = std::mem::take(&mut *self.0.tasks.lock());
         for task in tasks {
             if let Err(error) = task.await {
                 tracing::error!(%error, "a write of the trace log ended abnormally");

@@ -1,9 +1,10 @@
 //! Rate limit of log lines of deployments.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 use towpath_domain::DeploymentId;
 use towpath_domain::deployment::{Level, LogKind};
@@ -25,7 +26,7 @@ pub struct LogRateLimits(Mutex<HashMap<(DeploymentId, LogKind), Arc<LogRateLimit
 impl LogRateLimits {
     pub(super) fn of(&self, deployment: DeploymentId, kind: LogKind) -> Arc<LogRateLimit> {
         let wanted = (deployment, kind);
-        let mut rates = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rates = self.0.lock();
         // A limit at its initial state need not be kept.
         rates.retain(|of, rate| *of == wanted || Arc::strong_count(rate) > 1 || !rate.is_fresh());
         Arc::clone(rates.entry(wanted).or_default())
@@ -43,7 +44,7 @@ pub(super) struct LogRateLimit {
 impl LogRateLimit {
     /// Whether another line of this size is accepted.
     pub(super) fn take(&self, level: Level, bytes: usize) -> bool {
-        let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bucket = self.bucket.lock();
         bucket.take(level, bytes)
     }
 
@@ -58,7 +59,7 @@ impl LogRateLimit {
     }
 
     fn is_fresh(&self) -> bool {
-        let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bucket = self.bucket.lock();
         bucket.fill();
         self.unreported.load(Ordering::Relaxed) == 0 && bucket.lines >= BURST && bucket.bytes >= BURST_BYTES
     }
@@ -153,6 +154,6 @@ mod tests {
             "nobody has told of them"
         );
         rates.of(other, LogKind::Deploy);
-        assert_eq!(rates.0.lock().unwrap().len(), 1, "one that is as good as new is kept");
+        assert_eq!(rates.0.lock().len(), 1, "one that is as good as new is kept");
     }
 }

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::Mutex;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
@@ -151,11 +151,6 @@ impl Part {
         self.truncated.load(Ordering::Relaxed)
     }
 
-    fn lock_usage(&self) -> MutexGuard<'_, BTreeMap<String, PartUsage>> {
-        // Complete entries are inserted, so the map is consistent after a panic.
-        self.usage.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     async fn list(
         &self,
         tx: &mut Tx<'_>,
@@ -164,7 +159,7 @@ impl Part {
         limit: i64,
     ) -> store::Result<Vec<tables::Checkpoint>> {
         let before = query.before.as_deref();
-        let known = before.and_then(|before| self.lock_usage().get(before).copied());
+        let known = before.and_then(|before| self.usage.lock().get(before).copied());
         let mut taken = known.unwrap_or_default();
         let most = limit.min(PART - taken.rows);
         let filter = Value::Object(query.filter.clone());
@@ -174,7 +169,7 @@ impl Part {
         self.truncated.store(full || fit < rows.len(), Ordering::Relaxed);
         rows.truncate(fit);
         if let Some(last) = rows.last() {
-            self.lock_usage().insert(last.checkpoint_id.clone(), taken);
+            self.usage.lock().insert(last.checkpoint_id.clone(), taken);
         }
         Ok(rows)
     }

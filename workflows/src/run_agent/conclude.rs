@@ -8,7 +8,7 @@ use towpath_domain::agent::a2a::Outcome as TaskOutcome;
 use towpath_domain::agent::frame::RunEnd;
 use towpath_domain::agent::{CancelAction, Kwargs, RunStatus, StreamMode};
 use towpath_domain::{TenantId, ThreadId};
-use towpath_durable::{BatchedWrite, Ctx, Failure, Outcome};
+use towpath_durable::{BatchedWrite, Ctx, Failure, Outcome, Settlement};
 use towpath_store::runs::{self, Run, stateless};
 use towpath_store::threads;
 use towpath_store::{self as store, Tx, attempts, checkpoints, run_events};
@@ -51,7 +51,8 @@ impl Conclusion<'_> {
             }
         }
         // An orderly stop is the effect here, and the rows record the cancel.
-        ctx.settle_final(async |tx| self.write(tx).await).await
+        ctx.settle_as(Settlement::irrevocable(), async |tx| self.write(tx).await)
+            .await
     }
 
     /// Whether ending it only requires deleting its thread: it succeeded, and nothing of it was stored.

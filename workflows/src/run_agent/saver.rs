@@ -1,8 +1,9 @@
 //! Checkpoints of one thread, read from the database and from the queue of pending writes.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use towpath_domain::{RunId, ThreadId};
@@ -62,18 +63,18 @@ impl Saver {
 
     /// Queues data to be written later; readers see it at once.
     pub fn queue(&self, batch: Vec<Save>) {
-        self.lock_queue().extend(batch.into_iter().map(Arc::new));
+        self.queue.lock().extend(batch.into_iter().map(Arc::new));
     }
 
     /// The queued data. It stays until [`Saver::confirm_written`] is called.
     #[must_use]
     pub fn queued(&self) -> Vec<Arc<Save>> {
-        self.lock_queue().clone()
+        self.queue.lock().clone()
     }
 
     /// Removes the first `count` entries, which are in the database.
     pub fn confirm_written(&self, count: usize) {
-        self.lock_queue().drain(..count);
+        self.queue.lock().drain(..count);
     }
 
     /// See [`towpath_runtime::Host::load`].
@@ -173,11 +174,6 @@ impl Saver {
             .await
             .map_err(store_error)?;
         found.into_iter().map(write).collect()
-    }
-
-    fn lock_queue(&self) -> MutexGuard<'_, Vec<Arc<Save>>> {
-        // Complete entries are added and removed, so the queue is consistent after a panic.
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

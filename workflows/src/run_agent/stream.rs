@@ -1,8 +1,8 @@
 //! The stream of a run: frames are numbered, published at once, and logged if there is a log.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::Mutex;
 use towpath_domain::agent::frame::{self, END, RunEnd};
 use towpath_domain::agent::{EventId, Frame};
 use towpath_domain::{Clock, RunId, ThreadId};
@@ -138,12 +138,12 @@ impl Stream {
 
     /// Whether frames are waiting to be logged.
     pub fn has_unlogged(&self) -> bool {
-        !self.state().log.is_empty()
+        !self.state.lock().log.is_empty()
     }
 
     /// Publishes an event. Returns the number of unlogged bytes.
     pub fn send(&self, event: &str, data: &str) -> usize {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.number += 1;
         state.last = state.last.next(self.clock.now().micros() / 1000);
         let (number, id) = (state.number, state.last);
@@ -167,17 +167,17 @@ impl Stream {
     /// The unlogged frames. They stay until [`Stream::confirm_logged`], because the writer may be interrupted. Readers
     /// drop a frame that was written twice by its id.
     pub fn unlogged(&self) -> UnloggedFrames {
-        self.state().log.clone()
+        self.state.lock().log.clone()
     }
 
     /// Removes frames that are in the log.
     pub fn confirm_logged(&self, log: &UnloggedFrames) {
-        self.state().log.remove(log);
+        self.state.lock().log.remove(log);
     }
 
     /// The last frame of the run, and the rest of the log. It may be requested again if its transaction was refused.
     pub fn end(&self, end: &RunEnd) -> (String, UnloggedFrames) {
-        let state = self.state();
+        let state = self.state.lock();
         let end = RunEnd {
             attempt: self.attempt,
             last: state.number,
@@ -190,11 +190,6 @@ impl Stream {
             log.add(&text, state.number, id);
         }
         (text, log)
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        // No holder of the lock panics.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,8 +1,8 @@
 //! The trace of one attempt: a trace run for the graph, and one below it for each task.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 use towpath_domain::agent::TracerChoice;
 use towpath_domain::trace::{DottedOrderPart, format_part};
@@ -68,7 +68,7 @@ impl Trace {
             return;
         };
         let now = self.clock.now();
-        let mut tasks = self.tasks();
+        let mut tasks = self.tasks.lock();
         if let Some(input) = told.remove("input") {
             // `node:task` of each level of nesting; the last one is the parent task.
             let outer = chunk.namespace.last().and_then(|level| level.rsplit(':').next());
@@ -129,7 +129,7 @@ impl Trace {
         if let Some(example) = example {
             runs[0]["reference_example_id"] = json!(example);
         }
-        let tasks = std::mem::take(&mut *self.tasks()).all;
+        let tasks = std::mem::take(&mut *self.tasks.lock()).all;
         let mut orders: Vec<(Uuid, String)> = Vec::with_capacity(tasks.len());
         for task in tasks {
             // A task begins before those of its subgraph.
@@ -156,11 +156,6 @@ impl Trace {
             orders.push((task.id, order));
         }
         runs
-    }
-
-    fn tasks(&self) -> MutexGuard<'_, Tasks> {
-        // Each change is a push or a replacement.
-        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

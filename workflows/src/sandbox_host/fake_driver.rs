@@ -2,17 +2,15 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::path::PathBuf;
-use std::sync::Mutex;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use towpath_sandbox::{
     BoxHandle, BoxSpec, BoxState, Capabilities, Driver, Error, Generation, Isolation, Layer, Result, RootFileSystem,
     VolumeSource,
 };
 use uuid::Uuid;
-
-use super::lock;
 
 #[derive(Debug, Default)]
 pub struct FakeDriver(Mutex<FakeState>);
@@ -38,17 +36,17 @@ struct FakeBox {
 impl FakeDriver {
     /// Makes the next start fail.
     pub fn fail_next_start(&self, error: Error) {
-        lock(&self.0).failures.push_back(error);
+        self.0.lock().failures.push_back(error);
     }
 
     /// From now on the machine enforces no limits.
     pub fn disable_limits(&self) {
-        lock(&self.0).is_without_limits = true;
+        self.0.lock().is_without_limits = true;
     }
 
     /// Ends the processes of a sandbox unexpectedly.
     pub fn end_processes(&self, id: Uuid) {
-        if let Some(life) = lock(&self.0).boxes.get_mut(&id) {
+        if let Some(life) = self.0.lock().boxes.get_mut(&id) {
             life.is_running = false;
         }
     }
@@ -59,13 +57,13 @@ impl FakeDriver {
             generation,
             is_running: true,
         };
-        lock(&self.0).boxes.insert(id, life);
+        self.0.lock().boxes.insert(id, life);
     }
 
     /// Generation of a running sandbox.
     #[must_use]
     pub fn running_generation(&self, id: Uuid) -> Option<Generation> {
-        let inner = lock(&self.0);
+        let inner = self.0.lock();
         let life = inner.boxes.get(&id).filter(|life| life.is_running);
         life.map(|life| life.generation)
     }
@@ -73,24 +71,24 @@ impl FakeDriver {
     /// Whether the machine has any data of a sandbox.
     #[must_use]
     pub fn has_box(&self, id: Uuid) -> bool {
-        lock(&self.0).boxes.contains_key(&id)
+        self.0.lock().boxes.contains_key(&id)
     }
 
     #[must_use]
     pub fn has_layer(&self, layer: Uuid) -> bool {
-        lock(&self.0).layers.contains(&layer)
+        self.0.lock().layers.contains(&layer)
     }
 
     /// The size of a volume, if it exists.
     #[must_use]
     pub fn volume(&self, id: Uuid) -> Option<u64> {
-        lock(&self.0).volumes.get(&id).copied()
+        self.0.lock().volumes.get(&id).copied()
     }
 
     /// Started sandboxes, in order.
     #[must_use]
     pub fn started_specs(&self) -> Vec<BoxSpec> {
-        lock(&self.0).started.clone()
+        self.0.lock().started.clone()
     }
 }
 
@@ -114,7 +112,7 @@ impl Driver for FakeDriver {
     }
 
     async fn capabilities(&self) -> Result<Capabilities> {
-        let limits = !lock(&self.0).is_without_limits;
+        let limits = !self.0.lock().is_without_limits;
         Ok(Capabilities {
             isolation: Isolation::Namespace,
             can_limit_memory: limits,
@@ -143,7 +141,7 @@ impl Driver for FakeDriver {
     }
 
     async fn start(&self, spec: &BoxSpec, generation: Generation) -> Result<BoxHandle> {
-        let mut inner = lock(&self.0);
+        let mut inner = self.0.lock();
         if let Some(error) = inner.failures.pop_front() {
             return Err(error);
         }
@@ -176,7 +174,7 @@ impl Driver for FakeDriver {
     }
 
     async fn capture_layer(&self, id: Uuid, _: Generation, layer: Uuid) -> Result<Layer> {
-        let mut inner = lock(&self.0);
+        let mut inner = self.0.lock();
         if !inner.boxes.contains_key(&id) {
             return Err(Error::NotFound("there is no such box".to_owned()));
         }
@@ -188,12 +186,12 @@ impl Driver for FakeDriver {
     }
 
     async fn remove_layer(&self, layer: Uuid) -> Result<()> {
-        lock(&self.0).layers.remove(&layer);
+        self.0.lock().layers.remove(&layer);
         Ok(())
     }
 
     async fn stop(&self, id: Uuid, generation: Generation, _: Duration) -> Result<()> {
-        let mut inner = lock(&self.0);
+        let mut inner = self.0.lock();
         let Some(life) = inner.boxes.get_mut(&id) else {
             return Err(Error::NotRunning);
         };
@@ -209,32 +207,32 @@ impl Driver for FakeDriver {
             generation,
             is_running: false,
         };
-        lock(&self.0).boxes.insert(id, life);
+        self.0.lock().boxes.insert(id, life);
         Ok(())
     }
 
     async fn forget(&self, id: Uuid) -> Result<()> {
-        lock(&self.0).boxes.remove(&id);
+        self.0.lock().boxes.remove(&id);
         Ok(())
     }
 
     async fn make_volume(&self, id: Uuid, bytes: u64) -> Result<VolumeSource> {
-        lock(&self.0).volumes.entry(id).or_insert(bytes);
+        self.0.lock().volumes.entry(id).or_insert(bytes);
         Ok(VolumeSource::Folder(PathBuf::from("/nonexistent").join(id.to_string())))
     }
 
     async fn grow_volume(&self, id: Uuid, bytes: u64) -> Result<()> {
-        lock(&self.0).volumes.insert(id, bytes);
+        self.0.lock().volumes.insert(id, bytes);
         Ok(())
     }
 
     async fn remove_volume(&self, id: Uuid) -> Result<()> {
-        lock(&self.0).volumes.remove(&id);
+        self.0.lock().volumes.remove(&id);
         Ok(())
     }
 
     async fn inventory(&self) -> Result<Vec<BoxState>> {
-        let inner = lock(&self.0);
+        let inner = self.0.lock();
         let marks = inner.boxes.iter().map(|(id, life)| BoxState {
             id: *id,
             generation: life.generation,

@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use towpath_domain::sandbox::{ProxyConfig, ProxyHeader, ProxyRule, ProxySecrets};
 use towpath_domain::{BoxId, Rejection, Secret};
@@ -19,7 +20,7 @@ use towpath_store::sandboxes::network::{self, BoxNetwork, BoxTraffic};
 use towpath_store::sealing::Sealer;
 use towpath_store::{self as store, Store};
 
-use super::{SandboxHost, driver_generation, lock};
+use super::{SandboxHost, driver_generation};
 use crate::metric;
 
 /// Names that are resolved at a time, each of which may occupy a thread.
@@ -94,7 +95,7 @@ impl SandboxHost {
             None => (0, Policy::default()),
         };
         {
-            let mut proxies = lock(&self.networks.proxies);
+            let mut proxies = self.networks.proxies.lock();
             let is_there = |known: &RunningProxy| known.generation >= generation;
             if !proxies.get(&row.id).is_some_and(is_there) {
                 let running = RunningProxy {
@@ -112,7 +113,7 @@ impl SandboxHost {
         if let Some(found) = read_network(store, row).await? {
             self.set_network(&found, sealer);
         }
-        if let Some(running) = lock(&self.networks.proxies).get_mut(&row.id) {
+        if let Some(running) = self.networks.proxies.lock().get_mut(&row.id) {
             running.is_current = true;
         }
         Ok(())
@@ -121,7 +122,7 @@ impl SandboxHost {
     /// Whether this process serves the proxy of this life of a sandbox.
     pub(crate) fn has_proxy(&self, id: BoxId, generation: i64) -> bool {
         let generation = driver_generation(generation);
-        let proxies = lock(&self.networks.proxies);
+        let proxies = self.networks.proxies.lock();
         let is_served = |known: &RunningProxy| known.generation == generation && known.is_current;
         proxies.get(&id).is_some_and(is_served)
     }
@@ -133,7 +134,7 @@ impl SandboxHost {
     }
 
     fn set_policy(&self, id: BoxId, version: i64, policy: Policy) {
-        if let Some(running) = lock(&self.networks.proxies).get_mut(&id)
+        if let Some(running) = self.networks.proxies.lock().get_mut(&id)
             && running.version < version
         {
             running.version = version;
@@ -143,7 +144,7 @@ impl SandboxHost {
 
     /// Ends the connections of a sandbox that has stopped.
     pub(crate) fn end_proxy(&self, id: BoxId) {
-        let ended = lock(&self.networks.proxies).remove(&id);
+        let ended = self.networks.proxies.lock().remove(&id);
         if let Some(ended) = ended {
             self.add_ended(id, &ended);
         }
@@ -151,13 +152,16 @@ impl SandboxHost {
 
     /// The lives of sandboxes whose proxies this process serves.
     pub(crate) fn served_lives(&self) -> Vec<(BoxId, Generation)> {
-        let proxies = lock(&self.networks.proxies);
+        let proxies = self.networks.proxies.lock();
         proxies.iter().map(|(id, running)| (*id, running.generation)).collect()
     }
 
     /// Ends the connections of a life that is over, unless a later one has begun.
     pub(crate) fn end_proxy_of(&self, id: BoxId, generation: Generation) {
-        let is_served = lock(&self.networks.proxies)
+        let is_served = self
+            .networks
+            .proxies
+            .lock()
             .get(&id)
             .is_some_and(|running| running.generation == generation);
         if is_served {
@@ -170,14 +174,14 @@ impl SandboxHost {
     }
 
     fn restore_traffic(&self, id: BoxId, traffic: Traffic) {
-        let mut ended = lock(&self.networks.ended);
+        let mut ended = self.networks.ended.lock();
         add(ended.entry(id).or_default(), traffic);
     }
 
     /// Writes the traffic since the last call.
     pub(crate) async fn write_traffic(&self, store: &Store) -> store::Result<()> {
-        let mut counted = std::mem::take(&mut *lock(&self.networks.ended));
-        for (id, running) in &*lock(&self.networks.proxies) {
+        let mut counted = std::mem::take(&mut *self.networks.ended.lock());
+        for (id, running) in &*self.networks.proxies.lock() {
             add(counted.entry(*id).or_default(), running.proxy.take_traffic());
         }
         let mut rows: Vec<BoxTraffic> = Vec::new();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use towpath_domain::{BoxId, Timestamp};
 
-use super::{SandboxHost, lock};
+use super::SandboxHost;
 use crate::metric;
 
 /// Uses since they were last written.
@@ -31,7 +31,7 @@ impl SandboxHost {
     #[must_use]
     pub fn begin_use(self: &Arc<Self>, id: BoxId) -> UseGuard {
         let now = self.clock.now();
-        let mut used = lock(&self.usage);
+        let mut used = self.usage.lock();
         let entry = used.0.entry(id).or_insert(BoxUse { open: 0, last: now });
         entry.open += 1;
         metrics::gauge!(metric::BOX_CONNECTIONS).increment(1.0);
@@ -45,13 +45,13 @@ impl SandboxHost {
     /// Number of open connections of a sandbox.
     #[must_use]
     pub fn connections(&self, id: BoxId) -> usize {
-        lock(&self.usage).0.get(&id).map_or(0, |entry| entry.open)
+        self.usage.lock().0.get(&id).map_or(0, |entry| entry.open)
     }
 
     /// The last use since the last [`Self::take_used`]; now, if a connection is open.
     pub(crate) fn last_use(&self, id: BoxId) -> Option<Timestamp> {
         let now = self.clock.now();
-        let used = lock(&self.usage);
+        let used = self.usage.lock();
         used.0
             .get(&id)
             .map(|entry| if entry.open > 0 { now } else { entry.last })
@@ -59,7 +59,7 @@ impl SandboxHost {
 
     /// Restores uses that could not be written.
     pub(crate) fn restore_used(&self, unwritten: &[(BoxId, Timestamp)]) {
-        let mut used = lock(&self.usage);
+        let mut used = self.usage.lock();
         for (id, last) in unwritten {
             let entry = used.0.entry(*id).or_insert(BoxUse { open: 0, last: *last });
             entry.last = entry.last.max(*last);
@@ -69,7 +69,7 @@ impl SandboxHost {
     /// Last uses since the last call.
     pub(crate) fn take_used(&self) -> Vec<(BoxId, Timestamp)> {
         let now = self.clock.now();
-        let mut used = lock(&self.usage);
+        let mut used = self.usage.lock();
         let times = used.0.iter();
         let times = times.map(|(id, entry)| (*id, if entry.open > 0 { now } else { entry.last }));
         let times = times.collect();
@@ -82,7 +82,7 @@ impl Drop for UseGuard {
     fn drop(&mut self) {
         metrics::gauge!(metric::BOX_CONNECTIONS).decrement(1.0);
         let now = self.boxes.clock.now();
-        if let Some(entry) = lock(&self.boxes.usage).0.get_mut(&self.id) {
+        if let Some(entry) = self.boxes.usage.lock().0.get_mut(&self.id) {
             entry.open = entry.open.saturating_sub(1);
             entry.last = now;
         }

@@ -1,9 +1,10 @@
 //! Cache of authenticated callers, if the config file enables it.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use towpath_domain::Timestamp;
 use towpath_runtime::hosted::{Caller, Request};
 
@@ -29,13 +30,13 @@ type CacheEntry = (Timestamp, Arc<Caller>);
 
 impl CallerCache {
     pub(super) fn find(&self, key: &[Vec<String>], now: Timestamp) -> Option<Arc<Caller>> {
-        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = self.0.lock();
         let (until, caller) = known.get(key)?;
         (now < *until).then(|| caller.clone())
     }
 
     pub(super) fn insert(&self, key: CallerKey, caller: Arc<Caller>, cache: &AuthCache, now: Timestamp) {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.lock();
         if known.len() >= cache.max_entries {
             known.retain(|_, (until, _)| now < *until);
         }

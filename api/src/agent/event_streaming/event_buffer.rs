@@ -5,10 +5,11 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use http::StatusCode;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -52,7 +53,7 @@ impl EventBuffers {
         thread: ThreadId,
         write: impl FnOnce(Weak<EventBuffer>) -> F,
     ) -> Arc<EventBuffer> {
-        let mut tapes = self.0.lock_buffers();
+        let mut tapes = self.0.buffers.lock();
         if let Some(tape) = tapes.get(&thread).and_then(Weak::upgrade)
             && !tape.is_ended()
         {
@@ -69,23 +70,18 @@ impl EventBuffers {
 }
 
 impl EventBuffersState {
-    fn lock_buffers(&self) -> MutexGuard<'_, HashMap<ThreadId, Weak<EventBuffer>>> {
-        // An insertion does not panic halfway.
-        self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Trims buffers if all of them exceed the limit: idle ones first, then the largest.
     fn trim(&self) {
         let bound = MAX_TOTAL_BYTES.max(self.untrimmed_bytes.load(Ordering::Relaxed) + TRIM_MARGIN_BYTES);
         if self.bytes.load(Ordering::Relaxed) <= bound {
             return;
         }
-        let tapes: Vec<Arc<EventBuffer>> = self.lock_buffers().values().filter_map(Weak::upgrade).collect();
+        let tapes: Vec<Arc<EventBuffer>> = self.buffers.lock().values().filter_map(Weak::upgrade).collect();
         let now = Instant::now();
         let mut tapes: Vec<_> = tapes
             .iter()
             .map(|tape| {
-                let state = tape.lock_state();
+                let state = tape.state.lock();
                 (
                     now.duration_since(state.last_event_at) < IDLE_AFTER,
                     std::cmp::Reverse(state.bytes),
@@ -200,7 +196,7 @@ impl EventBuffer {
     }
 
     pub fn after(&self, seq: i64) -> Batch {
-        let state = self.lock_state();
+        let state = self.state.lock();
         if seq < state.dropped_until {
             return Batch::Dropped;
         }
@@ -215,28 +211,28 @@ impl EventBuffer {
 
     /// Whether events after a number are in the buffer or still to come.
     pub fn has_after(&self, seq: i64) -> bool {
-        let state = self.lock_state();
+        let state = self.state.lock();
         // Until then it may still be behind the reader.
         let reached = state.events.back().is_some_and(|last| last.seq >= seq);
         reached && seq >= state.dropped_until
     }
 
     pub fn has_caught_up(&self) -> bool {
-        self.lock_state().caught_up
+        self.state.lock().caught_up
     }
 
     /// Number up to which events were dropped.
     pub fn dropped_until(&self) -> i64 {
-        self.lock_state().dropped_until
+        self.state.lock().dropped_until
     }
 
     /// Number up to which events had been removed from the log when it was read. Known once the buffer has caught up.
     pub fn removed_until(&self) -> i64 {
-        self.lock_state().removed_until
+        self.state.lock().removed_until
     }
 
     pub fn is_ended(&self) -> bool {
-        self.lock_state().end.is_some()
+        self.state.lock().end.is_some()
     }
 
     /// All events stored at the start are in the buffer or were dropped; up to `removed` the log had none any more.
@@ -261,7 +257,7 @@ impl EventBuffer {
 
     /// Drops the oldest events while `too_many`.
     fn drop_oldest(&self, too_many: impl Fn(&BufferState) -> bool) {
-        let mut state = self.lock_state();
+        let mut state = self.state.lock();
         while too_many(&state) {
             let Some(first) = state.events.pop_front() else { break };
             let size = size_of(&first);
@@ -272,13 +268,8 @@ impl EventBuffer {
     }
 
     fn update(&self, how: impl FnOnce(&mut BufferState)) {
-        how(&mut self.lock_state());
+        how(&mut self.state.lock());
         self.changed.send_replace(());
-    }
-
-    fn lock_state(&self) -> MutexGuard<'_, BufferState> {
-        // No code under this lock panics.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -289,7 +280,7 @@ fn size_of(event: &Event) -> usize {
 impl Drop for EventBuffer {
     fn drop(&mut self) {
         self.task.abort();
-        let bytes = self.lock_state().bytes;
+        let bytes = self.state.lock().bytes;
         self.shared.bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
@@ -324,7 +315,7 @@ mod tests {
 
     fn tape(shared: &Arc<EventBuffersState>) -> Arc<EventBuffer> {
         let tape = EventBuffer::with_task(shared, |_| std::future::pending::<()>());
-        shared.lock_buffers().insert(ThreadId::new(), Arc::downgrade(&tape));
+        shared.buffers.lock().insert(ThreadId::new(), Arc::downgrade(&tape));
         tape
     }
 
@@ -334,7 +325,7 @@ mod tests {
     }
 
     fn kept(tape: &EventBuffer) -> usize {
-        tape.lock_state().events.len()
+        tape.state.lock().events.len()
     }
 
     #[tokio::test(start_paused = true)]

@@ -4,9 +4,10 @@
 //! kept every connection busy, and nobody could come back meanwhile: a look is shared by those who ask at about the same time.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
+use parking_lot::Mutex;
 use towpath_domain::agent::RunStatus;
 use towpath_domain::{RunId, TenantId};
 use towpath_store::{self as store, Store, runs};
@@ -18,8 +19,7 @@ pub(crate) struct RunStatusCache(Mutex<HashMap<RunId, Weak<SharedRunStatus>>>);
 impl RunStatusCache {
     /// Where readers of a run look. Kept as long as one of them has it.
     pub(super) fn status_of(&self, run: RunId) -> Arc<SharedRunStatus> {
-        // An insertion does not panic half way.
-        let mut looks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut looks = self.0.lock();
         if let Some(look) = looks.get(&run).and_then(Weak::upgrade) {
             return look;
         }

@@ -162,11 +162,7 @@ pub(crate) async fn list(
         })
         .await
         .map_err(|error| AgentError::from(error).or_missing(AgentError::no_thread(thread)))?;
-    let runs: Result<_, AgentError> = found
-        .into_iter()
-        .map(|row| select.apply(&Run::try_from(row)?))
-        .collect();
-    Ok(Json(runs?))
+    Ok(Json(select.apply_all::<Run, _>(found)?))
 }
 
 fn parse_status(text: &str) -> Result<RunStatus, AgentError> {

@@ -122,11 +122,7 @@ pub(crate) async fn search(State(app): State<AgentApp>, Body(search): Body<RunSe
         .read(async |tx| rows::search(tx, app.tenant, &filter, page.fetch(), page.offset).await)
         .await?;
     let (headers, found) = page.cut(found);
-    let runs: Result<Vec<Value>, AgentError> = found
-        .into_iter()
-        .map(|row| select.apply(&Run::try_from(row)?))
-        .collect();
-    Ok((headers, Json(runs?)).into_response())
+    Ok((headers, Json(select.apply_all::<Run, _>(found)?)).into_response())
 }
 
 /// Get one run.

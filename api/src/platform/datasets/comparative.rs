@@ -16,7 +16,7 @@ use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
 use crate::extract::{Json, Pairs, Path};
-use crate::platform::exports::MAX_OFFSET;
+use crate::platform::paging;
 
 #[derive(Serialize, utoipa::ToSchema)]
 #[schema(as = ComparativeExperiment)]
@@ -157,8 +157,7 @@ pub async fn list(
     sent: Pairs,
 ) -> Result<Json<Vec<ComparativeExperimentView>>, ApiError> {
     sent.only(&["limit", "offset"])?;
-    let limit = sent.number("limit", 1..=100)?.unwrap_or(100);
-    let offset = sent.number("offset", 0..=MAX_OFFSET)?.unwrap_or(0);
+    let (limit, offset) = paging::of(&sent)?;
     let read = app.store.read(async |tx| {
         let rows = comparative_experiments::list(tx, tenant.id, id, limit, offset).await?;
         with_experiment_names(tx, tenant.id, rows).await

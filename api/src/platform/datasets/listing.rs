@@ -14,7 +14,7 @@ use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
 use crate::extract::{Json, Pairs};
-use crate::platform::exports::MAX_OFFSET;
+use crate::platform::paging;
 
 /// Maximum number of ids in one request.
 const MAX_IDS: usize = 10_000;
@@ -67,8 +67,7 @@ pub async fn list(State(app): State<App>, tenant: Tenant, sent: Pairs) -> Result
     }
     let (dataset, as_of, mut criteria) = parse_query(&sent)?;
     let fields = selected_fields(&sent)?;
-    let limit = sent.number("limit", 1..=100)?.unwrap_or(100);
-    let offset = sent.number("offset", 0..=MAX_OFFSET)?.unwrap_or(0);
+    let (limit, offset) = paging::of(&sent)?;
     let read = app.store.read(async |tx| {
         criteria.as_of = version_time(tx, tenant.id, dataset, as_of.as_ref()).await?;
         examples::list(tx, tenant.id, &criteria, limit, offset).await

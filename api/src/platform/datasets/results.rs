@@ -20,7 +20,7 @@ use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
 use crate::extract::{Json, Path, whole};
-use crate::platform::exports::MAX_OFFSET;
+use crate::platform::paging::MAX_OFFSET;
 use crate::platform::runs::{self, Criteria};
 
 /// Maximum number of examples on a page.

@@ -12,7 +12,7 @@ use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
 use crate::extract::{Json, Pairs, Path};
-use crate::platform::exports::MAX_OFFSET;
+use crate::platform::paging;
 
 /// A version of a dataset.
 #[derive(Serialize, utoipa::ToSchema)]
@@ -45,8 +45,7 @@ pub async fn list(
 ) -> Result<Json<Vec<VersionView>>, ApiError> {
     sent.only(&["search", "limit", "offset"])?;
     let search = sent.all("search").last().filter(|part| !part.is_empty());
-    let limit = sent.number("limit", 1..=100)?.unwrap_or(100);
-    let offset = sent.number("offset", 0..=MAX_OFFSET)?.unwrap_or(0);
+    let (limit, offset) = paging::of(&sent)?;
     let read = app
         .store
         .read(async |tx| versions::list(tx, tenant.id, id, search, limit, offset).await);

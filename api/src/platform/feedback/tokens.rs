@@ -15,7 +15,7 @@ use crate::errors::ApiError;
 use crate::extract::{
     JSON_BODY_BYTES, Json, OneOrMany, Pairs, optional_object, optional_objects, parse_value, unsaid_json, whole,
 };
-use crate::platform::exports::MAX_OFFSET;
+use crate::platform::paging;
 
 /// A link to create.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
@@ -216,8 +216,7 @@ pub async fn list_tokens(
     sent: Pairs,
 ) -> Result<Json<Vec<FeedbackLink>>, ApiError> {
     sent.only(&["run_id", "limit", "offset"])?;
-    let limit = sent.number("limit", 1..=100)?.unwrap_or(100);
-    let offset = sent.number("offset", 0..=MAX_OFFSET)?.unwrap_or(0);
+    let (limit, offset) = paging::of(&sent)?;
     let run = sent
         .read::<Uuid>("run_id", "a UUID")?
         .pop()

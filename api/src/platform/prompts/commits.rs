@@ -16,7 +16,7 @@ use crate::auth::Tenant;
 use crate::errors::ApiError;
 use crate::extract::{Json, Pairs, Path};
 use crate::platform::datasets::model::{JsonBody, check_object_field};
-use crate::platform::exports::MAX_OFFSET;
+use crate::platform::paging;
 
 /// A commit without its manifest.
 #[derive(Serialize, utoipa::ToSchema)]
@@ -157,8 +157,7 @@ pub async fn list(
     sent.flag("include_stats")?;
     sent.flag("include_model")?;
     let tag = sent.all("tag").last().filter(|tag| !tag.is_empty());
-    let limit = sent.number("limit", 1..=100)?.unwrap_or(100);
-    let offset = sent.number("offset", 0..=MAX_OFFSET)?.unwrap_or(0);
+    let (limit, offset) = paging::of(&sent)?;
     let read = app.store.read(async |tx| {
         let prompt = prompts::get(tx, tenant.id, &name).await?;
         let (found, total) = match tag {

@@ -17,6 +17,7 @@ use http::header::{
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use multer::{Constraints, Field, Multipart, SizeLimit};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio_util::io::StreamReader;
 use towpath_domain::sandbox::{TokenKind, check_text};
@@ -111,7 +112,7 @@ pub async fn upload(
 
 async fn write_file(awake: &RunningBox, id: BoxId, path: &str, field: Field<'_>) -> Result<FileStat, ApiError> {
     // The form reader only reports a text, so the original error is kept here.
-    let broken = std::sync::Mutex::new(None);
+    let broken = Mutex::new(None);
     let chunks = stream::unfold(field, |mut field| {
         let broken = &broken;
         async move {
@@ -120,9 +121,7 @@ async fn write_file(awake: &RunningBox, id: BoxId, path: &str, field: Field<'_>)
                 Ok(None) => None,
                 Err(error) => {
                     let text = error.to_string();
-                    if let Ok(mut broken) = broken.lock() {
-                        *broken = Some(upload_error(&error));
-                    }
+                    *broken.lock() = Some(upload_error(&error));
                     Some((Err(io::Error::other(text)), field))
                 }
             }
@@ -130,7 +129,7 @@ async fn write_file(awake: &RunningBox, id: BoxId, path: &str, field: Field<'_>)
     });
     let mut reader = pin!(StreamReader::new(chunks));
     let written = awake.agent.upload(path, &mut reader).await;
-    if let Some(error) = broken.lock().ok().and_then(|mut broken| broken.take()) {
+    if let Some(error) = broken.lock().take() {
         return Err(error);
     }
     written.map_err(|error| match error {

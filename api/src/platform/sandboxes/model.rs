@@ -17,7 +17,7 @@ use towpath_store::{self as store};
 use crate::app::App;
 use crate::errors::ApiError;
 use crate::extract::{JSON_BODY_BYTES, Pairs, expect_json, parse_json, read_body};
-use crate::platform::exports::MAX_OFFSET;
+use crate::platform::paging::MAX_OFFSET;
 
 /// A JSON body with a digest, which identifies repeated requests.
 #[derive(Debug)]

@@ -22,8 +22,13 @@ const BATCH_DELAY: Duration = Duration::from_secs(1);
 /// Time limit of one request, and of the last one at the end of the process.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-const EXPORTED: &str = "towpath_spans_exported_total";
-const DROPPED: &str = "towpath_spans_dropped_total";
+towpath_domain::metric_table! {
+    pub fn describe;
+
+    counter EXPORTED = "towpath_spans_exported_total", "Spans accepted by the collector", from_start;
+    counter DROPPED = "towpath_spans_dropped_total",
+        "Spans lost because too many waited (full) or the collector did not accept them (collector)";
+}
 
 /// Exports spans until it is closed.
 pub struct Exporter(Option<(JoinHandle<()>, mpsc::Sender<()>)>);
@@ -130,16 +135,6 @@ async fn send(exporter: &SpanExporter, batch: &mut Vec<SpanData>) {
 /// Counts lost spans.
 pub fn dropped(reason: &'static str, spans: u64) {
     metrics::counter!(DROPPED, "reason" => reason).increment(spans);
-}
-
-pub fn describe() {
-    metrics::describe_counter!(EXPORTED, metrics::Unit::Count, "Spans accepted by the collector");
-    metrics::describe_counter!(
-        DROPPED,
-        metrics::Unit::Count,
-        "Spans lost because too many waited (full) or the collector did not accept them (collector)"
-    );
-    metrics::counter!(EXPORTED).absolute(0);
 }
 
 /// Adapts the HTTP client of the tree to the exporter's interface.

@@ -2,17 +2,21 @@
 
 use std::time::{Duration, Instant};
 
-use metrics::Unit;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use metrics_process::Collector;
 use towpath_store::{Dialect, Store};
 
-const BUILD_INFO: &str = "towpath_build_info";
-const CONNECTIONS: &str = "towpath_store_connections";
-const TASKS: &str = "towpath_runtime_tasks";
-const TASKS_WAITING: &str = "towpath_runtime_queue_depth";
-const THREADS: &str = "towpath_runtime_threads";
-const SCRAPE: &str = "towpath_scrape_seconds";
+towpath_domain::metric_table! {
+    fn describe;
+
+    gauge BUILD_INFO = "towpath_build_info", "Always 1; the labels have the version, the database and the roles";
+    gauge CONNECTIONS = "towpath_store_connections",
+        "Database connections of this process; on SQLite those for reading";
+    gauge TASKS = "towpath_runtime_tasks", "Live asynchronous tasks";
+    gauge TASKS_WAITING = "towpath_runtime_queue_depth", "Tasks in the runtime's shared queue that wait for a thread";
+    gauge THREADS = "towpath_runtime_threads", "Threads of the runtime";
+    gauge SCRAPE = "towpath_scrape_seconds", "Time spent collecting the figures of the process for the last scrape";
+}
 
 /// Seconds, from a wake within one process to an export run of hours.
 const DURATION_BUCKETS: &[f64] = &[
@@ -63,29 +67,4 @@ pub fn watch(store: Store, roles: String) -> impl Fn() + Send + Sync + 'static {
         process.collect();
         metrics::gauge!(SCRAPE).set(began.elapsed().max(Duration::from_nanos(1)).as_secs_f64());
     }
-}
-
-fn describe() {
-    metrics::describe_gauge!(
-        BUILD_INFO,
-        Unit::Count,
-        "Always 1; the labels have the version, the database and the roles"
-    );
-    metrics::describe_gauge!(
-        CONNECTIONS,
-        Unit::Count,
-        "Database connections of this process; on SQLite those for reading"
-    );
-    metrics::describe_gauge!(TASKS, Unit::Count, "Live asynchronous tasks");
-    metrics::describe_gauge!(
-        TASKS_WAITING,
-        Unit::Count,
-        "Tasks in the runtime's shared queue that wait for a thread"
-    );
-    metrics::describe_gauge!(THREADS, Unit::Count, "Threads of the runtime");
-    metrics::describe_gauge!(
-        SCRAPE,
-        Unit::Seconds,
-        "Time spent collecting the figures of the process for the last scrape"
-    );
 }

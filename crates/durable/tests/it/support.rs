@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore};
 use towpath_domain::job::JobState;
 use towpath_domain::{JobId, TenantId, WorkerId};
@@ -106,7 +107,7 @@ pub struct Shared {
 
 impl Shared {
     pub fn note(&self, event: impl Into<String>) {
-        locked(&self.log).push((Instant::now(), event.into()));
+        self.log.lock().push((Instant::now(), event.into()));
         self.noted.notify_waiters();
     }
 
@@ -117,23 +118,24 @@ impl Shared {
 
     /// Waits until `more` events are recorded, or for `still` without progress.
     pub async fn until_grown(&self, more: usize, still: Duration) {
-        let wanted = locked(&self.log).len() + more;
-        let grown = until(&self.noted, || locked(&self.log).len() >= wanted);
+        let wanted = self.log.lock().len() + more;
+        let grown = until(&self.noted, || self.log.lock().len() >= wanted);
         let _ = tokio::time::timeout(still, grown).await;
     }
 
     pub fn log(&self) -> Vec<String> {
-        locked(&self.log).iter().map(|(_, event)| event.clone()).collect()
+        self.log.lock().iter().map(|(_, event)| event.clone()).collect()
     }
 
     /// Starts a new record.
     pub fn forget(&self) {
-        locked(&self.log).clear();
+        self.log.lock().clear();
     }
 
     /// When `event` was first recorded.
     pub fn noted_at(&self, event: &str) -> Option<Instant> {
-        locked(&self.log)
+        self.log
+            .lock()
             .iter()
             .find(|(_, noted)| noted == event)
             .map(|(at, _)| *at)
@@ -141,12 +143,12 @@ impl Shared {
 
     /// How often `event` was recorded.
     pub fn count(&self, event: &str) -> usize {
-        locked(&self.log).iter().filter(|(_, noted)| noted == event).count()
+        self.log.lock().iter().filter(|(_, noted)| noted == event).count()
     }
 
     /// Increments and returns a counter.
     pub fn nth(&self, what: &str) -> u32 {
-        let mut counts = locked(&self.counts);
+        let mut counts = self.counts.lock();
         let count = counts.entry(what.to_owned()).or_default();
         *count += 1;
         *count
@@ -154,7 +156,8 @@ impl Shared {
 
     /// A closed gate; each `open` lets one through.
     pub fn gate(&self, name: &str) -> Arc<Semaphore> {
-        locked(&self.gates)
+        self.gates
+            .lock()
             .entry(name.to_owned())
             .or_insert_with(|| Arc::new(Semaphore::new(0)))
             .clone()
@@ -176,10 +179,6 @@ pub async fn until(noted: &Notify, enough: impl Fn() -> bool) {
         }
         more.await;
     }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 pub struct World {

@@ -1,7 +1,7 @@
 //! A bucket of a store that speaks S3.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -14,6 +14,7 @@ use object_store::{
     BackoffConfig, ClientOptions, CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
     ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, RetryConfig, UploadPart,
 };
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use towpath_domain::export::{AddressingStyle, Credentials, DestinationConfig};
@@ -241,13 +242,13 @@ impl MultipartUpload for BucketUpload {
         self.begun += 1;
         Box::pin(async move {
             let part = bucket.store.put_part(&path, &id, index, data).await?;
-            done.lock().unwrap_or_else(PoisonError::into_inner).push((index, part));
+            done.lock().push((index, part));
             Ok(())
         })
     }
 
     async fn complete(&mut self) -> Result<PutResult> {
-        let mut parts = std::mem::take(&mut *self.done.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut parts = std::mem::take(&mut *self.done.lock());
         parts.sort_by_key(|(index, _)| *index);
         if parts.len() != self.begun {
             let source = "a part of the upload is missing".into();

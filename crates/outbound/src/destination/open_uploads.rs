@@ -2,8 +2,10 @@
 //! only the process that began it knows the id.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use parking_lot::Mutex;
 
 /// An upload in parts that was begun.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,22 +30,18 @@ struct UploadState {
 impl OpenUploads {
     pub(super) fn add(&self, upload: OpenUpload) {
         self.0.any.store(true, Ordering::Relaxed);
-        self.open().insert(upload);
+        self.0.open.lock().insert(upload);
     }
 
     pub(super) fn remove(&self, upload: &OpenUpload) {
-        self.open().remove(upload);
+        self.0.open.lock().remove(upload);
     }
 
     pub(super) fn list(&self) -> Vec<OpenUpload> {
-        self.open().iter().cloned().collect()
+        self.0.open.lock().iter().cloned().collect()
     }
 
     pub(super) fn has_any(&self) -> bool {
         self.0.any.load(Ordering::Relaxed)
-    }
-
-    fn open(&self) -> MutexGuard<'_, BTreeSet<OpenUpload>> {
-        self.0.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

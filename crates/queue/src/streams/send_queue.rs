@@ -1,8 +1,9 @@
 //! Hints waiting to be sent to Redis; bounded, however long an outage lasts.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use towpath_domain::job::ReadyJob;
 use towpath_domain::{JobId, ThreadId};
@@ -74,7 +75,7 @@ impl SendQueue {
     /// Adds ready jobs to the queues of their pools. Returns false if there is no session; nothing is counted then. Of
     /// more than the window of a pool, only a wake is kept.
     pub fn push(&self, jobs: &[ReadyJob]) -> bool {
-        let mut waiting = self.lock_state();
+        let mut waiting = self.state.lock();
         if !waiting.has_session {
             return false;
         }
@@ -139,13 +140,13 @@ impl SendQueue {
 
     /// Starts to accept hints for a new session.
     pub fn open(&self) {
-        self.lock_state().has_session = true;
+        self.state.lock().has_session = true;
     }
 
     /// Ends the session. Unconfirmed hints are dropped, and so are new ones until the next session, because polling
     /// finds their state. Returns the pools whose listeners in this process were not woken yet.
     pub fn close(&self) -> Vec<String> {
-        let mut waiting = self.lock_state();
+        let mut waiting = self.state.lock();
         waiting.has_session = false;
         let batch = std::mem::take(&mut waiting.batch);
         let lost = batch.hints() + std::mem::take(&mut waiting.unconfirmed);
@@ -166,7 +167,7 @@ impl SendQueue {
     }
 
     fn try_take(&self) -> Option<Batch> {
-        let mut waiting = self.lock_state();
+        let mut waiting = self.state.lock();
         if waiting.batch.is_empty() {
             return None;
         }
@@ -178,17 +179,17 @@ impl SendQueue {
 
     /// Confirms that Redis has the taken batch.
     pub fn confirm(&self) {
-        let mut waiting = self.lock_state();
+        let mut waiting = self.state.lock();
         waiting.unconfirmed = 0;
         waiting.unconfirmed_pools.clear();
     }
 
     pub fn dropped(&self) -> u64 {
-        self.lock_state().dropped
+        self.state.lock().dropped
     }
 
     fn put(&self, hints: u64, into: impl FnOnce(&mut Batch)) {
-        let mut waiting = self.lock_state();
+        let mut waiting = self.state.lock();
         if !waiting.has_session {
             waiting.drop_hints(hints);
             return;
@@ -199,10 +200,6 @@ impl SendQueue {
         if was_empty {
             self.ready.notify_one();
         }
-    }
-
-    fn lock_state(&self) -> MutexGuard<'_, SendQueueState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

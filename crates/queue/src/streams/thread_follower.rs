@@ -7,9 +7,10 @@
 
 use std::collections::HashSet;
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use futures::StreamExt;
+use parking_lot::Mutex;
 use redis::RedisResult;
 use redis::aio::{PubSubSink, PubSubStream};
 use tokio::sync::{Notify, oneshot};
@@ -34,7 +35,7 @@ struct FollowChanges {
 impl FollowRequests {
     /// Requests to follow a thread; the receiver reports success. `None` without a session.
     pub fn follow(&self, thread: ThreadId) -> Option<oneshot::Receiver<()>> {
-        let mut waiting = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.changes.lock();
         if !waiting.has_session {
             return None;
         }
@@ -47,7 +48,7 @@ impl FollowRequests {
 
     /// Called when the thread has no reader left.
     pub fn unfollow(&self, thread: ThreadId) {
-        let mut waiting = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.changes.lock();
         if waiting.has_session {
             waiting.unfollow.push(thread);
             drop(waiting);
@@ -56,7 +57,7 @@ impl FollowRequests {
     }
 
     fn set_open(&self, open: bool) {
-        let mut waiting = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.changes.lock();
         // Dropped senders tell the waiting callers that it failed.
         *waiting = FollowChanges {
             has_session: open,
@@ -67,7 +68,7 @@ impl FollowRequests {
     async fn take(&self) -> FollowChanges {
         loop {
             {
-                let mut waiting = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut waiting = self.changes.lock();
                 if !waiting.follow.is_empty() || !waiting.unfollow.is_empty() {
                     return FollowChanges {
                         has_session: true,

@@ -6,7 +6,8 @@
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{WindowDecision, WindowRequest};
 
@@ -68,8 +69,10 @@ impl Memory {
         let mut order = places.clone();
         order.sort_unstable();
         order.dedup();
-        let mut held: Vec<(usize, MutexGuard<'_, Shard>)> =
-            order.into_iter().map(|place| (place, self.lock(place))).collect();
+        let mut held: Vec<(usize, MutexGuard<'_, Shard>)> = order
+            .into_iter()
+            .map(|place| (place, self.shards[place].lock()))
+            .collect();
         let mut looks = Vec::with_capacity(asked.len());
         for (ask, &place) in asked.iter().zip(&places) {
             looks.push(locked_shard(&mut held, place).check(ask, now));
@@ -85,13 +88,13 @@ impl Memory {
     }
 
     pub fn identities(&self) -> usize {
-        (0..SHARDS).map(|place| self.lock(place).logs.len()).sum()
+        (0..SHARDS).map(|place| self.shards[place].lock().logs.len()).sum()
     }
 
     /// Sweeps one shard at a time, so that requests of any identity clean up the logs of all.
     fn sweep_one(&self, now: i64) {
         let place = self.next_swept.fetch_add(1, Ordering::Relaxed) % SHARDS;
-        if let Ok(mut shard) = self.shards[place].try_lock() {
+        if let Some(mut shard) = self.shards[place].try_lock() {
             shard.sweep(now);
         }
     }
@@ -99,11 +102,6 @@ impl Memory {
     fn shard_of(&self, ask: &WindowRequest<'_>) -> usize {
         let hash = self.hasher.hash_one((ask.window, ask.identity));
         usize::try_from(hash % SHARDS as u64).unwrap_or(0)
-    }
-
-    fn lock(&self, place: usize) -> MutexGuard<'_, Shard> {
-        // No holder of the lock panics during a change.
-        self.shards[place].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,11 +1,12 @@
 //! A connection to a child: frames in both directions, multiplexed by stream.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
+use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -114,7 +115,7 @@ impl Connection {
     pub fn open(&self, r#type: FrameType, payload: &impl Serialize) -> Result<Stream, OpenError> {
         let (to, frames) = mpsc::unbounded_channel();
         let id = {
-            let mut streams = self.0.streams();
+            let mut streams = self.0.streams.lock();
             if streams.closed {
                 return Err(OpenError::Closed);
             }
@@ -150,7 +151,7 @@ impl Connection {
 
     /// What is known of the child.
     pub fn health(&self) -> Health {
-        *self.0.health.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.0.health.lock()
     }
 
     /// Cancelled when the connection is over.
@@ -165,16 +166,11 @@ impl Connection {
 
     /// How many streams are open.
     pub fn streams(&self) -> usize {
-        self.0.streams().open.len()
+        self.0.streams.lock().open.len()
     }
 }
 
 impl ConnectionState {
-    fn streams(&self) -> MutexGuard<'_, Streams> {
-        // Nothing between two fields can panic.
-        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn send(&self, r#type: FrameType, stream: u32, payload: &impl Serialize) {
         if let Err(error) = self.try_send(r#type, stream, payload) {
             tracing::error!(%error, r#type = r#type.0, "a frame could not be sent to a graph host");
@@ -191,7 +187,7 @@ impl ConnectionState {
 
     /// Every open stream ends.
     fn end(&self) {
-        let mut streams = self.streams();
+        let mut streams = self.streams.lock();
         streams.closed = true;
         streams.open.clear();
         drop(streams);
@@ -219,7 +215,7 @@ impl ConnectionState {
 
     fn route(&self, frame: Frame, control: &UnboundedSender<Frame>) {
         if frame.stream != 0 {
-            let mut streams = self.streams();
+            let mut streams = self.streams.lock();
             let over = matches!(frame.r#type, FrameType::DONE | FrameType::ANSWER);
             let stream = frame.stream;
             if let Some(to) = streams.open.get(&stream) {
@@ -234,7 +230,7 @@ impl ConnectionState {
         match frame.r#type {
             FrameType::PONG => {
                 if let Ok(pong) = message::read::<Pong>(&frame.payload) {
-                    *self.health.lock().unwrap_or_else(PoisonError::into_inner) = Health {
+                    *self.health.lock() = Health {
                         last_pong: Instant::now(),
                         loop_lag: Duration::from_millis(pong.loop_lag_ms),
                         rss_bytes: pong.rss_bytes,
@@ -332,7 +328,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        self.connection.0.streams().open.remove(&self.id);
+        self.connection.0.streams.lock().open.remove(&self.id);
     }
 }
 

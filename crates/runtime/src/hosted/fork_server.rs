@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
+use parking_lot::Mutex;
 use tokio::net::UnixListener;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
@@ -70,7 +71,7 @@ impl ForkServer {
 
     /// Whether it can still fork.
     pub fn is_alive(&self) -> bool {
-        !self.lock_state().closed
+        !self.state.lock().closed
     }
 
     /// Has a child forked.
@@ -82,7 +83,7 @@ impl ForkServer {
         );
         let (tell, told) = oneshot::channel();
         {
-            let mut state = self.lock_state();
+            let mut state = self.state.lock();
             if state.closed {
                 return Err(gone());
             }
@@ -114,11 +115,6 @@ impl ForkServer {
         })
     }
 
-    fn lock_state(&self) -> MutexGuard<'_, ForkState> {
-        // Nothing between two fields can panic.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn take(&self, frame: &Frame) {
         match frame.r#type {
             FrameType::FORKED => {
@@ -126,7 +122,7 @@ impl ForkServer {
                     return;
                 };
                 let (over, ended) = oneshot::channel();
-                let mut state = self.lock_state();
+                let mut state = self.state.lock();
                 state.living.insert(forked.pid, over);
                 if let Some(asked) = state.pending.remove(&forked.socket) {
                     // No one waits for it any more: it sees that no one answers it.
@@ -142,7 +138,7 @@ impl ForkServer {
                     (Some(status), _) => status << 8,
                     (None, signal) => signal.unwrap_or_default(),
                 };
-                if let Some(over) = self.lock_state().living.remove(&exited.pid) {
+                if let Some(over) = self.state.lock().living.remove(&exited.pid) {
                     let _ = over.send(ExitStatus::from_raw(status));
                 }
             }
@@ -159,7 +155,7 @@ async fn listen(forks: Weak<ForkServer>, mut control: mpsc::UnboundedReceiver<Fr
     if let Some(forks) = forks.upgrade() {
         tracing::warn!("the fork server of graph hosts exited; each process is started separately");
         // Who waits hears that it is gone.
-        *forks.lock_state() = ForkState {
+        *forks.state.lock() = ForkState {
             closed: true,
             ..ForkState::default()
         };

@@ -1,7 +1,7 @@
 //! Maintenance of a pool's children: which ones are replaced or stopped.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::child::Child;
@@ -20,7 +20,7 @@ pub(super) async fn maintain(pool: Weak<PoolInner>) {
 
 fn check_children(pool: &Arc<PoolInner>) {
     let options = &pool.options;
-    let mut state = pool.state();
+    let mut state = pool.state.lock();
     if state.closed {
         return;
     }
@@ -54,7 +54,7 @@ fn check_children(pool: &Arc<PoolInner>) {
         let worn = stray
             || (options.max_runs > 0 && child.served.load(Ordering::Relaxed) >= options.max_runs)
             || (options.max_rss_bytes > 0 && health.rss_bytes >= options.max_rss_bytes);
-        let idle = child.last_used.lock().unwrap_or_else(PoisonError::into_inner).elapsed() >= options.idle_after;
+        let idle = child.last_used.lock().elapsed() >= options.idle_after;
         let spare = idle && open == 0 && serving > 0;
         // It stood in for a blocked child, for long enough.
         let surplus = free >= options.children && child.started_at.elapsed() >= options.idle_after;

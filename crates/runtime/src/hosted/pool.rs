@@ -1,9 +1,10 @@
 //! The child processes of a set of graphs: their number, the assignment of runs, and replacement.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::child::Child;
@@ -32,7 +33,7 @@ pub(super) struct PoolInner {
     /// If there may be several children: the fork server that has loaded the graphs for all of them.
     forks: Option<Arc<ForkServer>>,
     pub(super) options: Options,
-    state: Mutex<PoolState>,
+    pub(super) state: Mutex<PoolState>,
     changed: Notify,
 }
 
@@ -154,7 +155,7 @@ impl Pool {
     /// Process ids of the children that serve, with their runs.
     #[must_use]
     pub fn children(&self) -> Vec<(i32, usize)> {
-        let state = self.inner.state();
+        let state = self.inner.state.lock();
         let lives = state.children.iter().filter(|child| child.is_alive());
         lives.map(|child| (child.hello.pid, child.runs())).collect()
     }
@@ -184,11 +185,6 @@ impl Drop for Pool {
 }
 
 impl PoolInner {
-    pub(super) fn state(&self) -> MutexGuard<'_, PoolState> {
-        // Nothing between two fields can panic.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     async fn start_child(&self) -> Result<Child, StartError> {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let forks = self.forks.as_ref().filter(|forks| forks.is_alive());
@@ -196,7 +192,7 @@ impl PoolInner {
     }
 
     fn add(&self, child: Child) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.closed {
             child.kill();
         }
@@ -206,7 +202,7 @@ impl PoolInner {
     }
 
     fn close_all(&self, grace: Duration) -> Vec<Arc<Child>> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.closed = true;
         for child in &state.children {
             child.stop_after(grace);
@@ -216,7 +212,7 @@ impl PoolInner {
 
     /// Finds a child, or starts one.
     fn try_lease(this: &Arc<Self>, purpose: Purpose) -> LeaseAttempt {
-        let mut state = this.state();
+        let mut state = this.state.lock();
         if state.closed {
             return LeaseAttempt::Failed(StartError::Process("the graph hosts were stopped".to_owned()));
         }
@@ -267,7 +263,7 @@ impl PoolInner {
 async fn start(pool: Arc<PoolInner>) {
     let started = pool.start_child().await;
     {
-        let mut state = pool.state();
+        let mut state = pool.state.lock();
         state.starting -= 1;
         match &started {
             Ok(_) => state.last_failure = None,
@@ -326,7 +322,7 @@ impl Drop for ChildLease {
         }
         {
             // No one takes a place meanwhile.
-            let _state = self.pool.state();
+            let _state = self.pool.state.lock();
             if self.child.active_runs.fetch_sub(1, Ordering::Relaxed) == 1 {
                 self.child.shared_limit.store(0, Ordering::Relaxed);
             }

@@ -4,11 +4,12 @@ use std::collections::VecDeque;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::net::UnixStream;
 use tokio::process::Command;
@@ -258,7 +259,7 @@ impl OutputTail {
     fn append(&self, line: &[u8]) {
         let line = String::from_utf8_lossy(line).into_owned();
         tracing::info!("{}", logs::cut(&line));
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.0.lock();
         kept.1 += line.len();
         kept.0.push_back(line);
         while kept.1 > LAST_WORDS && kept.0.len() > 1 {
@@ -268,7 +269,7 @@ impl OutputTail {
     }
 
     pub fn tail(&self, lines: usize) -> String {
-        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = self.0.lock();
         let skip = kept.0.len().saturating_sub(lines);
         let lines: Vec<&str> = kept.0.iter().skip(skip).map(String::as_str).collect();
         lines.join("\n")

@@ -4,9 +4,10 @@
 //! parent. So all children are started by a thread that lives as long as the process.
 
 use std::io;
+use std::sync::OnceLock;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Mutex, OnceLock, PoisonError};
 
+use parking_lot::Mutex;
 use tokio::process::{Child, Command};
 use tokio::runtime::Handle;
 
@@ -37,11 +38,7 @@ pub fn spawn(command: Command) -> io::Result<Child> {
         runtime: Handle::current(),
         answer,
     };
-    let sent = orders
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .send(order)
-        .is_ok();
+    let sent = orders.lock().send(order).is_ok();
     match (sent, answered.recv()) {
         (true, Ok(child)) => child,
         _ => Err(io::Error::other("the thread that starts graph hosts has exited")),

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
+use parking_lot::Mutex;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
@@ -53,18 +54,13 @@ impl InterruptAnswers {
 
     /// The answers, when the task read one.
     pub(super) fn used(&self) -> Option<Vec<Value>> {
-        self.used.load(Ordering::Relaxed).then(|| self.lock_values().clone())
+        self.used.load(Ordering::Relaxed).then(|| self.values.lock().clone())
     }
 
     /// A new try asks from the beginning.
     pub(super) fn restart(&self) {
         self.asked.store(0, Ordering::Relaxed);
         self.graphs.store(0, Ordering::Relaxed);
-    }
-
-    fn lock_values(&self) -> MutexGuard<'_, Vec<Value>> {
-        // Each change is one push.
-        self.values.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -134,7 +130,7 @@ impl TaskContext<'_> {
     /// Returns the existing answer, or stops the task to wait for one.
     pub(super) fn interrupt(&self, value: &Value) -> Result<Value, NodeStop> {
         let at = self.answers.asked.fetch_add(1, Ordering::Relaxed);
-        let mut given = self.answers.lock_values();
+        let mut given = self.answers.values.lock();
         if at >= given.len()
             && let Some(answer) = self.run.take_answer()
         {

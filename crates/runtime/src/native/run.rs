@@ -1,7 +1,6 @@
 //! One run of a graph: what all its levels share.
 
-use std::sync::{Mutex, PoisonError};
-
+use parking_lot::Mutex;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 use tokio_util::sync::CancellationToken;
@@ -117,11 +116,11 @@ impl Run<'_> {
 
     /// An answer that a command gave without saying to what.
     pub(super) fn set_answer(&self, answer: Value) {
-        *self.answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
+        *self.answer.lock() = Some(answer);
     }
 
     pub(super) fn take_answer(&self) -> Option<Value> {
-        self.answer.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.answer.lock().take()
     }
 
     /// An event in the shape of langchain's event stream.

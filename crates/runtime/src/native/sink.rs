@@ -1,8 +1,8 @@
 //! Chunks of a run's stream: selection and order.
 
 use std::collections::HashSet;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::Mutex;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -91,7 +91,7 @@ impl<'a> Sink<'a> {
         whole: impl FnOnce() -> Value,
     ) {
         let id = chunk["id"].as_str().unwrap_or_default();
-        self.state().seen.insert(id.to_owned());
+        self.state.lock().seen.insert(id.to_owned());
         if self.wants(StreamMode::MessagesTuple, namespace) {
             self.add("messages", namespace, &(chunk, metadata));
         }
@@ -104,7 +104,7 @@ impl<'a> Sink<'a> {
     /// A message that was not streamed, unless it was told already.
     pub(super) fn message(&self, namespace: &[String], message: &Value, metadata: &RawValue) {
         let id = message["id"].as_str().unwrap_or_default();
-        if !self.state().seen.insert(id.to_owned()) {
+        if !self.state.lock().seen.insert(id.to_owned()) {
             return;
         }
         if self.wants(StreamMode::MessagesTuple, namespace) {
@@ -119,12 +119,12 @@ impl<'a> Sink<'a> {
     /// Messages that a node was given are not news.
     pub(super) fn mark_seen(&self, message: &Value) {
         if let Some(id) = message["id"].as_str() {
-            self.state().seen.insert(id.to_owned());
+            self.state.lock().seen.insert(id.to_owned());
         }
     }
 
     fn announce(&self, namespace: &[String], id: &str, metadata: &RawValue) {
-        if self.state().announced.insert(id.to_owned()) {
+        if self.state.lock().announced.insert(id.to_owned()) {
             let mut data = std::collections::BTreeMap::new();
             data.insert(id, json!({"metadata": metadata}));
             self.add("messages/metadata", namespace, &data);
@@ -133,23 +133,23 @@ impl<'a> Sink<'a> {
 
     fn add(&self, mode: &'static str, namespace: &[String], data: &impl Serialize) {
         match serde_json::value::to_raw_value(data) {
-            Ok(data) => self.state().chunks.push(Chunk {
+            Ok(data) => self.state.lock().chunks.push(Chunk {
                 mode: mode.into(),
                 namespace: namespace.to_vec(),
                 data: data.into(),
             }),
-            Err(error) => self.state().failed = Some(error.to_string()),
+            Err(error) => self.state.lock().failed = Some(error.to_string()),
         }
     }
 
     /// Hands over what has been collected.
     pub(super) async fn flush(&self) -> Result<(), GraphError> {
-        if self.state().chunks.is_empty() {
+        if self.state.lock().chunks.is_empty() {
             return Ok(());
         }
         let _order = self.flush_lock.lock().await;
         let (chunks, failed) = {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             (std::mem::take(&mut state.chunks), state.failed.take())
         };
         if let Some(error) = failed {
@@ -162,11 +162,6 @@ impl<'a> Sink<'a> {
             return Ok(());
         }
         Ok(self.host.emit(chunks).await?)
-    }
-
-    fn state(&self) -> MutexGuard<'_, SinkState> {
-        // Each change is one push or one insert.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -32,7 +32,7 @@ pub(super) struct Client {
 impl Client {
     /// A client that has received everything before these offsets. An offset beyond the end means the end.
     pub(super) fn attach(session: &Arc<Session>, offsets: [u64; 2]) -> Self {
-        let mut state = session.lock_state();
+        let mut state = session.state.lock();
         let id = state.next_client;
         state.next_client += 1;
         state.clients += 1;
@@ -69,7 +69,7 @@ impl Client {
     }
 
     fn poll(&self) -> ClientEvent {
-        let state = self.session.lock_state();
+        let state = self.session.state.lock();
         let sent = state.sent.get(&self.id).copied().unwrap_or_default();
         for (stream, (ring, from)) in state.output.iter().zip(sent).enumerate() {
             let (place, bytes) = ring.read(from, CHUNK_BYTES);
@@ -88,7 +88,7 @@ impl Client {
 
     /// Everything of a stream before this place was sent.
     pub(super) fn mark_sent(&self, stream: usize, place: u64) {
-        let mut state = self.session.lock_state();
+        let mut state = self.session.state.lock();
         if let Some(sent) = state.sent.get_mut(&self.id) {
             sent[stream] = place;
         }
@@ -100,7 +100,7 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        let mut state = self.session.lock_state();
+        let mut state = self.session.state.lock();
         state.sent.remove(&self.id);
         state.clients -= 1;
         let is_last = state.clients == 0;

@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
+use parking_lot::Mutex;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, mpsc, watch};
@@ -37,7 +38,7 @@ type Descriptor = Arc<AsyncFd<OwnedFd>>;
 pub(crate) struct Session {
     pub(super) request: ExecRequest,
     pid: i32,
-    state: Mutex<SessionState>,
+    pub(super) state: Mutex<SessionState>,
     /// Raised at every change of the state.
     pub(super) version: watch::Sender<u64>,
     /// A client came or went, or the command ended.
@@ -142,25 +143,25 @@ impl Session {
 
     /// Whether it is this process, which has not been reaped before.
     pub(super) fn has_pid(&self, pid: i32) -> bool {
-        self.pid == pid && self.lock_state().exit_code.is_none()
+        self.pid == pid && self.state.lock().exit_code.is_none()
     }
 
     pub(super) fn ended_at(&self) -> Option<Instant> {
-        self.lock_state().ended_at
+        self.state.lock().ended_at
     }
 
     pub(super) fn status(&self) -> CommandStatus {
         CommandStatus {
             command_id: self.request.command_id.clone(),
             pid: self.pid,
-            exit_code: self.lock_state().exit_code,
+            exit_code: self.state.lock().exit_code,
             age_seconds: self.started_at.elapsed().as_secs(),
         }
     }
 
     /// What it said last.
     pub(super) fn tail(&self, most: usize) -> OutputTail {
-        let state = self.lock_state();
+        let state = self.state.lock();
         let [(stdout_offset, stdout), (stderr_offset, stderr)] = [0_usize, 1].map(|stream| {
             let ring: &OutputBuffer = &state.output[stream];
             let (place, bytes) = ring.last(most);
@@ -178,18 +179,18 @@ impl Session {
 
     /// Its process has ended.
     pub(super) fn mark_ended(&self, exit_code: i32) {
-        let mut state = self.lock_state();
+        let mut state = self.state.lock();
         state.exit_code = Some(exit_code);
         state.ended_at = Some(Instant::now());
         drop(state);
-        *self.lock_input() = None;
+        *self.input.lock() = None;
         self.notify_change();
         self.lifecycle_change.notify_one();
     }
 
     /// Sends a signal to its group; not after its end, when the number may be reused.
     pub(super) fn send_signal(&self, signal: Signal) {
-        if self.lock_state().exit_code.is_none() {
+        if self.state.lock().exit_code.is_none() {
             let pid = Pid::from_raw(self.pid);
             // In a terminal it makes its group only after it has begun.
             let _ = killpg(pid, signal).or_else(|_| kill(pid, signal));
@@ -198,7 +199,7 @@ impl Session {
 
     /// Gives it input. Waits while it reads nothing.
     pub(super) async fn write(&self, bytes: Bytes) {
-        let input = self.lock_input().clone();
+        let input = self.input.lock().clone();
         if let Some(input) = input {
             // It has ended, or closed its input.
             let _ = input.send(bytes).await;
@@ -208,7 +209,7 @@ impl Session {
     /// Ends its input. A terminal has none that could end.
     pub(super) fn close_input(&self) {
         if self.terminal.is_none() {
-            *self.lock_input() = None;
+            *self.input.lock() = None;
         }
     }
 
@@ -224,19 +225,19 @@ impl Session {
             let deadline = self.deadline();
             tokio::select! {
                 () = self.lifecycle_change.notified() => {
-                    if self.lock_state().is_forgotten {
+                    if self.state.lock().is_forgotten {
                         return;
                     }
                     continue;
                 }
                 () = wait_until(deadline) => {}
             }
-            if self.lock_state().ended_at.is_some() {
+            if self.state.lock().ended_at.is_some() {
                 return;
             }
             let is_over = self.time_limit().is_some_and(|limit| Instant::now() >= limit);
             if is_over {
-                self.lock_state().timed_out = true;
+                self.state.lock().timed_out = true;
             }
             self.send_signal(Signal::SIGKILL);
             // The end comes from the reaper.
@@ -246,7 +247,7 @@ impl Session {
 
     /// It is known no more.
     pub(super) fn mark_forgotten(&self) {
-        self.lock_state().is_forgotten = true;
+        self.state.lock().is_forgotten = true;
         self.lifecycle_change.notify_one();
     }
 
@@ -255,7 +256,7 @@ impl Session {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        let state = self.lock_state();
+        let state = self.state.lock();
         if let Some(ended) = state.ended_at {
             let kept = u64::try_from(self.request.ttl_seconds).ok()?;
             return ended.checked_add(Duration::from_secs(kept));
@@ -305,11 +306,11 @@ impl Session {
                 break true;
             }
             let text = text.decode(&buffer[..read]);
-            self.lock_state().output[stream].push(&text);
+            self.state.lock().output[stream].push(&text);
             self.notify_change();
         };
         {
-            let mut state = self.lock_state();
+            let mut state = self.state.lock();
             state.output[stream].push(&text.finish());
             state.open_streams -= 1;
         }
@@ -327,7 +328,7 @@ impl Session {
     async fn wait_exit(&self, version: &mut watch::Receiver<u64>) {
         loop {
             version.borrow_and_update();
-            if self.lock_state().exit_code.is_some() {
+            if self.state.lock().exit_code.is_some() {
                 return;
             }
             // The sender is our own.
@@ -341,7 +342,7 @@ impl Session {
         loop {
             version.borrow_and_update();
             {
-                let state = self.lock_state();
+                let state = self.state.lock();
                 // Replacements take three bytes for one.
                 if state.output[stream].has_room(3 * READ_BYTES, state.max_sent[stream]) {
                     return;
@@ -356,14 +357,6 @@ impl Session {
 
     pub(super) fn notify_change(&self) {
         self.version.send_modify(|version| *version += 1);
-    }
-
-    pub(super) fn lock_state(&self) -> MutexGuard<'_, SessionState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lock_input(&self) -> MutexGuard<'_, Option<mpsc::Sender<Bytes>>> {
-        self.input.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use parking_lot::Mutex;
 use ring::digest::{SHA256, digest};
 use ring::rand::{SecureRandom as _, SystemRandom};
 use ring::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, KeyPair as _};
@@ -103,11 +104,11 @@ impl CertificateAuthority {
 
     /// How to speak TLS as a host.
     pub fn server_config(&self, host: &str, ip: Option<IpAddr>) -> io::Result<Arc<ServerConfig>> {
-        if let Some(known) = self.lock_hosts().get(host) {
+        if let Some(known) = self.hosts.lock().get(host) {
             return Ok(known.clone());
         }
         let made = Arc::new(self.issue(host, ip)?);
-        let mut hosts = self.lock_hosts();
+        let mut hosts = self.hosts.lock();
         if hosts.len() >= MAX_HOSTS {
             hosts.clear();
         }
@@ -170,10 +171,6 @@ impl CertificateAuthority {
             der::signature_algorithm(),
             der::bit_string(0, signature.as_ref()),
         ]))
-    }
-
-    fn lock_hosts(&self) -> std::sync::MutexGuard<'_, HashMap<String, Arc<ServerConfig>>> {
-        self.hosts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -247,6 +244,6 @@ mod tests {
         for host in 0..=MAX_HOSTS {
             own.server_config(&format!("{host}.example.com"), None).unwrap();
         }
-        assert_eq!(own.lock_hosts().len(), 1);
+        assert_eq!(own.hosts.lock().len(), 1);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -16,6 +16,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use parking_lot::Mutex;
 use rustls::server::Acceptor;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional};
 use tokio::net::TcpStream;
@@ -120,7 +121,7 @@ async fn serve_requests(stream: Metered<TcpStream>, context: &Arc<Context>) {
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades()
         .await;
-    let tunnel = lock(&tunnel).take();
+    let tunnel = tunnel.lock().take();
     if let (Ok(()), Some(tunnel)) = (served, tunnel) {
         tunnel.run(context).await;
     }
@@ -255,7 +256,7 @@ impl Forwarder {
     }
 
     fn keep(&self, upstream: Upstream) {
-        *lock(&self.upstream) = Some(upstream);
+        *self.upstream.lock() = Some(upstream);
     }
 
     /// Answers a request to the proxy itself.
@@ -301,7 +302,7 @@ impl Forwarder {
         } else {
             TunnelEnd::Opaque(stream)
         };
-        *lock(tunnel) = Some(Tunnel {
+        *tunnel.lock() = Some(Tunnel {
             target,
             end,
             upgrade: hyper::upgrade::on(&mut request),
@@ -375,7 +376,7 @@ impl Forwarder {
 
     /// The connection of the request before, if it leads to the same host; else a new one.
     async fn upstream(&self, target: &Target, scheme: Scheme) -> Result<Upstream, Refusal> {
-        let known = lock(&self.upstream).take();
+        let known = self.upstream.lock().take();
         if let Some(mut known) = known.filter(|known| known.target == *target && known.scheme == scheme)
             && known.sender.ready().await.is_ok()
         {
@@ -452,11 +453,6 @@ fn remove_connection_headers(headers: &mut HeaderMap) {
     for name in declared.into_iter().chain(reserved) {
         headers.remove(name);
     }
-}
-
-/// No holder of the lock panics.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

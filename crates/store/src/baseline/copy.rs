@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use sqlx::{Connection, Executor, PgConnection};
 
 use crate::error::{Error, Result};
@@ -49,8 +50,8 @@ impl CopyWriters {
     /// Copies texts in COPY's text format, each in its own transaction, round-robin over all connections.
     pub async fn copy(&mut self, texts: Vec<Vec<u8>>) -> Result<()> {
         let began = Instant::now();
-        let texts = std::sync::Mutex::new(texts);
-        let next = || texts.lock().unwrap_or_else(std::sync::PoisonError::into_inner).pop();
+        let texts = Mutex::new(texts);
+        let next = || texts.lock().pop();
         let work = self.connections.iter_mut().map(async |connection| {
             while let Some(text) = next() {
                 let mut copy = connection.copy_in_raw("COPY baseline_trace_run FROM STDIN").await?;

@@ -6,10 +6,11 @@
 //! are closed. That also saves a round trip per call.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -93,7 +94,7 @@ impl Pool {
         let place = place.await.map_err(|_| sqlx::Error::PoolTimedOut)?;
         let place = place.map_err(|_| sqlx::Error::PoolClosed)?;
         let (kept, generation) = {
-            let mut shelf = lock_idle(&self.idle);
+            let mut shelf = self.idle.lock();
             (shelf.free.pop(), shelf.generation)
         };
         let kept = match kept {
@@ -135,7 +136,7 @@ impl Pool {
     }
 
     pub(super) fn connections(&self) -> Connections {
-        let idle = lock_idle(&self.idle).free.len();
+        let idle = self.idle.lock().free.len();
         let busy = self.size.saturating_sub(self.permits.available_permits());
         self.counts.connections(self.size, busy, idle)
     }
@@ -144,7 +145,7 @@ impl Pool {
     pub(super) async fn close(&self) {
         self.permits.close();
         let free = {
-            let mut shelf = lock_idle(&self.idle);
+            let mut shelf = self.idle.lock();
             shelf.closed = true;
             std::mem::take(&mut shelf.free)
         };
@@ -169,7 +170,7 @@ impl PooledConnection {
     /// Releases it: nothing is under way on it.
     pub(super) fn release(mut self) {
         let now = Instant::now();
-        let mut shelf = lock_idle(&self.idle);
+        let mut shelf = self.idle.lock();
         shelf.last_returned = Some(now);
         shelf.free.retain(|kept| now < kept.idle_since + IDLE);
         if !shelf.closed && self.generation == shelf.generation && now < self.connection.opened_at + AGE {
@@ -187,7 +188,7 @@ impl PooledConnection {
     /// one would cost as many calls. Only for a timeout shortly after another connection answered, this statement alone
     /// is slow.
     pub(super) fn invalidate_pool(self, error: &Error) {
-        let mut shelf = lock_idle(&self.idle);
+        let mut shelf = self.idle.lock();
         // A transaction that was silent for too long says nothing of other lines.
         let is_alone =
             is_own_silence(error) || (is_silence(error) && shelf.last_returned.is_some_and(|at| at.elapsed() < RECENT));
@@ -196,11 +197,6 @@ impl PooledConnection {
             shelf.free.clear();
         }
     }
-}
-
-fn lock_idle(shelf: &Mutex<IdleConnections>) -> MutexGuard<'_, IdleConnections> {
-    // Nothing in here panics half way through a change.
-    shelf.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// When something was last said to the database.

@@ -3,9 +3,10 @@
 //! The library's own pool pings a connection before and after each use. A file does not go away, and each ping costs as
 //! much as a statement.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{Connection as _, SqliteConnection};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -56,7 +57,7 @@ impl ReaderPool {
         let place = timeout(self.acquire_timeout, self.permits.clone().acquire_owned()).await;
         let place = place.map_err(|_| sqlx::Error::PoolTimedOut)?;
         let place = place.map_err(|_| sqlx::Error::PoolClosed)?;
-        let kept = lock(&self.idle).pop();
+        let kept = self.idle.lock().pop();
         let conn = match kept {
             Some(conn) => conn,
             None => SqliteConnection::connect_with(&self.connect).await?,
@@ -70,7 +71,7 @@ impl ReaderPool {
     }
 
     pub(super) fn connections(&self) -> Connections {
-        let idle = lock(&self.idle).len();
+        let idle = self.idle.lock().len();
         let busy = self.size.saturating_sub(self.permits.available_permits());
         self.counts.connections(self.size, busy, idle)
     }
@@ -78,7 +79,7 @@ impl ReaderPool {
     /// Closes what is free, and refuses the caller that comes.
     pub(super) async fn close(&self) {
         self.permits.close();
-        let free = std::mem::take(&mut *lock(&self.idle));
+        let free = std::mem::take(&mut *self.idle.lock());
         for conn in free {
             let _ = conn.close().await;
         }
@@ -100,12 +101,7 @@ impl Reader {
     /// Releases it: no statement is under way on it.
     pub(super) fn release(self) {
         // Before the place, so that the caller that gets that finds it.
-        lock(&self.idle).push(self.conn);
+        self.idle.lock().push(self.conn);
         drop(self.permit);
     }
-}
-
-fn lock(free: &Mutex<Vec<SqliteConnection>>) -> MutexGuard<'_, Vec<SqliteConnection>> {
-    // A push or a pop does not panic half way.
-    free.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,9 +1,10 @@
 //! The price tables of all workspaces.
 
 use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock};
 
 use chrono::NaiveDate;
+use parking_lot::Mutex;
 use towpath_domain::TenantId;
 use towpath_store::{Error, Result, Store, model_prices};
 
@@ -119,7 +120,7 @@ impl PriceBook {
 
     fn keep(&self, tenant: TenantId, table: &Arc<PriceTable>) {
         let own_prices = |table: &Arc<PriceTable>| table.len() - self.common.table.len();
-        let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tables = self.tables.lock();
         tables.remove(&tenant);
         let kept: usize = tables.values().map(own_prices).sum();
         if tables.len() >= MAX_TABLES || kept + own_prices(table) > MAX_KEPT_PRICES {
@@ -129,7 +130,7 @@ impl PriceBook {
     }
 
     fn known(&self, tenant: TenantId, version: i64) -> Option<Arc<PriceTable>> {
-        let tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        let tables = self.tables.lock();
         tables.get(&tenant).filter(|table| table.version() == version).cloned()
     }
 }

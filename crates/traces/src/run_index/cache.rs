@@ -2,9 +2,10 @@
 //! stale; least recently used entries are evicted first.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use object_store::path::Path;
+use parking_lot::Mutex;
 use parquet::bloom_filter::Sbbf;
 
 use super::file::IndexFile;
@@ -93,13 +94,13 @@ impl Cache {
 
     /// Bytes kept now.
     pub fn bytes(&self) -> usize {
-        self.lock_state().bytes
+        self.state.lock().bytes
     }
 
     /// What was kept of an object.
     pub fn get(&self, path: &Path, part: CachePart) -> Option<CacheValue> {
         let key = (path.clone(), part);
-        let mut kept = self.lock_state();
+        let mut kept = self.state.lock();
         kept.uses += 1;
         let now = kept.uses;
         let value = kept.values.get_mut(&key)?;
@@ -117,7 +118,7 @@ impl Cache {
             return;
         }
         let key = (path.clone(), part);
-        let mut kept = self.lock_state();
+        let mut kept = self.state.lock();
         kept.uses += 1;
         let used = kept.uses;
         kept.order.insert(used, key.clone());
@@ -133,11 +134,6 @@ impl Cache {
                 kept.bytes -= value.bytes;
             }
         }
-    }
-
-    fn lock_state(&self) -> MutexGuard<'_, CacheState> {
-        // A panic in between can only leave the sum wrong.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -2,10 +2,11 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use object_store::ObjectStore;
 use object_store::path::Path;
+use parking_lot::Mutex;
 
 use super::Upload;
 use crate::columnar::Result;
@@ -57,13 +58,13 @@ impl Blocks {
     pub(crate) fn copy(&self, at: u64, from: CopiedRange) {
         let end = at + (from.range.end - from.range.start);
         if end > at {
-            self.lock().copied.push_back((at..end, from));
+            self.0.lock().copied.push_back((at..end, from));
         }
     }
 
     /// Hands everything on to an upload, piece by piece.
     pub(crate) async fn send(&self, upload: &mut Upload) -> Result<()> {
-        let ready = std::mem::take(&mut self.lock().ready);
+        let ready = std::mem::take(&mut self.0.lock().ready);
         for piece in ready {
             let mut block = match piece {
                 BlockPiece::Copied(from) => {
@@ -73,17 +74,13 @@ impl Blocks {
                 BlockPiece::Bytes(block) => block,
             };
             upload.write(&block).await?;
-            let mut shared = self.lock();
+            let mut shared = self.0.lock();
             if shared.free.len() < Self::FREE {
                 block.clear();
                 shared.free.push(block);
             }
         }
         Ok(())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BlocksState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -148,7 +145,7 @@ impl BlocksState {
 
 impl std::io::Write for Blocks {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        let mut shared = self.lock();
+        let mut shared = self.0.lock();
         let mut rest = bytes;
         while !rest.is_empty() {
             let taken = shared.take(rest);

@@ -7,9 +7,9 @@
 //!
 //! Several processes share a backlog. Each reads the total periodically and adds what it has accepted since.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use towpath_store::{Store, wal_segments};
 
@@ -67,7 +67,7 @@ impl Backlog {
 
     /// Whether a body of this size may be admitted now, or when there will be room.
     pub fn admit(&self, bytes: u64, now: Instant) -> Result<(), Duration> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let fill = state.bytes() as f64 / self.bound;
         if fill <= 0.5 {
             return Ok(());
@@ -94,24 +94,24 @@ impl Backlog {
 
     /// So many bytes were registered by this process.
     pub fn accepted(&self, bytes: u64) {
-        self.lock().added_since_refresh += bytes;
+        self.state.lock().added_since_refresh += bytes;
         self.bytes_added.notify_one();
     }
 
     /// Looks again and again. Ends never.
     pub async fn watch(&self, store: &Store) {
         loop {
-            if self.lock().bytes() == 0 {
+            if self.state.lock().bytes() == 0 {
                 self.bytes_added.notified().await;
             }
             self.refresh(store).await;
-            let full = self.lock().bytes() as f64 > self.bound / 4.0;
+            let full = self.state.lock().bytes() as f64 > self.bound / 4.0;
             tokio::time::sleep(if full { OFTEN } else { SELDOM }).await;
         }
     }
 
     async fn refresh(&self, store: &Store) {
-        let before = self.lock().added_since_refresh;
+        let before = self.state.lock().added_since_refresh;
         let after = store.clock().now().minus(SPAN);
         let seen = store
             .read(async |tx| {
@@ -123,16 +123,11 @@ impl Backlog {
             .await;
         // Without an answer the last value stays; newly accepted data are still added.
         if let Ok((open, folded)) = seen {
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             state.open_bytes = u64::try_from(open).unwrap_or_default();
             state.added_since_refresh = state.added_since_refresh.saturating_sub(before);
             state.flushed_per_second = (folded > 0).then(|| folded as f64 / SPAN.as_secs_f64());
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BacklogState> {
-        // Nothing in here panics half way through a change.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -149,7 +144,7 @@ mod tests {
 
     fn backlog(open: u64, folded_per_second: Option<u64>) -> Backlog {
         let backlog = Backlog::new(100 * MB);
-        *backlog.lock() = BacklogState {
+        *backlog.state.lock() = BacklogState {
             open_bytes: open,
             flushed_per_second: folded_per_second.map(|bytes| bytes as f64),
             ..BacklogState::default()

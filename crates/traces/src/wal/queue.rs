@@ -1,9 +1,9 @@
 //! The write queue: bounded in bytes, consumed in batches.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 use towpath_domain::TenantId;
 
@@ -68,7 +68,7 @@ impl Queue {
     pub fn push(&self, accepted: AcceptedRequest) -> Result<oneshot::Receiver<Result<(), AppendError>>, AppendError> {
         let (answer, receiver) = oneshot::channel();
         let entry = QueuedRequest { accepted, answer };
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.closed {
             return Err(AppendError::Closed);
         }
@@ -95,7 +95,7 @@ impl Queue {
         loop {
             let arrived = self.arrived.notified();
             {
-                let state = self.lock();
+                let state = self.state.lock();
                 if !state.waiting.is_empty() {
                     break;
                 }
@@ -110,7 +110,7 @@ impl Queue {
                 loop {
                     let arrived = self.arrived.notified();
                     {
-                        let state = self.lock();
+                        let state = self.state.lock();
                         if state.bytes >= most || state.closed {
                             return;
                         }
@@ -121,9 +121,9 @@ impl Queue {
             // Either way there is something to write.
             let _ = tokio::time::timeout(linger, full).await;
         }
-        let batch = self.lock().batch(most);
+        let batch = self.state.lock().batch(most);
         // This write may have consumed the notification for the requests it leaves.
-        if !self.lock().waiting.is_empty() {
+        if !self.state.lock().waiting.is_empty() {
             self.arrived.notify_one();
         }
         Some(batch)
@@ -131,7 +131,7 @@ impl Queue {
 
     /// A write is over: its bytes make room.
     pub fn record_write_time(&self, bytes: usize, took: Duration) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.bytes = state.bytes.saturating_sub(bytes);
         let took = took.as_secs_f64();
         state.write_seconds = if state.write_seconds == 0.0 {
@@ -142,17 +142,12 @@ impl Queue {
     }
 
     pub fn close(&self) {
-        self.lock().closed = true;
+        self.state.lock().closed = true;
         self.arrived.notify_waiters();
     }
 
     pub fn bytes(&self) -> usize {
-        self.lock().bytes
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing in here panics half way through a change.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().bytes
     }
 }
 

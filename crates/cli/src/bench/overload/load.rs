@@ -1,11 +1,12 @@
 //! Requests at scheduled times, and their results.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use bytes::Bytes;
+use parking_lot::Mutex;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -165,7 +166,7 @@ impl Load {
                 while began.elapsed() < span {
                     let fate = send_at(self.request(), Instant::now()).await;
                     let refused = {
-                        let mut seen = seen.lock().expect("no holder of it panics");
+                        let mut seen = seen.lock();
                         seen.offered += 1;
                         seen.count(fate);
                         seen.refused() > 0
@@ -180,7 +181,7 @@ impl Load {
             }
         });
         futures::future::join_all(sending).await;
-        let mut seen = std::mem::take(&mut *seen.lock().expect("no holder of it panics"));
+        let mut seen = std::mem::take(&mut *seen.lock());
         seen.took = began.elapsed();
         seen
     }

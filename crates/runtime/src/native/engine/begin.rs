@@ -7,7 +7,8 @@ use serde_json::{Map, Value};
 
 use super::{Engine, GraphStop, empty_command, no_input, null_writes};
 use crate::native::codec::{self, INTERRUPT, NULL_TASK, RESUME};
-use crate::native::plan::{Plan, START};
+use crate::native::names::START;
+use crate::native::plan::Plan;
 use crate::native::run::{self, Run};
 use crate::native::snapshot::pending;
 use crate::native::superstep::{self, State, TaskSite, Writes};
