@@ -17,6 +17,7 @@ mod crons;
 mod custom_routes;
 mod docs;
 mod event_streaming;
+mod headers;
 mod items;
 mod live;
 mod mcp;
@@ -82,7 +83,9 @@ pub fn agent_router(app: AgentApp) -> Router {
     } else {
         open
     };
-    let router = crate::layers::wrap_agent(api.with_state(app.clone()), open, own, settings.max_requests);
+    let api = headers::logged(api.with_state(app.clone()), &settings);
+    let own = headers::logged(own, &settings);
+    let router = crate::layers::wrap_agent(api, open, own, settings.max_requests);
     let router = match settings.mount_prefix.trim_end_matches('/') {
         "" => router,
         prefix => Router::new()

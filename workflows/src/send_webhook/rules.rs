@@ -20,6 +20,8 @@ pub struct WebhookRules {
     pub headers: Vec<(String, Secret)>,
     /// Allowed fields of the body.
     pub fields: Option<Vec<String>>,
+    /// This machine is not called, even if the guard allows it.
+    pub no_loopback: bool,
 }
 
 impl WebhookRules {

@@ -39,8 +39,27 @@ pub struct EnvironmentSpec {
     pub version: Option<String>,
     /// `pip_config_file`, relative to the folder.
     pub pip_config: Option<String>,
+    /// `source`: where packages come from instead of `dependencies`.
+    pub uv: Option<UvSource>,
     /// Whose it is, where the server belongs to a workspace.
     pub workspace: Option<TenantId>,
+}
+
+/// A project or workspace of uv with its lock file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UvSource {
+    /// Its folder, relative to that of the config file.
+    pub root: String,
+    /// The member of a workspace to install.
+    pub package: Option<String>,
+}
+
+impl EnvironmentSpec {
+    /// The folder of the uv project, if packages come from one.
+    #[must_use]
+    pub fn uv_root(&self) -> Option<PathBuf> {
+        self.uv.as_ref().map(|uv| self.folder.join(&uv.root))
+    }
 }
 
 /// Why there is no environment. The text says what to do.
@@ -65,6 +84,61 @@ pub fn folders(wanted: &EnvironmentSpec) -> Result<Vec<PathBuf>, EnvironmentErro
         folders.push(folder);
     }
     Ok(folders)
+}
+
+/// The uv project that packages come from, with the files that it needs.
+fn uv_project(wanted: &EnvironmentSpec) -> Result<Option<UvProject>, EnvironmentError> {
+    let Some(uv) = &wanted.uv else { return Ok(None) };
+    let root = wanted.folder.join(&uv.root);
+    for name in ["pyproject.toml", "uv.lock"] {
+        if !root.join(name).is_file() {
+            return Err(environment_error(format!(
+                "source.root: there is no {name} in {:?}; name the folder in which `uv lock` is run",
+                uv.root
+            )));
+        }
+    }
+    let selection = match &uv.package {
+        Some(package) => Selection::Package(package.clone()),
+        None => match member(&wanted.folder, &root) {
+            Some(folder) => Selection::Project(folder),
+            None => Selection::All,
+        },
+    };
+    Ok(Some(UvProject { root, selection }))
+}
+
+struct UvProject {
+    root: PathBuf,
+    selection: Selection,
+}
+
+/// What of a project is installed.
+enum Selection {
+    /// A member by its name.
+    Package(String),
+    /// The project in this folder: the root, or a member.
+    Project(PathBuf),
+    /// All members of a workspace whose root is no package.
+    All,
+}
+
+/// The innermost folder that contains `folder` and has a package, up to `root`. Outside of `root`, it is `root` itself.
+fn member(folder: &Path, root: &Path) -> Option<PathBuf> {
+    let (folder, top) = (folder.canonicalize().ok()?, root.canonicalize().ok()?);
+    let inside = folder.ancestors().take_while(|folder| folder.starts_with(&top));
+    let mut places: Vec<&Path> = inside.collect();
+    if places.is_empty() {
+        places.push(&top);
+    }
+    let found = places.into_iter().find(|folder| has_package(folder));
+    found.map(Path::to_owned)
+}
+
+/// Whether the `pyproject.toml` of a folder describes a package, and not only a workspace.
+fn has_package(folder: &Path) -> bool {
+    let text = fs::read_to_string(folder.join("pyproject.toml")).unwrap_or_default();
+    text.lines().any(|line| line.trim() == "[project]")
 }
 
 fn is_folder(dependency: &str) -> bool {
@@ -248,6 +322,7 @@ if [ "$1" = venv ]; then mkdir -p "$last/bin" && : > "$last/bin/python"; fi
                 dependencies: vec![".".to_owned(), "six".to_owned()],
                 version: None,
                 pip_config: None,
+                uv: None,
                 workspace,
             }
         }
@@ -307,6 +382,67 @@ if [ "$1" = venv ]; then mkdir -p "$last/bin" && : > "$last/bin/python"; fi
         // For other sources it is not.
         fs::write(machine.folder.path().join("project/requirements.txt"), "httpx").unwrap();
         assert_ne!(machine.prepare(Some(TenantId::new())).await, python);
+    }
+
+    #[tokio::test]
+    async fn a_project_of_uv_is_installed_from_its_lock() {
+        let machine = Machine::new();
+        let project = machine.folder.path().join("project");
+        let app = project.join("packages/app");
+        let root = machine.folder.path().join("hosts");
+        let wanted = |package: Option<&str>| EnvironmentSpec {
+            folder: app.clone(),
+            dependencies: Vec::new(),
+            uv: Some(UvSource {
+                root: "../..".to_owned(),
+                package: package.map(str::to_owned),
+            }),
+            ..machine.wanted(None)
+        };
+        let prepared = async |package: Option<&str>| prepare(&wanted(package), &root, &machine.process).await;
+        let last_sync = || {
+            let calls = machine.said("calls");
+            let line = calls.lines().rfind(|line| line.starts_with("called: sync")).unwrap();
+            line.to_owned()
+        };
+        fs::create_dir_all(&app).unwrap();
+        let missing = prepared(None).await.unwrap_err().to_string();
+        assert!(
+            missing.starts_with("source.root: there is no pyproject.toml"),
+            "{missing}"
+        );
+        fs::write(project.join("pyproject.toml"), "[tool.uv.workspace]\n").unwrap();
+        let missing = prepared(None).await.unwrap_err().to_string();
+        assert!(missing.starts_with("source.root: there is no uv.lock"), "{missing}");
+        fs::write(project.join("uv.lock"), "version = 1\n").unwrap();
+
+        let all = prepared(None).await.unwrap();
+        let call = last_sync();
+        assert!(call.contains("--frozen") && call.ends_with("--all-packages"), "{call}");
+        let environment = all.parent().unwrap().parent().unwrap();
+        let told = format!("UV_PROJECT_ENVIRONMENT={}\n", environment.display());
+        assert!(machine.said("seen").contains(&told));
+
+        fs::write(app.join("pyproject.toml"), "[project]\nname = \"app\"\n").unwrap();
+        let member = prepared(None).await.unwrap();
+        assert_ne!(member, all);
+        let folder = app.canonicalize().unwrap();
+        let call = last_sync();
+        assert!(call.ends_with(&format!("--project {}", folder.display())), "{call}");
+
+        let named = prepared(Some("lib")).await.unwrap();
+        assert!(
+            named != member && last_sync().ends_with("--package lib"),
+            "{}",
+            last_sync()
+        );
+        fs::write(project.join("uv.lock"), "version = 1\nrevision = 2\n").unwrap();
+        assert_ne!(prepared(Some("lib")).await.unwrap(), named);
+
+        let pip = Tool::Venv("python3".into());
+        let variables = Variables::of(&wanted(None), &machine.process);
+        let refused = pip.install(&root, &wanted(None), &variables).await.unwrap_err();
+        assert!(refused.to_string().contains("uv is not installed"), "{refused}");
     }
 
     #[test]
