@@ -10,6 +10,7 @@ pub(crate) mod answer;
 pub(crate) mod extract;
 
 mod a2a;
+mod agent_protocol;
 mod assistants;
 mod auth;
 mod cors;
@@ -110,6 +111,7 @@ pub fn agent_router(app: AgentApp) -> Router {
 fn assemble_routes(purpose: Purpose) -> (Router<AgentApp>, Router<AgentApp>, OpenApi) {
     let api = assistants::routes()
         .merge(a2a::routes())
+        .merge(agent_protocol::routes())
         .merge(crons::routes())
         .merge(items::routes())
         .merge(event_streaming::routes())

@@ -24,6 +24,7 @@ mod tree;
 pub(in crate::agent) use self::commands::starts_run;
 pub(in crate::agent) use self::event_buffer::EventBuffers;
 pub(in crate::agent) use self::socket::{FOREIGN_SOCKET, is_allowed_origin};
+pub(in crate::agent) use self::stream::{EventStreamRequest, events};
 
 use super::app::AgentApp;
 use crate::routes::{Routes, routes};
