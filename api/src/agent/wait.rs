@@ -26,7 +26,7 @@ use super::runs::stop::CancelOnDrop;
 /// What an answer that waits says at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WaitFormat {
-    /// The state.
+    /// The state alone, or `__error__`.
     State,
     /// The run and its state, as in the Agent Protocol.
     RunResult,

@@ -111,8 +111,7 @@ struct Http {
     app: Option<String>,
     #[serde(default)]
     configurable_headers: Headers,
-    #[serde(default)]
-    logging_headers: Headers,
+    logging_headers: Option<Headers>,
     middleware_order: Option<String>,
     #[serde(flatten)]
     rest: BTreeMap<String, serde_json::Value>,
@@ -201,8 +200,8 @@ impl Server {
     }
 
     /// Headers that are logged.
-    pub const fn logging_headers(&self) -> &Headers {
-        &self.http.logging_headers
+    pub fn logging_headers(&self) -> Headers {
+        self.http.logging_headers.clone().unwrap_or_default()
     }
 
     /// Checks keys whose values are not all available. The error names the key and what to set instead.

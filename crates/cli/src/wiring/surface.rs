@@ -127,6 +127,7 @@ fn surface_settings(
     } else {
         cors.with_origins(agent.cors_origins.clone())
     };
+    let logging = server.logging_headers();
     Ok(Told {
         max_requests: settings.max_requests,
         failed_keys_per_minute: settings.failed_keys_per_minute,
@@ -148,8 +149,8 @@ fn surface_settings(
         headers_out: lower(server.configurable_headers().excludes.as_ref()),
         metric_prefix: agent.metric_prefix.clone(),
         redis_connections: settings.redis_connections,
-        logged_headers: lower(server.logging_headers().includes.as_ref()),
-        unlogged_headers: lower(server.logging_headers().excludes.as_ref()),
+        logged_headers: lower(logging.includes.as_ref()),
+        unlogged_headers: lower(logging.excludes.as_ref()),
         ..Told::default()
     })
 }

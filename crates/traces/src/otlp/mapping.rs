@@ -92,7 +92,7 @@ pub const OUTPUT_EVENT: &str = "gen_ai.choice";
 /// Why a span is not a run.
 pub const IDS: &str = "expected a trace id of 16 bytes and a span id of 8 bytes";
 
-/// Ids of a span.
+/// What a span is called as a trace run.
 pub struct SpanIds {
     pub run: Uuid,
     pub trace: Uuid,
