@@ -10,6 +10,7 @@ pub(crate) mod answer;
 pub(crate) mod extract;
 
 mod a2a;
+mod agent_protocol;
 mod assistants;
 mod auth;
 mod cors;
@@ -17,6 +18,7 @@ mod crons;
 mod custom_routes;
 mod docs;
 mod event_streaming;
+mod headers;
 mod items;
 mod layers;
 mod live;
@@ -84,7 +86,9 @@ pub fn agent_router(app: AgentApp) -> Router {
     } else {
         open
     };
-    let router = layers::wrap(api.with_state(app.clone()), open, own, settings.max_requests);
+    let api = headers::logged(api.with_state(app.clone()), &settings);
+    let own = headers::logged(own, &settings);
+    let router = layers::wrap(api, open, own, settings.max_requests);
     let router = match settings.mount_prefix.trim_end_matches('/') {
         "" => router,
         prefix => Router::new()
@@ -109,6 +113,7 @@ pub fn agent_router(app: AgentApp) -> Router {
 fn assemble_routes(purpose: Purpose) -> (Router<AgentApp>, Router<AgentApp>, OpenApi) {
     let api = assistants::routes()
         .merge(a2a::routes())
+        .merge(agent_protocol::routes())
         .merge(crons::routes())
         .merge(items::routes())
         .merge(event_streaming::routes())

@@ -142,6 +142,7 @@ fn traces() -> Routes<App> {
         .routes(routes!(ingest::batch))
         .routes(routes!(ingest::create))
         .routes(routes!(otel::create))
+        .routes(routes!(otel::create_from_logs))
         .routes(routes!(runs::get, ingest::update))
         .routes(routes!(runs::query))
         .routes(routes!(runs::validate))

@@ -65,6 +65,7 @@ const ROUTE_SCOPES: &[RouteScope] = &[
     line("POST", "/runs", TracesWrite),
     line("PATCH", "/runs/{run_id}", TracesWrite),
     line("POST", "/otel/v1/traces", TracesWrite),
+    line("POST", "/otel/v1/logs", TracesWrite),
     line("GET", "/runs/{run_id}", TracesRead),
     line("POST", "/runs/query", TracesRead),
     line("POST", "/runs/query/validate", TracesRead),

@@ -28,7 +28,7 @@ def before_call(context, case, kwargs):
         if name == "assistant_id" and value in GRAPHS and case.method.upper() in ("PATCH", "DELETE"):
             case.path_parameters[name] = NOBODY
     name_what_is_there(case)
-    if case.method.upper() == "POST" and case.path.endswith("/stream/events"):
+    if case.method.upper() == "POST" and case.path.startswith("/threads/") and case.path.endswith(("}/stream", "/stream/events")):
         # What is accepted does not end; what is refused is refused at once.
         kwargs["timeout"] = 1
     for body in case.body if isinstance(case.body, list) else [case.body]:

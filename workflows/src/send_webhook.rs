@@ -166,7 +166,12 @@ pub(crate) async fn post_webhook(
         body: body.into(),
         limit: LIMIT,
     };
-    match world.guard.call(call).await {
+    let guard = if authored.webhooks.no_loopback {
+        world.guard.without_loopback()
+    } else {
+        world.guard.clone()
+    };
+    match guard.call(call).await {
         Ok(reply) if reply.status().is_success() => ctx.complete(),
         Ok(reply) => {
             let status = reply.status();

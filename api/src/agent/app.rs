@@ -111,6 +111,14 @@ pub struct Settings {
     pub heartbeat: Duration,
     /// The deployment that this server is, for `/info`.
     pub deployment: DeploymentIdentity,
+    /// How names of the reference server's metrics begin.
+    pub metric_prefix: String,
+    /// Most connections to Redis, if they are limited, for `/metrics`.
+    pub redis_connections: Option<u32>,
+    /// Headers of requests that are logged; `*` matches any part. None by default.
+    pub logged_headers: Vec<String>,
+    /// Headers that are not logged.
+    pub unlogged_headers: Vec<String>,
 }
 
 /// Ids of the deployment that a server is, as far as it is one.
@@ -155,6 +163,10 @@ impl Default for Settings {
             webhooks: WebhookRules::default(),
             heartbeat: Duration::from_secs(5),
             deployment: DeploymentIdentity::default(),
+            metric_prefix: "lg_api_".to_owned(),
+            redis_connections: None,
+            logged_headers: Vec::new(),
+            unlogged_headers: Vec::new(),
         }
     }
 }

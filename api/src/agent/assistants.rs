@@ -503,7 +503,7 @@ pub(crate) async fn latest(
 
 /// The assistant in the path, by its id or by the name of a graph.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct AssistantPath(AssistantId);
+pub(crate) struct AssistantPath(pub(super) AssistantId);
 
 impl FromRequestParts<AgentApp> for AssistantPath {
     type Rejection = AgentError;
@@ -539,12 +539,12 @@ pub(super) fn named_assistant(app: &AgentApp, text: &str) -> Result<AssistantId,
     )))
 }
 
-async fn find(app: &AgentApp, id: AssistantId) -> Result<rows::Assistant, AgentError> {
+pub(super) async fn find(app: &AgentApp, id: AssistantId) -> Result<rows::Assistant, AgentError> {
     Ok(app.store.read(async |tx| rows::get(tx, app.tenant, id).await).await?)
 }
 
 /// The graph of an assistant. A graph that is no longer configured counts as missing.
-fn graph_of(app: &AgentApp, row: &rows::Assistant) -> Result<Graph, AgentError> {
+pub(super) fn graph_of(app: &AgentApp, row: &rows::Assistant) -> Result<Graph, AgentError> {
     app.graphs
         .get(&row.graph_id)
         .ok_or_else(|| no_graph(app, &row.graph_id))

@@ -45,7 +45,7 @@ async fn require_caller(request: Request, next: Next) -> Response {
 
 /// Rejects routes of disabled groups. The author may serve such paths, for example an MCP server.
 pub(super) async fn require_enabled_group(State(app): State<AgentApp>, request: Request, next: Next) -> Response {
-    let is_off = route_groups(request.uri().path())
+    let is_off = route_groups(request.method(), request.uri().path())
         .iter()
         .any(|group| app.settings.is_off(group));
     if !is_off {
@@ -64,15 +64,17 @@ fn has_custom_routes(graphs: &Graphs) -> bool {
 }
 
 /// Groups of a route. Disabling any of them disables the route.
-fn route_groups(path: &str) -> &'static [&'static str] {
+fn route_groups(method: &Method, path: &str) -> &'static [&'static str] {
+    const EVENT_STREAMING: &[&str] = &["event_streaming", "threads", "runs"];
     let mut parts = path.trim_start_matches('/').split('/');
     let parts = [(); 4].map(|()| parts.next().unwrap_or_default());
     match parts {
         ["threads", _, "runs", _] | ["runs", ..] => &["runs"],
         // They start runs and show events of runs.
-        ["threads", _, "commands", _] | ["threads", _, "stream", "events"] => &["event_streaming", "threads", "runs"],
+        ["threads", _, "commands", _] | ["threads", _, "stream", "events"] => EVENT_STREAMING,
+        ["threads", _, "stream", ""] if method == Method::POST => EVENT_STREAMING,
         ["threads", ..] => &["threads"],
-        ["assistants", ..] => &["assistants"],
+        ["assistants" | "agents", ..] => &["assistants"],
         ["store", ..] => &["store"],
         ["a2a", ..] | [".well-known", "agent-card.json" | "agent.json", "", _] => &["a2a"],
         ["mcp", ..] => &["mcp"],
@@ -226,7 +228,7 @@ mod tests {
     #[test]
     fn routes_belong_to_groups() {
         let protocol: &[&str] = &["event_streaming", "threads", "runs"];
-        let cases: [(&str, &[&str]); 15] = [
+        let cases: [(&str, &[&str]); 16] = [
             ("/threads", &["threads"]),
             ("/threads/1/state", &["threads"]),
             ("/threads/1/stream", &["threads"]),
@@ -236,6 +238,7 @@ mod tests {
             ("/runs/crons", &["runs"]),
             ("/store/items", &["store"]),
             ("/assistants/search", &["assistants"]),
+            ("/agents/search", &["assistants"]),
             ("/a2a/1", &["a2a"]),
             ("/.well-known/agent-card.json", &["a2a"]),
             ("/.well-known/other", &[]),
@@ -244,7 +247,8 @@ mod tests {
             ("/ok", &[]),
         ];
         for (path, expected) in cases {
-            assert_eq!(route_groups(path), expected, "{path}");
+            assert_eq!(route_groups(&Method::GET, path), expected, "{path}");
         }
+        assert_eq!(route_groups(&Method::POST, "/threads/1/stream"), protocol);
     }
 }

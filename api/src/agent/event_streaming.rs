@@ -23,6 +23,7 @@ mod subscriptions;
 mod tree;
 
 pub(in crate::agent) use self::socket::{FOREIGN_SOCKET, is_allowed_origin};
+pub(in crate::agent) use self::stream::{EventStreamRequest, events};
 
 use super::app::AgentApp;
 use crate::routes::{Routes, routes};

@@ -13,7 +13,7 @@ use super::app::AgentApp;
 use crate::routes::Routes;
 
 pub(super) use begin::PreparedRun;
-pub(super) use model::FIELDS;
+pub(super) use model::{FIELDS, Run};
 pub(super) use on_thread::since;
 
 pub(super) fn routes() -> Routes<AgentApp> {

@@ -200,6 +200,7 @@ fn slots(app: &AgentApp, open: &OpenRuns) -> SlotUsage {
 
 /// The names that dashboards of the reference server use.
 fn prometheus(app: &AgentApp, open: &OpenRuns, rendered: &str) -> String {
+    let prefix = &app.settings.metric_prefix;
     let SlotUsage { total: most, busy } = slots(app, open);
     let mut text = String::new();
     for (name, about, value) in [
@@ -211,7 +212,7 @@ fn prometheus(app: &AgentApp, open: &OpenRuns, rendered: &str) -> String {
     ] {
         let _ = writeln!(
             text,
-            "# HELP lg_api_{name} {about}\n# TYPE lg_api_{name} gauge\nlg_api_{name} {value}"
+            "# HELP {prefix}{name} {about}\n# TYPE {prefix}{name} gauge\n{prefix}{name} {value}"
         );
     }
     for (name, about, value) in [
@@ -233,7 +234,7 @@ fn prometheus(app: &AgentApp, open: &OpenRuns, rendered: &str) -> String {
     ] {
         let _ = writeln!(
             text,
-            "# HELP lg_api_{name} {about}\n# TYPE lg_api_{name} gauge\nlg_api_{name} {value}"
+            "# HELP {prefix}{name} {about}\n# TYPE {prefix}{name} gauge\n{prefix}{name} {value}"
         );
     }
     if let Some(pool) = PoolUsage::of(app) {
@@ -259,13 +260,27 @@ fn prometheus(app: &AgentApp, open: &OpenRuns, rendered: &str) -> String {
                 pool.requests_errors,
             ),
         ] {
-            let name = format!("lg_api_pg_pool_{name}");
+            let name = format!("{prefix}pg_pool_{name}");
             let _ = writeln!(text, "# HELP {name} {about}\n# TYPE {name} {kind}\n{name} {value}");
+        }
+    }
+    if let Some(redis) = RedisUsage::of(app) {
+        for (name, about, value) in [
+            ("max", "Most connections to Redis", redis.pool_max),
+            ("size", "Connections to Redis", redis.pool_size),
+            (
+                "available",
+                "Connections to Redis that take commands; all open ones do, at the same time",
+                redis.pool_available,
+            ),
+        ] {
+            let name = format!("{prefix}redis_pool_{name}");
+            let _ = writeln!(text, "# HELP {name} {about}\n# TYPE {name} gauge\n{name} {value}");
         }
     }
     let requests = requests(rendered);
     if !requests.is_empty() {
-        let name = "lg_api_http_requests_total";
+        let name = format!("{prefix}http_requests_total");
         let _ = writeln!(text, "# HELP {name} HTTP requests answered\n# TYPE {name} counter");
         for Requests {
             method,
@@ -299,6 +314,9 @@ fn as_json(app: &AgentApp, open: &OpenRuns, rendered: &str) -> Value {
     if let Some(pool) = PoolUsage::of(app) {
         all["postgres"] = json!(pool);
     }
+    if let Some(redis) = RedisUsage::of(app) {
+        all["redis"] = json!(redis);
+    }
     all
 }
 
@@ -321,6 +339,26 @@ impl PoolUsage {
             pool_available: connections.idle.into(),
             requests_queued: connections.waits,
             requests_errors: connections.failures,
+        })
+    }
+}
+
+/// Connections of this process to Redis, by the names of the reference server. They are few and fixed: each carries many
+/// commands at a time.
+#[derive(Serialize)]
+struct RedisUsage {
+    pool_max: u32,
+    pool_size: u32,
+    pool_available: u32,
+}
+
+impl RedisUsage {
+    fn of(app: &AgentApp) -> Option<Self> {
+        let connections = app.queue.connections()?;
+        Some(Self {
+            pool_max: app.settings.redis_connections.unwrap_or(connections.needed),
+            pool_size: connections.open,
+            pool_available: connections.open,
         })
     }
 }

@@ -16,25 +16,53 @@ use towpath_domain::agent::{Frame, RunStatus};
 use towpath_domain::{RunId, ThreadId};
 use towpath_store::{self as store, runs, threads};
 
+use super::agent_protocol::run_result;
 use super::answer::without_nul;
 use super::app::AgentApp;
 use super::errors::AgentError;
 use super::live::{Reader, StreamItem, cut};
 use super::runs::cancel::CancelOnDrop;
 
+/// What an answer that waits says at the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WaitFormat {
+    /// The state alone, or `__error__`.
+    State,
+    /// The run and its state, as in the Agent Protocol.
+    RunResult,
+}
+
 /// The answer that waits. Its head goes out at once, so its status is 200 whatever the run comes to.
 pub(crate) fn respond(
     app: &AgentApp,
-    (thread, run): (ThreadId, RunId),
+    run: (ThreadId, RunId),
     reader: Reader,
     headers: HeaderMap,
     guard: Option<CancelOnDrop>,
 ) -> Response {
+    respond_as(None, RunWait::new(app, run, reader, guard), headers)
+}
+
+/// As [`respond`], with the run and its state.
+pub(crate) fn respond_with_run(
+    app: &AgentApp,
+    run: runs::Run,
+    reader: Reader,
+    headers: HeaderMap,
+    guard: Option<CancelOnDrop>,
+) -> Response {
+    let run_wait = RunWait::new(app, (run.thread_id, run.id), reader, guard);
+    respond_as(Some(Box::new(run)), run_wait, headers)
+}
+
+fn respond_as(recorded: Option<Box<runs::Run>>, run_wait: RunWait, headers: HeaderMap) -> Response {
+    let app = &run_wait.app;
     let every = app.settings.heartbeat;
     let mut beat = interval_at(Instant::now() + every, every);
     beat.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let state = WaitResponse {
-        run_wait: RunWait::new(app, (thread, run), reader, guard),
+        run_wait,
+        recorded,
         heartbeat: beat,
         is_ended: false,
     };
@@ -51,6 +79,8 @@ pub(crate) fn respond(
 
 struct WaitResponse {
     run_wait: RunWait,
+    /// The run as it was before the wait, if the answer shows it.
+    recorded: Option<Box<runs::Run>>,
     heartbeat: Interval,
     is_ended: bool,
 }
@@ -74,7 +104,12 @@ impl WaitResponse {
             }
         };
         self.is_ended = true;
-        Some(self.run_wait.final_state(over).await)
+        let status = over.as_ref().ok().and_then(|end| end.as_ref()?.status);
+        let state = self.run_wait.final_state(over).await;
+        Some(match self.recorded.take() {
+            None => state,
+            Some(recorded) => run_result(&self.run_wait.app, *recorded, status, &state).await,
+        })
     }
 }
 

@@ -427,6 +427,7 @@ mod tests {
             ("POST", "/api/v1/runs/batch", true, false, "runs_batch"),
             ("POST", "/otel/v1/traces", true, false, "otel_traces"),
             ("POST", "/api/v1/otel/v1/traces", true, false, "otel_traces"),
+            ("POST", "/otel/v1/logs", true, false, "otel_traces"),
             ("POST", "/api/v1/charts/section", true, false, "charts_key"),
             ("POST", "/charts", false, true, "charts_user"),
             ("GET", "/charts", true, false, "default_key"),

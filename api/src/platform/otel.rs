@@ -1,4 +1,4 @@
-//! Ingest of OpenTelemetry spans as trace runs.
+//! Ingest of OpenTelemetry: spans and log records as trace runs and feedback.
 
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
@@ -6,7 +6,7 @@ use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use http::{HeaderName, StatusCode};
 use towpath_traces::accept::Refusal;
 use towpath_traces::body::{self, Encoding, Limits};
-use towpath_traces::otlp::{self, Format, OtlpError};
+use towpath_traces::otlp::{self, Format, OtlpError, Signal};
 
 use crate::app::App;
 use crate::auth::Tenant;
@@ -26,16 +26,35 @@ const PROJECT: HeaderName = HeaderName::from_static("langsmith-project");
               (status = 413, description = "The body is too large, compressed or decompressed"),
               (status = 415, description = "Neither protobuf nor JSON"), ApiError))]
 pub async fn create(State(app): State<App>, tenant: Tenant, request: Request) -> Result<Response, ApiError> {
+    ingest(&app, tenant, Signal::Traces, request).await
+}
+
+/// Ingest log records (OTLP over HTTP, protobuf or JSON, plain, gzip or zstd). Events with messages change the trace run
+/// of their span, and results of evaluations become feedback on it. All other log records are left out.
+#[utoipa::path(post, path = "/otel/v1/logs", tag = "otel",
+    request_body(content = String, content_type = "application/x-protobuf", description = "An ExportLogsServiceRequest"),
+    responses((status = 200, description = "Stored durably; the body is an ExportLogsServiceResponse, with `partial_success` where log records were left out"),
+              (status = 413, description = "The body is too large, compressed or decompressed"),
+              (status = 415, description = "Neither protobuf nor JSON"), ApiError))]
+pub async fn create_from_logs(State(app): State<App>, tenant: Tenant, request: Request) -> Result<Response, ApiError> {
+    ingest(&app, tenant, Signal::Logs, request).await
+}
+
+async fn ingest(app: &App, tenant: Tenant, signal: Signal, request: Request) -> Result<Response, ApiError> {
     let (head, body) = request.into_parts();
     let content_type = text(&head.headers, &CONTENT_TYPE)?.unwrap_or_default();
     let encoding = text(&head.headers, &CONTENT_ENCODING)?;
-    let project = text(&head.headers, &PROJECT)?.filter(|name| !name.is_empty());
+    // A log record belongs to a run, which has a project.
+    let project = match signal {
+        Signal::Traces => text(&head.headers, &PROJECT)?.filter(|name| !name.is_empty()),
+        Signal::Logs => None,
+    };
     let kind = content_type.split(';').next().unwrap_or_default().trim();
     let format = match kind.to_ascii_lowercase().as_str() {
         "application/x-protobuf" | "application/protobuf" => Format::Protobuf,
         "application/json" => Format::Json,
         _ => {
-            let text = "send the spans as Content-Type: application/x-protobuf or application/json";
+            let text = "send Content-Type: application/x-protobuf or application/json";
             return Err(ApiError::unsupported_media_type(text));
         }
     };
@@ -52,6 +71,7 @@ pub async fn create(State(app): State<App>, tenant: Tenant, request: Request) ->
         let plain = body::decode(encoding, &body, &limits).map_err(Refusal::from)?;
         let request = otlp::Request {
             tenant: tenant.id,
+            signal,
             format,
             body: &plain,
             project: project.as_deref(),
@@ -60,13 +80,13 @@ pub async fn create(State(app): State<App>, tenant: Tenant, request: Request) ->
         otlp::accept(&request, &limits)
     };
     let (accepted, rejected) = app.ingest_limiter.check(check).await??;
-    if accepted.operations > 0 {
-        append(&app, accepted, sent_bytes).await?;
+    if accepted.operations + accepted.feedback > 0 {
+        append(app, accepted, sent_bytes).await?;
     }
     if rejected.count() > 0 {
-        tracing::debug!(ingest.rejected = rejected.count(), "left spans out");
+        tracing::debug!(ingest.rejected = rejected.count(), ingest.signal = ?signal, "left items of OpenTelemetry out");
     }
-    let body = otlp::response(format, &rejected);
+    let body = otlp::response(signal, format, &rejected);
     Ok((StatusCode::OK, [(CONTENT_TYPE, kind.to_owned())], body).into_response())
 }
 
@@ -74,7 +94,7 @@ impl From<OtlpError> for ApiError {
     fn from(error: OtlpError) -> Self {
         match error {
             OtlpError::Refused(refusal) => refusal.into(),
-            OtlpError::Protobuf(_) | OtlpError::Json(_) => Self::bad_request(error.to_string()),
+            OtlpError::Protobuf { .. } | OtlpError::Json { .. } => Self::bad_request(error.to_string()),
         }
     }
 }

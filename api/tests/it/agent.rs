@@ -1,6 +1,7 @@
 //! The agent surface, called in-process on both databases; its runs are performed, or streamed, by hand.
 
 mod a2a;
+mod agent_protocol;
 mod ends;
 mod event_streaming;
 mod identity;

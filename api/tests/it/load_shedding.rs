@@ -339,6 +339,7 @@ async fn what_would_be_kept_is_refused_where_there_is_no_room() {
         (Method::POST, "/api/v1/runs/multipart"),
         (Method::PATCH, "/runs/019c0000-0000-7000-8000-000000000000"),
         (Method::POST, "/otel/v1/traces"),
+        (Method::POST, "/otel/v1/logs"),
         (Method::POST, "/feedback"),
         (Method::POST, "/repos/"),
         (Method::POST, "/api/v1/commits/-/greeting"),

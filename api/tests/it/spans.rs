@@ -120,3 +120,71 @@ async fn spans_in_any_order_become_one_tree() {
     let below = list(json!({"is_root": false, "limit": 1})).await;
     assert_eq!(below[0], leaf);
 }
+
+#[tokio::test]
+async fn log_records_change_the_run_of_their_span() {
+    let world = World::new().await;
+    let text = |key: &str, value: &str| json!({"key": key, "value": {"stringValue": value}});
+    let record = |event: &str, attributes: &Value| {
+        json!({
+            "traceId": "5b8efff798038103d269b633813fc60c", "spanId": "0101010101010101", "eventName": event,
+            "timeUnixNano": "1772366400500000000", "attributes": attributes,
+        })
+    };
+    let logs = json!({"resourceLogs": [{"scopeLogs": [{"logRecords": [
+        record("gen_ai.client.inference.operation.details", &json!([
+            text("gen_ai.input.messages", r#"[{"role": "user"}]"#),
+            text("gen_ai.output.messages", r#"[{"role": "assistant"}]"#),
+        ])),
+        record("gen_ai.evaluation.result", &json!([
+            text("gen_ai.evaluation.name", "Relevance"),
+            {"key": "gen_ai.evaluation.score.value", "value": {"doubleValue": 0.5}},
+        ])),
+        record("app.started", &json!([])),
+    ]}]}]});
+    let send = async |path: &str, body: &Value| {
+        let call = Call::new(Method::POST, path).in_workspace(world.tenant);
+        world.call(call.json(body)).await.expect(200)
+    };
+    // They come before their span, which has messages of its own.
+    let answer = send("/otel/v1/logs", &logs).await;
+    assert_eq!(answer["partialSuccess"]["rejectedLogRecords"], "1");
+    let message = answer["partialSuccess"]["errorMessage"].as_str().unwrap();
+    assert!(message.contains("not the event `app.started`"), "{message}");
+    let span = json!({"resourceSpans": [{"scopeSpans": [{"spans": [{
+        "traceId": "5b8efff798038103d269b633813fc60c", "spanId": "0101010101010101", "name": "chat",
+        "startTimeUnixNano": "1772366400000000000", "endTimeUnixNano": "1772366401000000000",
+        "attributes": [text("gen_ai.operation.name", "chat"), text("input.value", "hi")],
+    }]}]}]});
+    assert_eq!(send("/otel/v1/traces", &span).await, json!({}));
+    // A request that is sent again adds no feedback.
+    send("/api/v1/otel/v1/logs", &logs).await;
+
+    let id = "5b8efff7-9803-8103-0101-010101010101";
+    let run = world.get(&format!("/runs/{id}")).await.expect(200);
+    assert_eq!(
+        (&run["name"], &run["run_type"], &run["inputs"], &run["outputs"]),
+        (
+            &json!("chat"),
+            &json!("llm"),
+            &json!({"messages": [{"role": "user"}]}),
+            &json!({"messages": [{"role": "assistant"}]})
+        )
+    );
+    let given = world.get(&format!("/feedback?run={id}")).await.expect(200);
+    let given = given.as_array().unwrap();
+    assert_eq!(given.len(), 1);
+    assert_eq!(
+        (
+            &given[0]["key"],
+            &given[0]["score"],
+            &given[0]["feedback_source"]["type"]
+        ),
+        (&json!("Relevance"), &json!(0.5), &json!("model"))
+    );
+
+    let broken = Call::new(Method::POST, "/otel/v1/logs").in_workspace(world.tenant);
+    let broken = broken.header("content-type", "application/x-protobuf").body("x");
+    let refused = world.call(broken).await.expect(400);
+    assert!(refused.to_string().contains("ExportLogsServiceRequest"), "{refused}");
+}

@@ -22,6 +22,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use towpath_domain::Secret;
+use towpath_queue::{DispatchMode, Windows};
 
 pub use environment::read as read_environment;
 pub use mode::{Flag, Mode};
@@ -176,6 +177,23 @@ fn find_conflicts(resolved: &[ResolvedSetting]) -> Vec<String> {
             "tls.plain_listen: expected a loopback address such as 127.0.0.1:8403, got \"{address}\": its traffic \
              is not encrypted"
         ));
+    }
+    let number = |name: &str| text(name).and_then(|text| text.parse::<u32>().ok());
+    if let (Some(_), Some(most)) = (text("redis_uri"), number("redis_connections")) {
+        let dispatch = match text("queue.dispatch") {
+            Some("directed") => DispatchMode::Directed,
+            _ => DispatchMode::Scan,
+        };
+        let limits = ["requests_per_key", "requests_per_workspace", "requests_per_deployment"];
+        let has_limits = text("limits.rules") != Some("off")
+            || limits.iter().any(|limit| number(&format!("limits.{limit}")) != Some(0));
+        let needed = dispatch.connections() + if has_limits { Windows::CONNECTIONS } else { 0 };
+        if most < needed {
+            found.push(format!(
+                "redis_connections: expected at least {needed}, the connections that this process opens, got {most}; \
+                 raise or unset it (REDIS_MAX_CONNECTIONS)"
+            ));
+        }
     }
     found
 }

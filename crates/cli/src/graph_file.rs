@@ -114,6 +114,7 @@ impl GraphFile {
         report::report(&text, shown);
         let graphs = Graphs::from_config(&text, &folder).map_err(|error| usage(error.to_string()))?;
         let server: Server = serde_json::from_str(&text).map_err(|error| usage(error.to_string()))?;
+        server.check().map_err(usage)?;
         server.cors().map_err(usage)?;
         server.index().map_err(usage)?;
         let env = match &server.env {
@@ -155,9 +156,15 @@ impl GraphFile {
         }
     }
 
-    /// Its webhook settings; headers with values from the environment.
-    pub fn webhooks(&self, environment: &BTreeMap<String, Secret>) -> anyhow::Result<WebhookRules> {
+    /// Its webhook settings; headers with values from the environment. `loopback`: whether the operator allows calls to
+    /// this machine.
+    pub fn webhooks(&self, environment: &BTreeMap<String, Secret>, loopback: bool) -> anyhow::Result<WebhookRules> {
         let webhooks = &self.server.webhooks;
+        if webhooks.url.disable_loopback == Some(false) && !loopback {
+            let text = "webhooks.url.disable_loopback: false needs this machine among the addresses of outbound.allow, \
+                        such as 127.0.0.1:8080; add it, or remove the key";
+            return Err(anyhow!(Usage(text.to_owned())));
+        }
         let prefix = webhooks.env_prefix.as_deref().unwrap_or("LG_WEBHOOK_");
         let mut headers = Vec::new();
         for (name, template) in &webhooks.headers {
@@ -175,6 +182,7 @@ impl GraphFile {
             max_url_bytes: webhooks.url.max_url_length,
             headers,
             fields: webhooks.allowed_fields.clone(),
+            no_loopback: webhooks.url.disable_loopback == Some(true),
         })
     }
 
@@ -196,6 +204,8 @@ impl GraphFile {
             dependencies: self.server.dependencies.clone(),
             version: self.server.python_version.clone(),
             pip_config: self.server.pip_config_file.clone(),
+            // Checked when the file was read.
+            uv: self.server.uv_source().ok().flatten(),
             workspace: None,
         }
     }
@@ -253,6 +263,7 @@ fn line_of_env(line: &str) -> Option<(String, Secret)> {
 #[cfg(test)]
 mod tests {
     use towpath_domain::agent::TtlStrategy;
+    use towpath_runtime::hosted::environment::UvSource;
 
     use super::*;
 
@@ -341,6 +352,51 @@ mod tests {
     }
 
     #[test]
+    fn values_that_are_not_available_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("langgraph.json");
+        let read = |more: &str| {
+            let text = format!(r#"{{"graphs": {{"e": {{"native": "echo"}}}}, {more}}}"#);
+            std::fs::write(&path, text).unwrap();
+            GraphFile::read(&path).map(|file| file.environment_spec().uv)
+        };
+        for (more, expected) in [
+            (
+                r#""http": {"app": "./a.py:app", "middleware_order": "middleware_first"}"#,
+                "auth_first",
+            ),
+            (
+                r#""http": {"middleware_order": "last"}"#,
+                "http.middleware_order: expected",
+            ),
+            (r#""source": {"kind": "pip"}"#, "source.kind: expected uv"),
+            (r#""source": {"kind": "uv", "root": " "}"#, "source.root: expected"),
+            (r#""source": {"kind": "uv", "package": ""}"#, "source.package: expected"),
+            (
+                r#""source": {"kind": "uv"}, "dependencies": ["."]"#,
+                "dependencies: not available",
+            ),
+        ] {
+            let refused = read(more).unwrap_err();
+            assert!(
+                refused.is::<Usage>() && refused.to_string().contains(expected),
+                "{more}: {refused}"
+            );
+        }
+        assert_eq!(
+            read(r#""http": {"middleware_order": "middleware_first"}"#).unwrap(),
+            None
+        );
+        let order = r#""http": {"app": "./a.py:app", "middleware_order": "auth_first"}"#;
+        assert_eq!(read(order).unwrap(), None);
+        let uv = UvSource {
+            root: ".".to_owned(),
+            package: None,
+        };
+        assert_eq!(read(r#""source": {"kind": "uv"}"#).unwrap(), Some(uv));
+    }
+
+    #[test]
     fn a_file_says_what_webhooks_may() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("langgraph.json");
@@ -348,11 +404,23 @@ mod tests {
             "webhooks": {"url": {"require_https": true, "allowed_domains": ["a.example"]},
                          "headers": {"x-key": "Bearer ${{ env.LG_WEBHOOK_KEY }}"}, "allowed_fields": ["run_id"]}}"#;
         std::fs::write(&path, text).unwrap();
-        let rules = GraphFile::read(&path).unwrap().webhooks(&BTreeMap::new()).unwrap();
+        let webhooks = |loopback| GraphFile::read(&path).unwrap().webhooks(&BTreeMap::new(), loopback);
+        let rules = webhooks(false).unwrap();
         assert_eq!(rules.headers[0].1.reveal(), "Bearer k");
         assert!(rules.check_address("http://a.example/").is_some());
         std::fs::write(&path, text.replace("LG_WEBHOOK_KEY }}", "OTHER }}")).unwrap();
-        let refused = GraphFile::read(&path).unwrap().webhooks(&BTreeMap::new()).unwrap_err();
+        let refused = webhooks(false).unwrap_err();
         assert!(refused.to_string().contains("OTHER"), "{refused}");
+        let of_loopback = |value: &str| {
+            let text = text.replace("\"url\": {", &format!("\"url\": {{\"disable_loopback\": {value}, "));
+            std::fs::write(&path, text).unwrap();
+        };
+        of_loopback("true");
+        assert!(webhooks(true).unwrap().no_loopback);
+        // Without calls to this machine it would have no effect.
+        of_loopback("false");
+        assert!(!webhooks(true).unwrap().no_loopback);
+        let refused = webhooks(false).unwrap_err();
+        assert!(refused.to_string().contains("outbound.allow"), "{refused}");
     }
 }

@@ -138,7 +138,9 @@ fn of_server(file: &GraphFile) -> (Vec<serde_json::Value>, Vec<(&str, &str)>) {
 impl FileSnapshot {
     pub async fn capture(file: &GraphFile) -> Self {
         let mut roots = vec![file.folder()];
-        roots.extend(environment::folders(&file.environment_spec()).unwrap_or_default());
+        let spec = file.environment_spec();
+        roots.extend(environment::folders(&spec).unwrap_or_default());
+        roots.extend(spec.uv_root());
         let named: Vec<PathBuf> = file.path.iter().cloned().chain(file.env_file()).collect();
         let looked = tokio::task::spawn_blocking(move || {
             let mut seen = Self::default();

@@ -8,7 +8,7 @@ mod client;
 use std::collections::HashMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -55,6 +55,12 @@ pub struct Policy {
 /// An address that may not be called.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressRefusal {
+    /// An address of this machine, which the caller excludes.
+    #[error("{host} is this machine, which this call may not use")]
+    ThisMachine {
+        /// As given by the user.
+        host: String,
+    },
     /// Not a public address, and not listed.
     #[error("{host} is a {kind} address; an operator can allow it in outbound.allow")]
     Address {
@@ -86,6 +92,10 @@ pub struct Guard(Arc<GuardState>);
 
 struct GuardState {
     policy: Policy,
+    /// Refuses this machine, whatever the policy allows.
+    denies_loopback: bool,
+    /// The same guard with [`GuardState::denies_loopback`], so that its clients are kept.
+    without_loopback: OnceLock<Guard>,
     /// Rules may depend on scheme and port, which a resolver does not get.
     clients: Mutex<HashMap<(Scheme, u16, TimeLimit), reqwest::Client>>,
     runtime: Handle,
@@ -106,9 +116,29 @@ impl Guard {
     pub fn new(policy: Policy) -> Self {
         Self(Arc::new(GuardState {
             policy,
+            denies_loopback: false,
+            without_loopback: OnceLock::new(),
             clients: Mutex::default(),
             runtime: Handle::current(),
         }))
+    }
+
+    /// The same guard, for calls that must not reach this machine even if the policy allows it.
+    #[must_use]
+    pub fn without_loopback(&self) -> Self {
+        if self.0.denies_loopback {
+            return self.clone();
+        }
+        let stricter = self.0.without_loopback.get_or_init(|| {
+            Self(Arc::new(GuardState {
+                policy: self.0.policy.clone(),
+                denies_loopback: true,
+                without_loopback: OnceLock::new(),
+                clients: Mutex::default(),
+                runtime: self.0.runtime.clone(),
+            }))
+        });
+        stricter.clone()
     }
 
     fn runtime(&self) -> &Handle {
@@ -119,6 +149,9 @@ impl Guard {
     pub fn check(&self, host: &str, address: SocketAddr, scheme: Scheme) -> Result<(), AddressRefusal> {
         let ip = address::unwrapped(address.ip());
         let sort = kind(ip);
+        if self.0.denies_loopback && sort == Kind::Loopback {
+            return Err(AddressRefusal::ThisMachine { host: host.to_owned() });
+        }
         let listed = self
             .0
             .policy

@@ -12,6 +12,14 @@ pub struct Health {
     pub dropped: u64,
 }
 
+/// Connections of a process to Redis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connections {
+    /// Open while Redis is available.
+    pub needed: u32,
+    pub open: u32,
+}
+
 /// Whether hints reach other processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {

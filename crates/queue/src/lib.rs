@@ -31,7 +31,7 @@ pub use crate::cancels::{Cancels, Signal};
 use crate::dispatch::JobQueues;
 pub use crate::dispatch::{Refill, TakenJobs, WINDOW};
 pub use crate::events::{Event, Events};
-pub use crate::health::{Health, State};
+pub use crate::health::{Connections, Health, State};
 use crate::listener_registry::ListenerRegistry;
 use crate::streams::Streams;
 pub use crate::streams::{DispatchMode, Error, Options};
@@ -174,6 +174,15 @@ impl Queue {
     fn unfollow(&self, thread: ThreadId) {
         if let Backend::Redis(streams) = &self.0 {
             streams.unfollow(thread);
+        }
+    }
+
+    /// Connections of this queue to Redis, if it uses Redis.
+    #[must_use]
+    pub fn connections(&self) -> Option<Connections> {
+        match &self.0 {
+            Backend::Local(_) => None,
+            Backend::Redis(streams) => Some(streams.connections()),
         }
     }
 

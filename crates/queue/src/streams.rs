@@ -44,7 +44,7 @@ use self::send_queue::SendQueue;
 use crate::dispatch::JobQueues;
 use crate::listener_registry::ListenerRegistry;
 use crate::wakes::WakeKind;
-use crate::{Health, State, metric};
+use crate::{Connections, Health, State, metric};
 
 const BLOCK: Duration = Duration::from_secs(1);
 /// A connection without an answer for this long is dead. Longer than [`BLOCK`], with a margin for slow networks.
@@ -60,6 +60,8 @@ const PAUSES: ExponentialBuilder = ExponentialBuilder::new()
     .with_max_delay(Duration::from_secs(1))
     .without_max_times()
     .with_jitter();
+/// They open and end together.
+const SESSION_CONNECTIONS: u32 = 3;
 /// Approximate number of entries in a stream. Readers further behind have been told to check everything.
 const KEPT: usize = 1000;
 
@@ -86,6 +88,17 @@ pub enum DispatchMode {
     Scan,
     /// Ids of ready jobs are in queues in Redis, and each worker takes its own; a scan finds what was missed.
     Directed,
+}
+
+impl DispatchMode {
+    /// Connections of a process to Redis.
+    #[must_use]
+    pub const fn connections(self) -> u32 {
+        match self {
+            Self::Scan => SESSION_CONNECTIONS,
+            Self::Directed => SESSION_CONNECTIONS + 1,
+        }
+    }
 }
 
 impl Default for Options {
@@ -204,6 +217,23 @@ impl Streams {
 
     pub fn send_queue(&self) -> &SendQueue {
         &self.shared.send_queue
+    }
+
+    pub fn connections(&self) -> Connections {
+        let session = match self.shared.status.lock().state {
+            State::Up => SESSION_CONNECTIONS,
+            State::Down { .. } | State::Local => 0,
+        };
+        let dispatch = if self.job_queues.is_some() {
+            DispatchMode::Directed
+        } else {
+            DispatchMode::Scan
+        };
+        let takes = self.job_queues.as_ref().is_some_and(JobQueues::is_up);
+        Connections {
+            needed: dispatch.connections(),
+            open: session + u32::from(takes),
+        }
     }
 
     pub fn health(&self) -> Health {

@@ -78,6 +78,9 @@ pub struct Windows {
 }
 
 impl Windows {
+    /// Connections of a process to Redis, for shared windows.
+    pub const CONNECTIONS: u32 = 1;
+
     #[must_use]
     pub fn local(clock: Clock) -> Self {
         Self {

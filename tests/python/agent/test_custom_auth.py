@@ -81,6 +81,10 @@ class Rows:
     # Part of a graph, and no row.
     namespace = "first"
 
+    @property
+    def agent_id(self):
+        return self.assistant_id
+
     def seen(self):
         """Everything of them that others might have changed."""
         client = self.client
@@ -114,6 +118,7 @@ BODIES = {
     "POST /threads/count": lambda r: {"ids": [r.thread_id]},
     "POST /threads/{thread_id}/state": lambda r: {"values": {"steps": ["taken"]}, "as_node": "second"},
     "POST /threads/{thread_id}/state/checkpoint": lambda r: {"checkpoint": {"checkpoint_id": r.checkpoint_id}},
+    "POST /threads/{thread_id}/stream": lambda r: {"channels": ["values"]},
     "POST /threads/{thread_id}/stream/events": lambda r: {"channels": ["values"]},
     "POST /threads/{thread_id}/commands": lambda r: {"id": 1, "method": "run.start", "params": RUN},
     "POST /threads/{thread_id}/runs": lambda r: RUN,
@@ -140,7 +145,10 @@ OVER = {
     *("POST /runs/cancel", "POST /runs/{run_id}/cancel", "POST /threads/{thread_id}/runs/{run_id}/cancel"),
     "DELETE /mcp",
 }
-ENDLESS = {"GET /threads/{thread_id}/stream", "POST /threads/{thread_id}/stream/events"}
+ENDLESS = {
+    *("GET /threads/{thread_id}/stream", "POST /threads/{thread_id}/stream"),
+    "POST /threads/{thread_id}/stream/events",
+}
 # A plain request is no WebSocket.
 SOCKET = "GET /threads/{thread_id}/stream/events"
 
@@ -296,6 +304,49 @@ def test_an_owner_is_answered_however_the_request_is_written(guarded):
             if status != plain and (same or status not in (400, 403, 422)):
                 wrong.append((route, variant, status, plain))
     assert wrong == []
+
+
+def test_a_run_of_the_agent_protocol_is_judged_as_its_handlers_know_it(guarded):
+    server, _ = guarded
+    client, ann, bob = user(server, "ann"), Caller(server, "ann"), Caller(server, "bob")
+    thread = client.threads.create()["thread_id"]
+    body = json.dumps({"agent_id": "agent", "thread_id": thread, "input": {"steps": []}})
+    for path in ("/runs", "/runs/stream", "/runs/wait"):
+        # It leads to the thread of another, although no path names it.
+        assert bob.send("POST", path, body).status in range(400, 500), path
+        # However the name is written.
+        assert bob.send("POST", path, body.replace("agent_id", r"agent\u005fid")).status in range(400, 500), path
+    assert client.runs.list(thread) == []
+    answer = ann.send("POST", "/runs/wait", body)
+    assert answer.status == 200, answer.text
+    result = json.loads(answer.text)
+    assert result["run"]["thread_id"] == thread and result["run"]["agent_id"] == result["run"]["assistant_id"]
+    assert result["run"]["metadata"]["owner"] == "ann" and "steps" in result["values"]
+
+
+ONE_NAME = """
+    from langgraph_sdk import Auth
+
+    auth = Auth()
+
+    @auth.authenticate
+    async def authenticate(authorization: str | None):
+        return {"identity": "ann", "permissions": []}
+
+    @auth.on.threads.create_run
+    async def create_run(ctx, value):
+        if "agent_id" in value or "messages" in value or value["assistant_id"] == "agent":
+            raise Auth.exceptions.HTTPException(status_code=403, detail=str(sorted(value)))
+"""
+
+
+def test_a_handler_knows_one_name_of_an_assistant(serve, project):
+    project.write(config=CONFIG | {"auth": {"path": "./auth.py:auth"}}, auth=ONE_NAME)
+    server, _ = serve()
+    ann = Caller(server, "ann")
+    answer = ann.send("POST", "/runs/wait", json.dumps({"agent_id": "agent", "messages": []}))
+    assert answer.status == 403 and "assistant_id" in answer.text, answer.text
+    assert "agent_id" not in answer.text and "messages" not in answer.text, answer.text
 
 
 def test_events_of_a_deleted_thread_are_shown_to_nobody(guarded):

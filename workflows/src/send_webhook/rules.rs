@@ -1,6 +1,7 @@
 //! Webhook rules of the graphs' authors: allowed addresses, and fields to send.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use towpath_domain::Secret;
 
@@ -20,6 +21,8 @@ pub struct WebhookRules {
     pub headers: Vec<(String, Secret)>,
     /// Allowed fields of the body.
     pub fields: Option<Vec<String>>,
+    /// This machine is not called, even if the guard allows it.
+    pub no_loopback: bool,
 }
 
 impl WebhookRules {
@@ -47,6 +50,11 @@ impl WebhookRules {
             return Some(format!("webhook: port {port} is not allowed"));
         }
         let host = url.host().unwrap_or_default().to_ascii_lowercase();
+        // Other names of this machine are found when they are resolved for the call.
+        let ip = host.trim_matches(['[', ']']).parse::<IpAddr>();
+        if self.no_loopback && (host == "localhost" || ip.is_ok_and(|ip| ip.is_loopback())) {
+            return Some("webhook: calls to this machine are not allowed".to_owned());
+        }
         let allowed = |domains: &Vec<String>| domains.iter().any(|domain| fits(&domain.to_ascii_lowercase(), &host));
         if self.domains.as_ref().is_some_and(|domains| !allowed(domains)) {
             return Some(format!("webhook: the host {host:?} is not allowed"));
@@ -104,6 +112,20 @@ mod tests {
             );
         }
         assert_eq!(WebhookRules::default().check_address("http://x:1/"), None);
+    }
+
+    #[test]
+    fn this_machine_can_be_excluded() {
+        let rules = WebhookRules {
+            no_loopback: true,
+            ..WebhookRules::default()
+        };
+        for address in ["http://localhost:1/", "https://127.0.0.2/", "http://[::1]:8080/a"] {
+            let refused = rules.check_address(address).unwrap_or_default();
+            assert!(refused.contains("this machine"), "{address}: {refused}");
+            assert_eq!(WebhookRules::default().check_address(address), None);
+        }
+        assert_eq!(rules.check_address("https://10.0.0.1/"), None);
     }
 
     #[test]

@@ -21,6 +21,7 @@ use self::rows::{field, narrow};
 use super::refusal::{Refusal, denied, refuse};
 use super::route::{RequestInput, ResourceAction};
 use crate::agent::a2a::card;
+use crate::agent::agent_protocol::{self, JudgedRun};
 use crate::agent::app::AgentApp;
 use crate::agent::assistants;
 use crate::agent::errors::AgentError;
@@ -138,6 +139,24 @@ impl<'a> Authorizer<'a> {
                 let (made, visible) = self.authorize_value(named, sent).await?;
                 Ok((text(made), visible))
             }
+            RequestInput::Run => {
+                // The handlers know one name of each field, and the thread as if it were in the path.
+                let sent = self.object(body).await?;
+                let (sent, protocol) = agent_protocol::rename_run(sent).map_err(refuse)?;
+                let thread = protocol.and_then(|protocol| protocol.thread);
+                let on_thread = thread.map(|id| PathTarget {
+                    row: TargetRow::Thread(id),
+                    ids: vec![("thread_id", id.to_string())],
+                });
+                let (made, visible) = self.authorize_value(on_thread.as_ref().unwrap_or(named), sent).await?;
+                parts.extensions.insert(JudgedRun(protocol));
+                Ok((text(made), visible))
+            }
+            RequestInput::RunSearch => {
+                let sent = agent_protocol::rename_search(self.object(body).await?);
+                let (made, visible) = self.authorize_value(named, sent).await?;
+                Ok((text(made), visible))
+            }
             RequestInput::Command => {
                 let sent = self.object(body).await?;
                 let (made, visible) = self.authorize_command(named, sent).await?;
@@ -172,7 +191,7 @@ impl<'a> Authorizer<'a> {
                     let id = RunId::read(text)?;
                     ("run_id", id.to_string(), TargetRow::Run(id))
                 }
-                "assistant_id" => {
+                "assistant_id" | "agent_id" => {
                     let id = assistants::resolve_assistant(self.app, text)?;
                     ("assistant_id", id.to_string(), TargetRow::Assistant(id))
                 }

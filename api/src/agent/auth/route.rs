@@ -24,6 +24,10 @@ pub(super) enum RequestInput {
     Object,
     /// A list of JSON objects as body.
     Objects,
+    /// A run as body, perhaps in the names of the Agent Protocol, and on a thread that it names.
+    Run,
+    /// A search for runs as body, perhaps in the names of the Agent Protocol.
+    RunSearch,
     /// A command of the streaming protocol as body: the command decides the operation.
     Command,
     /// A JSON object as body; auth handlers know this field as `namespace`.
@@ -36,7 +40,7 @@ pub(super) enum RequestInput {
     Rpc,
 }
 
-use RequestInput::{Assistant, Command, Item, Nothing, Object, Objects, Rpc, UnderNamespace};
+use RequestInput::{Assistant, Command, Item, Nothing, Object, Objects, Rpc, Run, RunSearch, UnderNamespace};
 
 struct RouteEntry {
     method: &'static str,
@@ -102,6 +106,9 @@ const LINES: &[RouteEntry] = &[
         "update",
         Object,
     ),
+    line("POST", "/agents/search", "assistants", "search", Object),
+    line("GET", "/agents/{agent_id}", "assistants", "read", Nothing),
+    line("GET", "/agents/{agent_id}/schemas", "assistants", "read", Nothing),
     line("GET", "/.well-known/agent-card.json", "assistants", "read", Assistant),
     line("GET", "/.well-known/agent.json", "assistants", "read", Assistant),
     line("POST", "/a2a/{assistant_id}", "assistants", "read", Rpc),
@@ -130,6 +137,7 @@ const LINES: &[RouteEntry] = &[
     line("POST", "/threads/{thread_id}/copy", "threads", "read", Nothing),
     line("GET", "/threads/{thread_id}/storage", "threads", "read", Nothing),
     line("GET", "/threads/{thread_id}/stream", "threads", "read", Nothing),
+    line("POST", "/threads/{thread_id}/stream", "threads", "read", Object),
     line("POST", "/threads/{thread_id}/stream/events", "threads", "read", Object),
     line("GET", "/threads/{thread_id}/stream/events", "threads", "read", Nothing),
     line(
@@ -203,13 +211,14 @@ const LINES: &[RouteEntry] = &[
         "read",
         Nothing,
     ),
-    line("POST", "/runs", "threads", "create_run", Object),
-    line("POST", "/runs/stream", "threads", "create_run", Object),
-    line("POST", "/runs/wait", "threads", "create_run", Object),
+    line("POST", "/runs", "threads", "create_run", Run),
+    line("POST", "/runs/stream", "threads", "create_run", Run),
+    line("POST", "/runs/wait", "threads", "create_run", Run),
     line("POST", "/runs/batch", "threads", "create_run", Objects),
     line("POST", "/runs/cancel", "threads", "update", Object),
-    line("POST", "/runs/search", "threads", "search", Object),
+    line("POST", "/runs/search", "threads", "search", RunSearch),
     line("GET", "/runs/{run_id}", "threads", "read", Nothing),
+    line("DELETE", "/runs/{run_id}", "threads", "delete", Nothing),
     line("POST", "/runs/{run_id}/cancel", "threads", "update", Nothing),
     line("GET", "/runs/{run_id}/join", "threads", "read", Nothing),
     line("GET", "/runs/{run_id}/stream", "threads", "read", Nothing),
@@ -271,7 +280,10 @@ mod tests {
             for (method, operation) in docs::operations(item) {
                 let about = resource_action(&method.parse().unwrap(), path);
                 let about = about.unwrap_or_else(|| panic!("{method} {path} has no line: who may call it?"));
-                let reads = matches!(about.input, Object | Objects | Command | UnderNamespace(_) | Rpc);
+                let reads = matches!(
+                    about.input,
+                    Object | Objects | Run | RunSearch | Command | UnderNamespace(_) | Rpc
+                );
                 assert_eq!(operation.request_body.is_some(), reads, "{method} {path}: its body");
                 left.retain(|line| *line != (method, path.as_str()));
             }

@@ -19,6 +19,7 @@ use crate::agent::app::{AgentApp, Settings};
 use crate::agent::assistants::named_assistant;
 use crate::agent::auth::caller;
 use crate::agent::errors::AgentError;
+use crate::agent::headers::matches_any;
 use crate::agent::live::Reader;
 
 use super::cancel::CancelOnDrop;
@@ -193,7 +194,7 @@ fn configurable_from_headers(headers: &HeaderMap, settings: &Settings) -> Object
     let mut told = Object::new();
     let text = |name: &HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
     for name in headers.keys() {
-        let any = |patterns: &[String]| patterns.iter().any(|pattern| matches_pattern(pattern, name.as_str()));
+        let any = |patterns: &[String]| matches_any(patterns, name.as_str());
         let usual = name.as_str().starts_with("x-") || matches!(name.as_str(), "user-agent" | "langsmith-trace");
         let wanted = (usual || any(&settings.headers_in))
             && !any(&settings.headers_out)
@@ -212,21 +213,6 @@ fn configurable_from_headers(headers: &HeaderMap, settings: &Settings) -> Object
     told.insert("langgraph_request_id".to_owned(), json!(request));
     told.extend(caller::configurable());
     told
-}
-
-/// Whether a name fits a pattern, in which `*` stands for any part.
-fn matches_pattern(pattern: &str, name: &str) -> bool {
-    match pattern.split_once('*') {
-        None => pattern == name,
-        Some((start, rest)) => {
-            let Some(tail) = name.strip_prefix(start) else {
-                return false;
-            };
-            rest.is_empty()
-                || tail.char_indices().any(|(at, _)| matches_pattern(rest, &tail[at..]))
-                || matches_pattern(rest, "")
-        }
-    }
 }
 
 /// The entries of a `baggage` header that tracing clients send.
@@ -273,21 +259,6 @@ fn decoded(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn patterns_name_headers() {
-        for (pattern, name, expected) in [
-            ("accept", "accept", true),
-            ("accept", "accept-language", false),
-            ("my-*", "my-header", true),
-            ("*-id", "session-id", true),
-            ("a*c*e", "abcde", true),
-            ("a*c*e", "abcd", false),
-            ("*", "anything", true),
-        ] {
-            assert_eq!(matches_pattern(pattern, name), expected, "{pattern} {name}");
-        }
-    }
 
     #[test]
     fn headers_reach_the_run_except_those_that_open_doors() {

@@ -18,6 +18,10 @@ pub(crate) struct Run {
     thread_id: ThreadId,
     #[schema(value_type = Uuid)]
     assistant_id: AssistantId,
+    /// The assistant, as the Agent Protocol calls it: on routes without a thread.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Uuid>)]
+    agent_id: Option<AssistantId>,
     #[schema(value_type = Object)]
     metadata: Box<RawValue>,
     /// pending, running, success, error, timeout or interrupted.
@@ -58,6 +62,7 @@ impl TryFrom<rows::Run> for Run {
             run_id: row.id,
             thread_id: row.thread_id,
             assistant_id: row.assistant_id,
+            agent_id: None,
             metadata: raw(&row.metadata)?,
             status: row.status,
             kwargs: raw(&row.kwargs)?,
@@ -66,6 +71,14 @@ impl TryFrom<rows::Run> for Run {
             updated_at: Time(row.updated_at),
             langsmith_session_name: session(&row.kwargs)?,
         })
+    }
+}
+
+impl Run {
+    /// With the field of the Agent Protocol.
+    pub(crate) fn with_agent(mut self) -> Self {
+        self.agent_id = Some(self.assistant_id);
+        self
     }
 }
 

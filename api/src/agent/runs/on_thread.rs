@@ -24,6 +24,7 @@ use crate::agent::errors::AgentError;
 use crate::agent::extract::{Body, Pairs, Path, Query, number, one_or_list, yes};
 use crate::agent::live::{Reader, StreamItem};
 use crate::agent::sse::{StreamKind, StreamOptions, locations, prefix};
+use crate::agent::wait::WaitFormat;
 use crate::agent::{sse, wait};
 use crate::routes::{Routes, routes};
 
@@ -88,7 +89,7 @@ pub(crate) async fn create_waiting(
     Body(request): Body<RunRequest>,
 ) -> Result<Response, AgentError> {
     let ready = PreparedRun::prepare(&app, &headers, request, Some(thread)).await?;
-    begin_wait(&app, &headers, ready).await
+    begin_wait(&app, &headers, ready, WaitFormat::State).await
 }
 
 /// Subscribes, records, streams. `shown` is the thread that the answer's locations name.
@@ -115,12 +116,16 @@ pub(super) async fn begin_wait(
     app: &AgentApp,
     headers: &HeaderMap,
     ready: PreparedRun,
+    format: WaitFormat,
 ) -> Result<Response, AgentError> {
     let reader = ready.reader(app).await;
     let thread = ready.target.id();
     let (run, guard) = ready.start_with_reader(app).await?;
     let headers = locations(&prefix(app, headers), Some(thread), run.id, Some("join"));
-    Ok(wait::respond(app, (thread, run.id), reader, headers, guard))
+    Ok(match format {
+        WaitFormat::State => wait::respond(app, (thread, run.id), reader, headers, guard),
+        WaitFormat::RunResult => wait::respond_with_run(app, run, reader, headers, guard),
+    })
 }
 
 /// Runs of a thread, newest first.
@@ -212,10 +217,16 @@ pub(crate) async fn delete(
     Path((thread, run)): Path<(ThreadId, RunId)>,
 ) -> Result<StatusCode, AgentError> {
     let found = run_of(&app, Some(thread), run).await?;
+    delete_run(&app, &found).await
+}
+
+/// Deletes a run that was found. One that goes on is stopped first.
+pub(super) async fn delete_run(app: &AgentApp, found: &rows::Run) -> Result<StatusCode, AgentError> {
+    let (thread, run) = (found.thread_id, found.id);
     // Before it is told: the end may come at once.
     let reader = match found.status.is_final() {
         true => None,
-        false => Some(Reader::of_published_frames(&app, thread, run).await?),
+        false => Some(Reader::of_published_frames(app, thread, run).await?),
     };
     let deletion = app
         .store
@@ -295,7 +306,7 @@ pub(crate) async fn join(
     Query(query): Query<Pairs>,
 ) -> Result<Response, AgentError> {
     let found = run_of(&app, Some(thread), run).await?;
-    join_run(&app, &headers, &found, JoinRun::of(query)?).await
+    join_run(&app, &headers, &found, JoinRun::of(query)?, WaitFormat::State).await
 }
 
 /// Waits for a run that is recorded.
@@ -304,11 +315,15 @@ pub(super) async fn join_run(
     headers: &HeaderMap,
     run: &rows::Run,
     how: JoinRun,
+    format: WaitFormat,
 ) -> Result<Response, AgentError> {
     let reader = Reader::of_run(app, run.thread_id, run.id, resumable(run), EventStart::Now).await?;
     let headers = locations(&prefix(app, headers), Some(run.thread_id), run.id, Some("join"));
     let guard = CancelOnDrop::new(app, run.id, how.cancel_on_disconnect);
-    Ok(wait::respond(app, (run.thread_id, run.id), reader, headers, guard))
+    Ok(match format {
+        WaitFormat::State => wait::respond(app, (run.thread_id, run.id), reader, headers, guard),
+        WaitFormat::RunResult => wait::respond_with_run(app, run.clone(), reader, headers, guard),
+    })
 }
 
 /// Stream the events of a run, from now on or after `Last-Event-ID`.

@@ -2,22 +2,24 @@
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use http::HeaderMap;
+use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use towpath_domain::agent::{RunRequest, RunStatus};
+use towpath_domain::agent::RunStatus;
 use towpath_domain::{RunId, ThreadId};
 use towpath_store::runs as rows;
 
 use super::begin::PreparedRun;
 use super::model::{FIELDS, Run, RunCreate, RunStatusFilter};
-use super::on_thread::{JoinRun, begin_stream, begin_wait, join_run, run_of, stream_run};
+use super::on_thread::{JoinRun, begin_stream, begin_wait, delete_run, join_run, run_of, stream_run};
+use crate::agent::agent_protocol::{RunBody, RunWaitResponse};
 use crate::agent::answer::{Json, Page, Select};
 use crate::agent::app::AgentApp;
 use crate::agent::assistants::named_assistant;
 use crate::agent::errors::AgentError;
 use crate::agent::extract::{Body, Pairs, Path, Query};
 use crate::agent::sse::{Event, locations, prefix};
+use crate::agent::wait::WaitFormat;
 use crate::extract::whole;
 use crate::routes::{Routes, routes};
 
@@ -27,7 +29,7 @@ pub(super) fn routes() -> Routes<AgentApp> {
         .routes(routes!(create_streaming))
         .routes(routes!(create_waiting))
         .routes(routes!(search))
-        .routes(routes!(get))
+        .routes(routes!(get, delete))
         .routes(routes!(stream))
         .routes(routes!(join))
         .routes(routes!(wait))
@@ -40,12 +42,15 @@ pub(super) fn routes() -> Routes<AgentApp> {
 pub(crate) async fn create(
     State(app): State<AgentApp>,
     headers: HeaderMap,
-    Body(request): Body<RunRequest>,
+    body: RunBody,
 ) -> Result<Response, AgentError> {
-    let ready = PreparedRun::prepare(&app, &headers, request, None).await?;
+    let (thread, protocol) = (body.thread(), body.protocol);
+    let ready = PreparedRun::prepare(&app, &headers, body.request, thread).await?;
     let run = ready.start(&app).await?;
-    let headers = locations(&prefix(&app, &headers), None, run.id, None);
-    Ok((headers, Json(Run::try_from(run)?)).into_response())
+    let headers = locations(&prefix(&app, &headers), thread, run.id, None);
+    let run = Run::try_from(run)?;
+    let run = if protocol.is_some() { run.with_agent() } else { run };
+    Ok((headers, Json(run)).into_response())
 }
 
 /// Start a stateless run and stream its events.
@@ -55,23 +60,30 @@ pub(crate) async fn create(
 pub(crate) async fn create_streaming(
     State(app): State<AgentApp>,
     headers: HeaderMap,
-    Body(request): Body<RunRequest>,
+    body: RunBody,
 ) -> Result<Response, AgentError> {
-    let ready = PreparedRun::prepare(&app, &headers, request, None).await?;
-    begin_stream(&app, &headers, ready, None).await
+    let thread = body.thread();
+    let ready = PreparedRun::prepare(&app, &headers, body.request, thread).await?;
+    begin_stream(&app, &headers, ready, thread).await
 }
 
 /// Start a stateless run and wait for its final state.
 #[utoipa::path(post, path = "/runs/wait", tag = "runs", request_body = RunCreate,
-    responses((status = 200, description = "The final state, or `__error__`", body = Object),
+    responses((status = 200, description = "The final state, or `__error__`; the run with its values and messages to a body of the Agent Protocol",
+               body = Object),
               (status = 404, description = "No such assistant"), AgentError))]
 pub(crate) async fn create_waiting(
     State(app): State<AgentApp>,
     headers: HeaderMap,
-    Body(request): Body<RunRequest>,
+    body: RunBody,
 ) -> Result<Response, AgentError> {
-    let ready = PreparedRun::prepare(&app, &headers, request, None).await?;
-    begin_wait(&app, &headers, ready).await
+    let (thread, protocol) = (body.thread(), body.protocol);
+    let ready = PreparedRun::prepare(&app, &headers, body.request, thread).await?;
+    let format = match protocol {
+        Some(_) => WaitFormat::RunResult,
+        None => WaitFormat::State,
+    };
+    begin_wait(&app, &headers, ready, format).await
 }
 
 #[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
@@ -83,6 +95,8 @@ pub(crate) struct RunSearch {
     thread_id: Option<ThreadId>,
     /// An assistant's id, or the name of a graph.
     assistant_id: Option<String>,
+    /// The same, as the Agent Protocol calls it.
+    agent_id: Option<String>,
     /// 1 to 1000; default 10.
     #[serde(default, deserialize_with = "whole")]
     #[schema(minimum = 1, maximum = 1000)]
@@ -99,9 +113,10 @@ pub(crate) struct RunSearch {
               AgentError))]
 pub(crate) async fn search(State(app): State<AgentApp>, Body(search): Body<RunSearch>) -> Result<Response, AgentError> {
     let page = Page::of(search.limit, search.offset)?;
-    let select = Select::of(search.select, &FIELDS)?;
+    let select = Select::of(search.select, &[&FIELDS[..], &["agent_id"]].concat())?;
     let assistant = search
         .assistant_id
+        .or(search.agent_id)
         .map(|text| named_assistant(&app, &text))
         .transpose()?;
     let filter = rows::Filter {
@@ -122,7 +137,11 @@ pub(crate) async fn search(State(app): State<AgentApp>, Body(search): Body<RunSe
         .read(async |tx| rows::search(tx, app.tenant, &filter, page.fetch(), page.offset).await)
         .await?;
     let (headers, found) = page.cut(found);
-    Ok((headers, Json(select.apply_all::<Run, _>(found)?)).into_response())
+    let runs: Result<Vec<Value>, AgentError> = found
+        .into_iter()
+        .map(|row| select.apply(&Run::try_from(row)?.with_agent()))
+        .collect();
+    Ok((headers, Json(runs?)).into_response())
 }
 
 /// Get one run.
@@ -131,7 +150,20 @@ pub(crate) async fn search(State(app): State<AgentApp>, Body(search): Body<RunSe
     responses((status = 200, description = "The run", body = Run),
               (status = 404, description = "No such run"), AgentError))]
 pub(crate) async fn get(State(app): State<AgentApp>, Path(run): Path<RunId>) -> Result<Json<Run>, AgentError> {
-    Ok(Json(run_of(&app, None, run).await?.try_into()?))
+    let found = run_of(&app, None, run).await?;
+    Ok(Json(Run::try_from(found)?.with_agent()))
+}
+
+/// Delete a run with the checkpoints it made. One that goes on is stopped first.
+#[utoipa::path(delete, path = "/runs/{run_id}", tag = "runs",
+    params(("run_id" = Uuid, Path, description = "The run")),
+    responses((status = 204, description = "Deleted"),
+              (status = 404, description = "No such run"),
+              (status = 409, description = "Another run of the thread is at work, which may hold its checkpoints"),
+              AgentError))]
+pub(crate) async fn delete(State(app): State<AgentApp>, Path(run): Path<RunId>) -> Result<StatusCode, AgentError> {
+    let found = run_of(&app, None, run).await?;
+    delete_run(&app, &found).await
 }
 
 /// Stream the events of a run, from now on or after `Last-Event-ID`.
@@ -162,13 +194,13 @@ pub(crate) async fn join(
     Query(query): Query<Pairs>,
 ) -> Result<Response, AgentError> {
     let found = run_of(&app, None, run).await?;
-    join_run(&app, &headers, &found, JoinRun::of(query)?).await
+    join_run(&app, &headers, &found, JoinRun::of(query)?, WaitFormat::State).await
 }
 
-/// Wait for a run and return its final state.
+/// Wait for a run and return it with its final state, as in the Agent Protocol.
 #[utoipa::path(get, path = "/runs/{run_id}/wait", tag = "runs",
     params(("run_id" = Uuid, Path, description = "The run"), JoinRun),
-    responses((status = 200, description = "The final state, or `__error__`", body = Object),
+    responses((status = 200, description = "The run with its values and messages", body = RunWaitResponse),
               (status = 404, description = "No such run"), AgentError))]
 pub(crate) async fn wait(
     State(app): State<AgentApp>,
@@ -177,5 +209,5 @@ pub(crate) async fn wait(
     Query(query): Query<Pairs>,
 ) -> Result<Response, AgentError> {
     let found = run_of(&app, None, run).await?;
-    join_run(&app, &headers, &found, JoinRun::of(query)?).await
+    join_run(&app, &headers, &found, JoinRun::of(query)?, WaitFormat::RunResult).await
 }

@@ -4,18 +4,20 @@ use axum::extract::State;
 use axum::response::Response;
 use http::HeaderMap;
 use towpath_domain::ThreadId;
+use towpath_domain::agent::Object;
 
 use super::lookup::find;
 use crate::agent::app::AgentApp;
 use crate::agent::errors::AgentError;
-use crate::agent::extract::{Path, Query};
+use crate::agent::event_streaming::{EventStreamRequest, events};
+use crate::agent::extract::{Body, Path, Query};
 use crate::agent::live::Reader;
 use crate::agent::runs::since;
 use crate::agent::sse::{self, StreamKind, StreamOptions, ThreadModes};
 use crate::routes::{Routes, routes};
 
 pub(super) fn routes() -> Routes<AgentApp> {
-    Routes::default().routes(routes!(stream))
+    Routes::default().routes(routes!(stream, stream_events))
 }
 
 /// Events of all runs of a thread, and of its state.
@@ -45,6 +47,21 @@ pub(crate) async fn stream(
         kind: StreamKind::Thread(modes),
     };
     Ok(sse::respond(&app, reader, show, HeaderMap::new(), None))
+}
+
+/// Stream events of a thread, starting with stored ones: the path of the Agent Protocol for
+/// `/threads/{thread_id}/stream/events`.
+#[utoipa::path(post, path = "/threads/{thread_id}/stream", tag = "threads", request_body = EventStreamRequest,
+    params(("thread_id" = Uuid, Path, description = "The thread")),
+    responses((status = 200, description = "Events, each with its number as id", content_type = "text/event-stream",
+               body = sse::Event),
+              (status = 400, description = "No such channel"), AgentError))]
+pub(crate) async fn stream_events(
+    app: State<AgentApp>,
+    thread: Path<ThreadId>,
+    request: Body<Object>,
+) -> Result<Response, AgentError> {
+    events(app, thread, request).await
 }
 
 fn modes<'a>(asked: impl Iterator<Item = &'a str>) -> Result<ThreadModes, AgentError> {

@@ -3,12 +3,18 @@
 use http::Method;
 use serde_json::{Value, json};
 use towpath_api::agent::{DeploymentIdentity, Settings};
+use towpath_queue::Queue;
 use towpath_store::Dialect;
 
 use super::{Agent, on_both_databases};
 use crate::world::{Call, call};
 
-on_both_databases!(info_names_the_deployment, metrics_have_the_connections_to_postgresql);
+on_both_databases!(
+    info_names_the_deployment,
+    metrics_have_the_connections_to_postgresql,
+    metrics_have_the_connections_to_redis,
+    names_of_metrics_begin_as_set,
+);
 
 async fn info_names_the_deployment(agent: Agent) {
     let host = async |deployment: DeploymentIdentity| -> Value {
@@ -66,4 +72,42 @@ async fn metrics_have_the_connections_to_postgresql(agent: Agent) {
             "{name}: {text}"
         );
     }
+}
+
+async fn metrics_have_the_connections_to_redis(agent: Agent) {
+    let found = agent.get("/metrics?format=json").await.expect(200);
+    let text = agent.get("/metrics").await.text;
+    assert!(found.get("redis").is_none() && !text.contains("redis_pool_"), "{found}");
+    // One that nobody listens on: the connections are counted, not assumed.
+    let closed = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let queue = Queue::redis(&format!("redis://{closed}/"), towpath_queue::Options::default());
+    let router = agent.beside_on(&queue.await.unwrap());
+    let found = call(&router, Call::new(Method::GET, "/metrics?format=json")).await;
+    assert_eq!(
+        found.expect(200)["redis"],
+        json!({"pool_max": 3, "pool_size": 0, "pool_available": 0})
+    );
+    let text = call(&router, Call::new(Method::GET, "/metrics")).await.text;
+    for (name, value) in [("max", 3), ("size", 0), ("available", 0)] {
+        let name = format!("lg_api_redis_pool_{name}");
+        assert!(
+            text.contains(&format!("\n# TYPE {name} gauge\n{name} {value}\n")),
+            "{name}: {text}"
+        );
+    }
+}
+
+async fn names_of_metrics_begin_as_set(agent: Agent) {
+    let router = agent.beside_with(Settings {
+        metric_prefix: "mine_".to_owned(),
+        ..Settings::default()
+    });
+    call(&router, Call::new(Method::GET, "/info")).await.expect(200);
+    let text = call(&router, Call::new(Method::GET, "/metrics")).await.text;
+    assert!(text.contains("\nmine_num_pending_runs 0\n"), "{text}");
+    assert!(text.contains("\nmine_http_requests_total{"), "{text}");
+    assert!(!text.contains("lg_api_"), "{text}");
 }

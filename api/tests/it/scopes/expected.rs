@@ -104,6 +104,7 @@ pub const ROWS: &[Row] = &[
     traces("POST", "/runs"),
     traces("PATCH", "/runs/{run_id}"),
     traces("POST", "/otel/v1/traces"),
+    traces("POST", "/otel/v1/logs"),
     bare("GET", "/runs/{run_id}", 404),
     unread("POST", "/runs/query"),
     unread("POST", "/runs/query/validate"),

@@ -40,6 +40,10 @@ pub enum Kind {
     Prefix,
     /// The name of an image or a network; `{…}` is a placeholder.
     Name,
+    /// How names of keys in Redis begin: 1 to 100 visible ASCII characters.
+    KeyPrefix,
+    /// How names of metrics begin.
+    MetricPrefix,
     /// Origins of web pages, separated by commas, or `*`.
     Origins,
     Uuid,
@@ -98,6 +102,16 @@ impl Kind {
                 let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-/:@{}".contains(&byte);
                 let begins = text.starts_with(|c: char| c.is_ascii_alphanumeric());
                 (!begins || !text.bytes().all(plain)).then(|| "a name such as registry.example/base:1".to_owned())
+            }
+            Self::KeyPrefix => {
+                let fits = (1..=100).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic());
+                (!fits).then(|| "1 to 100 visible ASCII characters such as towpath or {app}:".to_owned())
+            }
+            Self::MetricPrefix => {
+                let begins = text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
+                let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+                let fits = begins && text.len() <= 64 && text.bytes().all(plain);
+                (!fits).then(|| "letters, digits and _, at most 64, such as lg_api_".to_owned())
             }
             Self::Origins => {
                 let broken = items(text).any(|item| item != "*" && Url::parse(item).is_err());

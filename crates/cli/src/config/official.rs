@@ -62,7 +62,6 @@ const VARIABLES: &[(&str, Effect)] = &[
         Effect::None("callers need keys of this server"),
     ),
     ("REDIS_CLUSTER", Effect::None("name one Redis in REDIS_URI")),
-    ("REDIS_MAX_CONNECTIONS", Effect::None("few are needed")),
     ("REDIS_CONNECT_TIMEOUT", Effect::None("the server chooses it")),
     ("REDIS_HEALTH_CHECK_INTERVAL", Effect::None("the server chooses it")),
     (
@@ -84,7 +83,6 @@ const VARIABLES: &[(&str, Effect)] = &[
     ("CRON_SCHEDULER_SLEEP_TIME", Effect::None("the server chooses it")),
     ("CRON_SCHEDULER_BATCH_SIZE", Effect::None("the server chooses it")),
     ("STATS_INTERVAL_SECS", Effect::None("the metrics have these figures")),
-    ("METRIC_PREFIX", Effect::None("names of metrics begin with towpath_")),
     ("LOG_LEVEL", Effect::Setting("log.filter", log_filter)),
     ("LOG_JSON", Effect::Setting("log.format", log_format)),
     ("DISPATCH_MODE", Effect::None("start roles with --role")),
@@ -246,7 +244,7 @@ mod tests {
     fn variables_without_effect_are_said() {
         let set = [
             ("REDIS_CLUSTER", "true"),
-            ("METRIC_PREFIX", ""),
+            ("STATS_INTERVAL_SECS", ""),
             ("LANGSMITH_PROJECT", "p"),
             ("HOME", "/"),
         ];

@@ -36,6 +36,8 @@ pub struct Settings {
     pub redis_uri: Option<Secret>,
     /// With its colon.
     pub redis_prefix: String,
+    /// Most connections to Redis, if they are limited.
+    pub redis_connections: Option<u32>,
     /// How workers learn of ready jobs from Redis.
     pub dispatch: DispatchMode,
     /// `file:///…` or `s3://…`.
@@ -136,6 +138,8 @@ pub struct AgentSettings {
     pub gateway_key: Option<Secret>,
     /// Path prefix; empty for the root.
     pub mount_prefix: String,
+    /// How names of the official server's metrics begin.
+    pub metric_prefix: String,
     /// Origins of web pages that may call; empty is any.
     pub cors_origins: Vec<String>,
     pub body_bytes: usize,
@@ -319,7 +323,10 @@ impl Settings {
             database_uri: Secret::new(values.text("database_uri")),
             database_connections: values.number("database_connections"),
             redis_uri: values.optional("redis_uri").map(Secret::new),
-            redis_prefix: format!("{}:", values.text("redis_prefix").trim_end_matches(':')),
+            redis_prefix: key_prefix(values.text("redis_prefix")),
+            redis_connections: values
+                .optional("redis_connections")
+                .and_then(|count| count.parse().ok()),
             dispatch: match values.text("queue.dispatch") {
                 "directed" => DispatchMode::Directed,
                 _ => DispatchMode::Scan,
@@ -393,6 +400,7 @@ impl Settings {
                 },
                 gateway_key: values.optional("agent.gateway_key").map(Secret::new),
                 mount_prefix: values.text("agent.mount_prefix").to_owned(),
+                metric_prefix: values.text("agent.metric_prefix").to_owned(),
                 cors_origins: kind::items(values.text("agent.cors_origins"))
                     .filter(|origin| *origin != "*")
                     .map(|origin| origin.trim_end_matches('/').to_owned())
@@ -523,6 +531,15 @@ impl<'a> CheckedValues<'a> {
 
     fn number<T: FromStr>(&self, name: &str) -> T {
         self.text(name).parse().ok().expect("its kind was validated")
+    }
+}
+
+/// A prefix that is set apart from the rest of a name.
+fn key_prefix(text: &str) -> String {
+    if text.ends_with(':') {
+        text.to_owned()
+    } else {
+        format!("{text}:")
     }
 }
 

@@ -309,6 +309,60 @@ fn unknown_names_in_the_environment_are_warnings() {
 }
 
 #[test]
+fn names_of_keys_in_redis_begin_with_any_visible_characters() {
+    let mut inputs = inputs();
+    for (set_to, expected) in [
+        ("towpath", "towpath:"),
+        ("{app}:", "{app}:"),
+        ("_app", "_app:"),
+        ("app/one", "app/one:"),
+    ] {
+        inputs.environment = set(&[("REDIS_KEY_PREFIX", set_to)]);
+        assert_eq!(Config::load(&inputs).unwrap().settings.redis_prefix, expected);
+    }
+    for wrong in ["a b", "é", "x".repeat(101).as_str()] {
+        inputs.environment = set(&[("REDIS_KEY_PREFIX", wrong)]);
+        let found = problems(&inputs);
+        assert!(
+            found[0].starts_with("redis_prefix: expected 1 to 100 visible ASCII characters"),
+            "{found:?}"
+        );
+    }
+    inputs.environment = set(&[("METRIC_PREFIX", "my_api_")]);
+    assert_eq!(Config::load(&inputs).unwrap().settings.agent.metric_prefix, "my_api_");
+    inputs.environment = set(&[("METRIC_PREFIX", "my-api")]);
+    assert!(problems(&inputs)[0].starts_with("agent.metric_prefix: expected letters"));
+}
+
+#[test]
+fn fewer_connections_to_redis_than_a_process_opens_are_refused() {
+    let mut inputs = inputs();
+    let redis = ("REDIS_URI", "redis://127.0.0.1/");
+    let directed = ("TOWPATH_QUEUE_DISPATCH", "directed");
+    let limits = ("TOWPATH_LIMITS", "us");
+    for (pairs, needed) in [
+        (&[redis][..], 3),
+        (&[redis, directed], 4),
+        (&[redis, limits], 4),
+        (&[redis, directed, limits], 5),
+    ] {
+        for most in [needed - 1, needed] {
+            let most = most.to_string();
+            inputs.environment = set(&[pairs, &[("REDIS_MAX_CONNECTIONS", most.as_str())]].concat());
+            match Config::load(&inputs) {
+                Ok(config) => assert_eq!(config.settings.redis_connections, Some(needed)),
+                Err(Problems(found)) => assert!(
+                    most != needed.to_string() && found[0].contains(&format!("at least {needed}")),
+                    "{pairs:?} {most}: {found:?}"
+                ),
+            }
+        }
+    }
+    inputs.environment = set(&[("REDIS_MAX_CONNECTIONS", "1")]);
+    assert!(Config::load(&inputs).is_ok(), "without Redis there are none");
+}
+
+#[test]
 fn every_wrong_value_is_named_with_its_origin() {
     let mut inputs = inputs();
     inputs.environment = set(&[

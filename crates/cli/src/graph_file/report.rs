@@ -77,11 +77,8 @@ const KEYS: &[(&str, Effect)] = &[
     ("http.disable_webhooks", Effect::Some),
     ("http.disable_event_streaming", Effect::Some),
     ("http.enable_custom_route_auth", Effect::Some),
-    (
-        "http.middleware_order",
-        Effect::None("middleware of http.app applies only to the author's own routes"),
-    ),
-    ("http.logging_headers", Effect::None("request headers are not logged")),
+    ("http.middleware_order", Effect::Some),
+    ("http.logging_headers", Effect::Some),
     ("webhooks", Effect::Some),
     ("webhooks.env_prefix", Effect::Some),
     ("webhooks.url", Effect::Some),
@@ -100,7 +97,10 @@ const KEYS: &[(&str, Effect)] = &[
     ("keep_pkg_tools", Effect::Image),
     ("_INTERNAL_docker_tag", Effect::Image),
     ("api_version", Effect::None("it is the version of another server")),
-    ("source", Effect::None("packages come from dependencies")),
+    ("source", Effect::Some),
+    ("source.kind", Effect::Some),
+    ("source.root", Effect::Some),
+    ("source.package", Effect::Some),
     ("ui", Effect::None("pages of the author are not served")),
     ("ui_config", Effect::None("pages of the author are not served")),
     (
@@ -123,10 +123,6 @@ fn findings(config: &Value) -> Vec<String> {
     let mut found = Vec::new();
     if let Some(keys) = config.as_object() {
         check_keys("", keys, &mut found);
-    }
-    if config.pointer("/webhooks/url/disable_loopback") == Some(&Value::Bool(false)) {
-        let text = "webhooks.url.disable_loopback: calls to this machine depend on outbound.allow";
-        found.push(text.to_owned());
     }
     if let Some(cache) = config.pointer("/auth/cache").filter(|cache| has_effect(cache)) {
         let keys = cache.get("cache_keys").and_then(Value::as_array);
@@ -192,7 +188,6 @@ mod tests {
             "unknown key \"graph\"",
             "unknown key \"http.cors.allow_origin\"",
             "unknown key \"store.index.distance\"",
-            "webhooks.url.disable_loopback",
         ];
         assert_eq!(found, BTreeSet::from(expected.map(str::to_owned)));
     }

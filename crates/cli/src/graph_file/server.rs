@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde::Deserialize;
 use towpath_api::agent::{Cors, CorsFile};
 use towpath_domain::agent::TtlStrategy;
+use towpath_runtime::hosted::environment::UvSource;
 use towpath_store::threads::Ttl;
 
 use super::index::Index;
@@ -28,6 +29,20 @@ pub struct Server {
     pub(super) dependencies: Vec<String>,
     pub(super) python_version: Option<String>,
     pub(super) pip_config_file: Option<String>,
+    source: Option<Source>,
+}
+
+/// Where packages come from, instead of `dependencies`.
+#[derive(Clone, Debug, Deserialize)]
+struct Source {
+    kind: String,
+    #[serde(default = "this_folder")]
+    root: String,
+    package: Option<String>,
+}
+
+fn this_folder() -> String {
+    ".".to_owned()
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -47,6 +62,7 @@ pub(super) struct WebhookUrl {
     pub(super) allowed_domains: Option<Vec<String>>,
     pub(super) allowed_ports: Option<Vec<u16>>,
     pub(super) max_url_length: Option<usize>,
+    pub(super) disable_loopback: Option<bool>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -95,6 +111,8 @@ struct Http {
     app: Option<String>,
     #[serde(default)]
     configurable_headers: Headers,
+    logging_headers: Option<Headers>,
+    middleware_order: Option<String>,
     #[serde(flatten)]
     rest: BTreeMap<String, serde_json::Value>,
 }
@@ -179,6 +197,51 @@ impl Server {
     /// Headers that are passed to a run's `configurable`.
     pub const fn configurable_headers(&self) -> &Headers {
         &self.http.configurable_headers
+    }
+
+    /// Headers that are logged.
+    pub fn logging_headers(&self) -> Headers {
+        self.http.logging_headers.clone().unwrap_or_default()
+    }
+
+    /// Checks keys whose values are not all available. The error names the key and what to set instead.
+    pub fn check(&self) -> Result<(), String> {
+        let order = self.http.middleware_order.as_deref();
+        match order {
+            None | Some("auth_first") => {}
+            Some("middleware_first") if self.http.app.is_none() => {}
+            Some("middleware_first") => {
+                let text = "http.middleware_order: middleware of http.app applies to the author's own routes, after \
+                            authentication; set auth_first, or remove the key";
+                return Err(text.to_owned());
+            }
+            Some(_) => return Err("http.middleware_order: expected auth_first or middleware_first".to_owned()),
+        }
+        self.uv_source().map(drop)
+    }
+
+    /// The project of uv that packages come from, if it is named.
+    pub fn uv_source(&self) -> Result<Option<UvSource>, String> {
+        let Some(source) = &self.source else { return Ok(None) };
+        if source.kind != "uv" {
+            return Err("source.kind: expected uv".to_owned());
+        }
+        if !self.dependencies.is_empty() {
+            return Err(
+                "dependencies: not available with source, whose project has all packages; remove one".to_owned(),
+            );
+        }
+        let is_empty = |text: &str| text.trim().is_empty();
+        if is_empty(&source.root) {
+            return Err("source.root: expected a folder such as \".\"".to_owned());
+        }
+        if source.package.as_deref().is_some_and(is_empty) {
+            return Err("source.package: expected the name of a package".to_owned());
+        }
+        Ok(Some(UvSource {
+            root: source.root.clone(),
+            package: source.package.clone(),
+        }))
     }
 
     /// Disabled groups of routes: `assistants`, `threads`, `runs`, `store`, `meta`, …

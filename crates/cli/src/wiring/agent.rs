@@ -14,7 +14,7 @@ use towpath_api::serve::serve_with_tls;
 use towpath_api::{Health, Ops};
 use towpath_domain::{Secret, TenantId};
 use towpath_durable::Engine;
-use towpath_outbound::{Guard, Policy};
+use towpath_outbound::{AllowEntry, Guard, Policy};
 use towpath_queue::Queue;
 use towpath_runtime::{GraphSet, Graphs};
 use towpath_scheduler::Scheduler;
@@ -178,6 +178,7 @@ impl AgentServer {
             tenant: given.tenant,
             keys: given.keys,
             this_machine_only: given.this_machine_only,
+            loopback: given.loopback || settings.outbound_allow.iter().any(AllowEntry::reaches_loopback),
             draining: draining.clone(),
             ops: ops.clone(),
         };

@@ -38,6 +38,8 @@ pub struct Surface {
     pub keys: Option<Store>,
     /// Whether it needs no key because only this machine reaches it.
     pub this_machine_only: bool,
+    /// Whether webhooks can be allowed to call this machine.
+    pub loopback: bool,
     /// Cancelled when the process begins to drain.
     pub draining: CancellationToken,
     pub ops: Ops,
@@ -83,7 +85,7 @@ impl Surface {
     /// The author settings of a graph file.
     pub fn authored(&self, file: &GraphFile) -> anyhow::Result<AuthorSettings> {
         Ok(AuthorSettings {
-            webhooks: file.webhooks(&self.environment)?,
+            webhooks: file.webhooks(&self.environment, self.loopback)?,
             thread_ttl: file.server.thread_ttl(),
             refresh_on_read: file.server.refresh_on_read(),
         })
@@ -125,6 +127,7 @@ fn surface_settings(
     } else {
         cors.with_origins(agent.cors_origins.clone())
     };
+    let logging = server.logging_headers();
     Ok(Told {
         max_requests: settings.max_requests,
         failed_keys_per_minute: settings.failed_keys_per_minute,
@@ -144,6 +147,10 @@ fn surface_settings(
         disabled: server.disabled(),
         headers_in: lower(server.configurable_headers().includes.as_ref()),
         headers_out: lower(server.configurable_headers().excludes.as_ref()),
+        metric_prefix: agent.metric_prefix.clone(),
+        redis_connections: settings.redis_connections,
+        logged_headers: lower(logging.includes.as_ref()),
+        unlogged_headers: lower(logging.excludes.as_ref()),
         ..Told::default()
     })
 }

@@ -1,7 +1,7 @@
 //! What an operator lists as callable.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
 use ipnet::IpNet;
@@ -34,6 +34,18 @@ enum Target {
 pub struct ParseAllowed(String);
 
 impl AllowEntry {
+    /// Whether the entry can allow a call to this machine.
+    #[must_use]
+    pub fn reaches_loopback(&self) -> bool {
+        let loopback = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
+        match &self.target {
+            // The operator's DNS says where a name leads.
+            Target::Any | Target::Host(_) => true,
+            Target::Address(listed) => listed.is_loopback(),
+            Target::Network(listed) => loopback.iter().any(|ip| listed.contains(ip)),
+        }
+    }
+
     /// Whether the entry allows a call to `ip`, an address of `host`, at `port`.
     pub(super) fn covers(&self, host: &str, ip: IpAddr, port: u16, kind: Kind) -> bool {
         if self.port.is_some_and(|listed| listed != port) {

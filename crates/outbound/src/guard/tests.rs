@@ -151,3 +151,40 @@ async fn odd_spellings_of_an_address_are_read_as_the_client_reads_them() {
         );
     }
 }
+
+#[tokio::test]
+async fn this_machine_can_be_excluded() {
+    let address = |text: &str| text.parse::<SocketAddr>().unwrap();
+    for policy in [Policy::development(), list(&["127.0.0.0/8", "::1", "10.0.0.7"])] {
+        let guard = Guard::new(policy);
+        let stricter = guard.without_loopback();
+        for text in ["127.0.0.1:80", "[::1]:80", "[::ffff:127.0.0.1]:80"] {
+            guard.check("here", address(text), Scheme::Https).unwrap();
+            let refused = stricter.check("here", address(text), Scheme::Https).unwrap_err();
+            assert!(
+                matches!(refused, AddressRefusal::ThisMachine { .. }),
+                "{text}: {refused}"
+            );
+        }
+        stricter.check("there", address("1.1.1.1:443"), Scheme::Https).unwrap();
+    }
+    let listed = Guard::new(list(&["10.0.0.7"])).without_loopback();
+    listed.check("10.0.0.7", address("10.0.0.7:80"), Scheme::Http).unwrap();
+}
+
+#[test]
+fn entries_that_can_allow_this_machine_are_known() {
+    for (entry, expected) in [
+        ("127.0.0.1:8080", true),
+        ("127.0.0.0/8", true),
+        ("::1", true),
+        ("0.0.0.0/0", true),
+        (":9000", true),
+        ("localhost", true),
+        ("10.0.0.0/8", false),
+        ("10.0.0.7:80", false),
+    ] {
+        let entry: AllowEntry = entry.parse().unwrap();
+        assert_eq!(entry.reaches_loopback(), expected, "{entry}");
+    }
+}

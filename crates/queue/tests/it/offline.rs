@@ -2,7 +2,7 @@
 
 use futures::FutureExt;
 use towpath_domain::{Clock, JobId, Timestamp};
-use towpath_queue::{Error, Options, Queue, Signal, State, Wake};
+use towpath_queue::{Connections, Error, Options, Queue, Signal, State, Wake};
 
 /// A port without a listener.
 fn closed() -> u16 {
@@ -82,11 +82,13 @@ async fn starts_without_redis_and_works_within_the_process() {
     };
     assert_eq!(since, start);
     assert!(error.contains("refused"), "{error}");
+    assert_eq!(queue.connections(), Some(Connections { needed: 3, open: 0 }));
 }
 
 #[tokio::test]
 async fn a_queue_within_a_process_is_healthy() {
     let health = Queue::local().health();
     assert_eq!(health.state, State::Local);
+    assert_eq!(Queue::local().connections(), None);
     assert!(!health.degraded());
 }

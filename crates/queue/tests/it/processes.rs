@@ -67,6 +67,11 @@ impl Processes {
                 }
             };
             soon("a connection", up).await;
+            let connections = queue.connections().expect("over Redis");
+            assert_eq!(
+                (connections.needed, connections.open),
+                (dispatch.connections(), dispatch.connections())
+            );
         }
         Some(Self {
             here,

@@ -10,6 +10,7 @@ mod key;
 mod requirements;
 mod spec;
 mod tool;
+mod uv_project;
 mod variables;
 
 use std::collections::BTreeMap;
@@ -22,7 +23,7 @@ use towpath_domain::{Secret, TenantId};
 
 use self::key::Keys;
 use self::spec::environment_error;
-pub use self::spec::{EnvironmentError, EnvironmentSpec, folders};
+pub use self::spec::{EnvironmentError, EnvironmentSpec, UvSource, folders};
 use self::tool::Tool;
 use self::variables::Variables;
 
@@ -206,6 +207,7 @@ if [ "$1" = venv ]; then mkdir -p "$last/bin" && : > "$last/bin/python"; fi
                 dependencies: vec![".".to_owned(), "six".to_owned()],
                 version: None,
                 pip_config: None,
+                uv: None,
                 workspace,
             }
         }
@@ -265,6 +267,67 @@ if [ "$1" = venv ]; then mkdir -p "$last/bin" && : > "$last/bin/python"; fi
         // For other sources it is not.
         fs::write(machine.folder.path().join("project/requirements.txt"), "httpx").unwrap();
         assert_ne!(machine.prepare(Some(TenantId::new())).await, python);
+    }
+
+    #[tokio::test]
+    async fn a_project_of_uv_is_installed_from_its_lock() {
+        let machine = Machine::new();
+        let project = machine.folder.path().join("project");
+        let app = project.join("packages/app");
+        let root = machine.folder.path().join("hosts");
+        let wanted = |package: Option<&str>| EnvironmentSpec {
+            folder: app.clone(),
+            dependencies: Vec::new(),
+            uv: Some(UvSource {
+                root: "../..".to_owned(),
+                package: package.map(str::to_owned),
+            }),
+            ..machine.wanted(None)
+        };
+        let prepared = async |package: Option<&str>| prepare(&wanted(package), &root, &machine.process).await;
+        let last_sync = || {
+            let calls = machine.said("calls");
+            let line = calls.lines().rfind(|line| line.starts_with("called: sync")).unwrap();
+            line.to_owned()
+        };
+        fs::create_dir_all(&app).unwrap();
+        let missing = prepared(None).await.unwrap_err().to_string();
+        assert!(
+            missing.starts_with("source.root: there is no pyproject.toml"),
+            "{missing}"
+        );
+        fs::write(project.join("pyproject.toml"), "[tool.uv.workspace]\n").unwrap();
+        let missing = prepared(None).await.unwrap_err().to_string();
+        assert!(missing.starts_with("source.root: there is no uv.lock"), "{missing}");
+        fs::write(project.join("uv.lock"), "version = 1\n").unwrap();
+
+        let all = prepared(None).await.unwrap();
+        let call = last_sync();
+        assert!(call.contains("--frozen") && call.ends_with("--all-packages"), "{call}");
+        let environment = all.parent().unwrap().parent().unwrap();
+        let told = format!("UV_PROJECT_ENVIRONMENT={}\n", environment.display());
+        assert!(machine.said("seen").contains(&told));
+
+        fs::write(app.join("pyproject.toml"), "[project]\nname = \"app\"\n").unwrap();
+        let member = prepared(None).await.unwrap();
+        assert_ne!(member, all);
+        let folder = app.canonicalize().unwrap();
+        let call = last_sync();
+        assert!(call.ends_with(&format!("--project {}", folder.display())), "{call}");
+
+        let named = prepared(Some("lib")).await.unwrap();
+        assert!(
+            named != member && last_sync().ends_with("--package lib"),
+            "{}",
+            last_sync()
+        );
+        fs::write(project.join("uv.lock"), "version = 1\nrevision = 2\n").unwrap();
+        assert_ne!(prepared(Some("lib")).await.unwrap(), named);
+
+        let pip = Tool::Venv("python3".into());
+        let variables = Variables::of(&wanted(None), &machine.process);
+        let refused = pip.install(&root, &wanted(None), &variables).await.unwrap_err();
+        assert!(refused.to_string().contains("uv is not installed"), "{refused}");
     }
 
     #[test]

@@ -10,11 +10,12 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use towpath_domain::json::{check, replace_lone_surrogates};
 
-use super::{Event, Resource, Span, UnreadableSpan};
+use super::logs::Record;
+use super::{Event, Resource, Span, UnreadableItem};
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-struct Request {
+struct TraceRequest {
     #[serde(deserialize_with = "or_nothing")]
     resource_spans: Vec<ObjectOnly<ResourceSpans>>,
 }
@@ -68,6 +69,46 @@ struct JsonSpan {
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
+struct LogsRequest {
+    #[serde(deserialize_with = "or_nothing")]
+    resource_logs: Vec<ObjectOnly<ResourceLogs>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct ResourceLogs {
+    #[serde(deserialize_with = "or_nothing")]
+    scope_logs: Vec<ObjectOnly<ScopeLogs>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct ScopeLogs {
+    /// Parsed separately, so that an invalid record does not affect the others.
+    #[serde(deserialize_with = "or_nothing")]
+    log_records: Vec<Box<RawValue>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct JsonRecord {
+    #[serde(deserialize_with = "or_nothing")]
+    trace_id: String,
+    #[serde(deserialize_with = "or_nothing")]
+    span_id: String,
+    #[serde(deserialize_with = "unsigned")]
+    time_unix_nano: u64,
+    #[serde(deserialize_with = "unsigned")]
+    observed_time_unix_nano: u64,
+    #[serde(deserialize_with = "or_nothing")]
+    event_name: String,
+    #[serde(deserialize_with = "or_nothing")]
+    attributes: Vec<KeyValue>,
+    body: Value,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
 struct JsonEvent {
     #[serde(deserialize_with = "unsigned")]
     time_unix_nano: u64,
@@ -93,8 +134,8 @@ struct KeyValue {
     value: Value,
 }
 
-pub fn read(body: &[u8]) -> Result<Vec<Resource>, serde_json::Error> {
-    let ObjectOnly(request): ObjectOnly<Request> = parse(body)?;
+pub fn spans(body: &[u8]) -> Result<Vec<Resource>, serde_json::Error> {
+    let ObjectOnly(request): ObjectOnly<TraceRequest> = parse(body)?;
     let resources = request.resource_spans.into_iter().map(|ObjectOnly(of)| Resource {
         attributes: attributes(
             of.resource
@@ -108,10 +149,18 @@ pub fn read(body: &[u8]) -> Result<Vec<Resource>, serde_json::Error> {
             .scope_spans
             .into_iter()
             .flat_map(|ObjectOnly(scope)| scope.spans)
-            .map(|raw| read_span(raw.get()))
+            .map(|raw| read_item(raw.get(), span))
             .collect(),
     });
     Ok(resources.collect())
+}
+
+pub fn records(body: &[u8]) -> Result<Vec<Result<Record, UnreadableItem>>, serde_json::Error> {
+    let ObjectOnly(request): ObjectOnly<LogsRequest> = parse(body)?;
+    let resources = request.resource_logs.into_iter();
+    let scopes = resources.flat_map(|ObjectOnly(resource)| resource.scope_logs);
+    let records = scopes.flat_map(|ObjectOnly(scope)| scope.log_records);
+    Ok(records.map(|raw| read_item(raw.get(), record)).collect())
 }
 
 fn parse<T: DeserializeOwned>(json: &[u8]) -> Result<T, serde_json::Error> {
@@ -122,23 +171,24 @@ fn parse<T: DeserializeOwned>(json: &[u8]) -> Result<T, serde_json::Error> {
     })
 }
 
-fn read_span(text: &str) -> Result<Span, UnreadableSpan> {
+/// A span or log record, whose id is that of the span.
+fn read_item<T: DeserializeOwned, U>(text: &str, convert: fn(T) -> U) -> Result<U, UnreadableItem> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
     struct SpanIdOnly {
         span_id: String,
     }
-    match parse::<JsonSpan>(text.as_bytes()) {
+    match parse::<T>(text.as_bytes()) {
         // Serde would also accept a list of values for a struct.
-        Ok(read) if text.starts_with('{') => Ok(span(read)),
-        Ok(_) => Err(UnreadableSpan {
+        Ok(read) if text.starts_with('{') => Ok(convert(read)),
+        Ok(_) => Err(UnreadableItem {
             id: super::shown(&[]),
             why: "expected a JSON object".to_owned(),
         }),
         Err(error) => {
             let named = parse::<SpanIdOnly>(text.as_bytes()).ok();
             let id = named.map(|named| named.span_id.chars().take(32).collect::<String>());
-            Err(UnreadableSpan {
+            Err(UnreadableItem {
                 id: id.filter(|id| !id.is_empty()).unwrap_or_else(|| super::shown(&[])),
                 why: error.to_string(),
             })
@@ -166,6 +216,20 @@ fn span(span: JsonSpan) -> Span {
             })
             .collect(),
         error: failed.then_some(span.status.message),
+    }
+}
+
+fn record(record: JsonRecord) -> Record {
+    Record {
+        trace_id: bytes(&record.trace_id),
+        span_id: bytes(&record.span_id),
+        nanos: match record.time_unix_nano {
+            0 => record.observed_time_unix_nano,
+            nanos => nanos,
+        },
+        event_name: record.event_name,
+        attributes: attributes(record.attributes),
+        body: value(record.body),
     }
 }
 

@@ -75,17 +75,57 @@ const INSTRUCTIONS: &str = "gen_ai.system_instructions";
 /// Parts of the inputs, unless one attribute is all of them.
 const INPUT_PARTS: [&str; 3] = [INSTRUCTIONS, "gen_ai.retrieval.query.text", "reranker.query"];
 
+/// The event with everything about a call of a model.
+pub const DETAILS_EVENT: &str = "gen_ai.client.inference.operation.details";
+
+/// Events of an older convention with one message to a model each.
+pub const INPUT_EVENTS: [&str; 4] = [
+    "gen_ai.system.message",
+    "gen_ai.user.message",
+    "gen_ai.assistant.message",
+    "gen_ai.tool.message",
+];
+
+/// The event of an older convention with one message from a model.
+pub const OUTPUT_EVENT: &str = "gen_ai.choice";
+
 /// Why a span is not a run.
-const IDS: &str = "expected a trace id of 16 bytes and a span id of 8 bytes";
+pub const IDS: &str = "expected a trace id of 16 bytes and a span id of 8 bytes";
+
+/// What a span is called as a trace run.
+pub struct SpanIds {
+    pub run: Uuid,
+    pub trace: Uuid,
+    trace_bytes: [u8; 16],
+}
+
+/// The ids of a span with `attributes`, which may state others than those that follow from its own.
+pub fn ids(attributes: &Attributes, trace_id: &[u8], span_id: &[u8]) -> Result<SpanIds, &'static str> {
+    let trace_bytes: [u8; 16] = trace_id.try_into().map_err(|_| IDS)?;
+    let own = id(&trace_bytes, span_id).ok_or(IDS)?;
+    Ok(SpanIds {
+        run: uuid(attributes, "langsmith.span.id").unwrap_or(own),
+        trace: uuid(attributes, "langsmith.trace.id").unwrap_or(Uuid::from_bytes(trace_bytes)),
+        trace_bytes,
+    })
+}
+
+/// A text that is not empty.
+pub fn text<'a>(attributes: &'a Attributes, name: &str) -> Option<&'a str> {
+    get(attributes, name)
+        .and_then(Value::as_str)
+        .filter(|text| !text.is_empty())
+}
+
+fn uuid(attributes: &Attributes, name: &str) -> Option<Uuid> {
+    text(attributes, name).and_then(|text| text.parse().ok())
+}
 
 /// A span as the JSON of a post.
-pub fn run(span: &Span, resource: &Attributes, project: Option<&str>) -> Result<Value, &'static str> {
-    let at = |name: &str| get(&span.attributes, name);
-    let text = |name: &str| at(name).and_then(Value::as_str).filter(|text| !text.is_empty());
-    let uuid = |name: &str| text(name).and_then(|text| text.parse::<Uuid>().ok());
-    let trace: [u8; 16] = span.trace_id.as_slice().try_into().map_err(|_| IDS)?;
-    let own = id(&trace, &span.span_id).ok_or(IDS)?;
-    let parent = id(&trace, &span.parent_span_id);
+pub fn run(span: &Span, ids: &SpanIds, resource: &Attributes, project: Option<&str>) -> Value {
+    let text = |name: &str| text(&span.attributes, name);
+    let uuid = |name: &str| uuid(&span.attributes, name);
+    let parent = id(&ids.trace_bytes, &span.parent_span_id);
 
     let mut run = Map::new();
     let mut set = |name: &str, value: Value| {
@@ -93,11 +133,8 @@ pub fn run(span: &Span, resource: &Attributes, project: Option<&str>) -> Result<
             run.insert(name.to_owned(), value);
         }
     };
-    set("id", json!(uuid("langsmith.span.id").unwrap_or(own)));
-    set(
-        "trace_id",
-        json!(uuid("langsmith.trace.id").unwrap_or(Uuid::from_bytes(trace))),
-    );
+    set("id", json!(ids.run));
+    set("trace_id", json!(ids.trace));
     set("parent_run_id", json!(uuid("langsmith.span.parent_id").or(parent)));
     set("dotted_order", json!(text("langsmith.span.dotted_order")));
     set("name", json!(text("langsmith.trace.name").unwrap_or(&span.name)));
@@ -115,12 +152,37 @@ pub fn run(span: &Span, resource: &Attributes, project: Option<&str>) -> Result<
     }
     let tags = tags(&span.attributes);
     set("tags", if tags.is_empty() { Value::Null } else { json!(tags) });
-    set("inputs", inputs(span));
-    set("outputs", outputs(span));
+    set("inputs", inputs(span).unwrap_or_else(|| json!({})));
+    set("outputs", outputs(span).unwrap_or_default());
     set("error", json!(error(span)));
     set("events", events(&span.events));
     set("extra", extra(span, resource));
-    Ok(Value::Object(run))
+    Value::Object(run)
+}
+
+/// What log records say of a span, as the JSON of a patch of its run: `told` has their attributes and messages. `None`
+/// if they say nothing.
+pub fn patch(run: Uuid, told: &Span) -> Option<Value> {
+    let mut patch = Map::new();
+    if let Some(inputs) = inputs(told) {
+        patch.insert("inputs".to_owned(), inputs);
+    }
+    if let Some(outputs) = outputs(told) {
+        patch.insert("outputs".to_owned(), outputs);
+    }
+    if !told.attributes.is_empty() {
+        let mut extra = extra(told, &[]);
+        // The resource of a log record says nothing about the run.
+        if let Some(fields) = extra.as_object_mut() {
+            fields.remove("runtime");
+        }
+        patch.insert("extra".to_owned(), extra);
+    }
+    if patch.is_empty() {
+        return None;
+    }
+    patch.insert("id".to_owned(), json!(run));
+    Some(Value::Object(patch))
 }
 
 pub fn get<'a>(attributes: &'a Attributes, name: &str) -> Option<&'a Value> {
@@ -138,7 +200,8 @@ fn id(trace: &[u8; 16], span: &[u8]) -> Option<Uuid> {
     Some(Uuid::from_bytes(bytes))
 }
 
-fn time(nanos: u64) -> Value {
+/// Null if there is none.
+pub fn time(nanos: u64) -> Value {
     let micros = i64::try_from(nanos / 1000).unwrap_or_default();
     if micros == 0 {
         return Value::Null;
@@ -188,36 +251,24 @@ fn tags(attributes: &Attributes) -> Vec<String> {
     tags
 }
 
-fn inputs(span: &Span) -> Value {
+fn inputs(span: &Span) -> Option<Value> {
     let own = &span.attributes;
     single(own, &INPUTS, "input")
         .or_else(|| retrieval::inputs(own))
         .or_else(|| input_messages(own))
         .or_else(|| input_messages(&details(span)?.attributes))
         .or_else(|| from_events(span, "gen_ai.content.prompt", "gen_ai.prompt", "input"))
-        .or_else(|| {
-            messages_of_events(
-                span,
-                &[
-                    "gen_ai.system.message",
-                    "gen_ai.user.message",
-                    "gen_ai.assistant.message",
-                    "gen_ai.tool.message",
-                ],
-            )
-        })
-        .unwrap_or_else(|| json!({}))
+        .or_else(|| messages_of_events(span, &INPUT_EVENTS))
 }
 
-fn outputs(span: &Span) -> Value {
+fn outputs(span: &Span) -> Option<Value> {
     let own = &span.attributes;
     retrieval::outputs(own)
         .or_else(|| single(own, &OUTPUTS, "output"))
         .or_else(|| output_messages(own))
         .or_else(|| output_messages(&details(span)?.attributes))
         .or_else(|| from_events(span, "gen_ai.content.completion", "gen_ai.completion", "output"))
-        .or_else(|| messages_of_events(span, &["gen_ai.choice"]))
-        .unwrap_or(Value::Null)
+        .or_else(|| messages_of_events(span, &[OUTPUT_EVENT]))
 }
 
 fn single(attributes: &Attributes, names: &[&str], field: &str) -> Option<Value> {
@@ -252,9 +303,7 @@ fn output_messages(attributes: &Attributes) -> Option<Value> {
 
 /// The event with the messages of a span that has none itself.
 fn details(span: &Span) -> Option<&Event> {
-    span.events
-        .iter()
-        .find(|event| event.name == "gen_ai.client.inference.operation.details")
+    span.events.iter().find(|event| event.name == DETAILS_EVENT)
 }
 
 /// `gen_ai.prompt.0.role`, `gen_ai.prompt.0.content`, … as a list of messages, under the first of the names that is
@@ -320,6 +369,13 @@ fn messages_of_events(span: &Span, names: &[&str]) -> Option<Value> {
     let messages: Vec<Value> = events
         .map(|event| {
             let mut message: Map<String, Value> = fields(&event.attributes);
+            // A choice has its message one level down.
+            if let Some(Value::Object(own)) = message.get("message").cloned() {
+                message.remove("message");
+                for (name, value) in own {
+                    message.entry(name).or_insert(value);
+                }
+            }
             let role = event
                 .name
                 .strip_prefix("gen_ai.")

@@ -1,5 +1,6 @@
 //! Requests in protobuf.
 
+use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value as Any;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
@@ -7,9 +8,10 @@ use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use prost::Message as _;
 use serde_json::{Value, json};
 
-use super::{Event, Resource, Span};
+use super::logs::Record;
+use super::{Event, Resource, Span, UnreadableItem};
 
-pub fn read(body: &[u8]) -> Result<Vec<Resource>, prost::DecodeError> {
+pub fn spans(body: &[u8]) -> Result<Vec<Resource>, prost::DecodeError> {
     let request = ExportTraceServiceRequest::decode(body)?;
     let resources = request.resource_spans.into_iter().map(|resource| Resource {
         attributes: attributes(
@@ -49,6 +51,29 @@ pub fn read(body: &[u8]) -> Result<Vec<Resource>, prost::DecodeError> {
             .collect(),
     });
     Ok(resources.collect())
+}
+
+pub fn records(body: &[u8]) -> Result<Vec<Result<Record, UnreadableItem>>, prost::DecodeError> {
+    let request = ExportLogsServiceRequest::decode(body)?;
+    let scopes = request
+        .resource_logs
+        .into_iter()
+        .flat_map(|resource| resource.scope_logs);
+    let records = scopes.flat_map(|scope| scope.log_records).map(|record| {
+        let nanos = match record.time_unix_nano {
+            0 => record.observed_time_unix_nano,
+            nanos => nanos,
+        };
+        Ok(Record {
+            trace_id: record.trace_id,
+            span_id: record.span_id,
+            nanos,
+            event_name: record.event_name,
+            attributes: attributes(record.attributes),
+            body: value(record.body),
+        })
+    });
+    Ok(records.collect())
 }
 
 fn attributes(pairs: Vec<KeyValue>) -> Vec<(String, Value)> {

@@ -31,9 +31,10 @@ fn number(key: &str, value: i64) -> KeyValue {
     }
 }
 
-fn taken(body: &[u8], format: Format, project: Option<&str>) -> Result<(AcceptedRequest, RejectedSpans), OtlpError> {
+fn taken(body: &[u8], format: Format, project: Option<&str>) -> Result<(AcceptedRequest, RejectedItems), OtlpError> {
     let request = Request {
         tenant: TenantId::nil(),
+        signal: Signal::Traces,
         format,
         body,
         project,
@@ -44,7 +45,7 @@ fn taken(body: &[u8], format: Format, project: Option<&str>) -> Result<(Accepted
 
 fn posts(body: &[u8], format: Format, project: Option<&str>) -> Vec<Value> {
     let (accepted, rejected) = taken(body, format, project).unwrap();
-    assert_eq!(rejected, RejectedSpans::default());
+    assert_eq!(rejected, RejectedItems::default());
     let batch: Value = serde_json::from_slice(&accepted.frame.body).unwrap();
     let posts = batch["post"].as_array().unwrap().clone();
     assert_eq!(posts.len(), accepted.operations);
@@ -149,12 +150,12 @@ fn json_says_the_same_and_a_failure_is_told() {
 fn what_cannot_be_read_is_refused() {
     assert!(matches!(
         taken(b"\xff\xff", Format::Protobuf, None),
-        Err(OtlpError::Protobuf(_))
+        Err(OtlpError::Protobuf { .. })
     ));
-    assert!(matches!(taken(b"{", Format::Json, None), Err(OtlpError::Json(_))));
+    assert!(matches!(taken(b"{", Format::Json, None), Err(OtlpError::Json { .. })));
     let (accepted, rejected) = taken(b"", Format::Protobuf, None).unwrap();
     assert_eq!((accepted.operations, rejected.count()), (0, 0));
-    assert!(response(Format::Protobuf, &rejected).is_empty());
+    assert!(response(Signal::Traces, Format::Protobuf, &rejected).is_empty());
     // Where spans go is said for all of them.
     let refused = taken(b"", Format::Protobuf, Some(&"x".repeat(10_000)));
     assert!(matches!(&refused, Err(OtlpError::Refused(refusal)) if refusal.kind() == RefusalKind::Invalid));
@@ -215,7 +216,7 @@ fn a_span_that_cannot_be_taken_is_the_only_one() {
             "{field}"
         );
         assert_eq!(rejected.count(), 1);
-        let message = rejected.message();
+        let message = rejected.message(Signal::Traces);
         assert!(message.contains("span 0000000000000002: "), "{message}");
         assert!(message.contains(why), "{message}");
     }
@@ -233,18 +234,19 @@ fn what_was_left_out_is_told_in_both_forms() {
         })
         .collect();
     let (_, rejected) = taken(&spans(&all), Format::Json, None).unwrap();
-    let message = rejected.message();
+    let message = rejected.message(Signal::Traces);
     assert!(message.starts_with("rejected spans: 8. span 0000000000000001: expected"));
     assert!(message.ends_with("; and 3 more"), "{message}");
-    let json: Value = serde_json::from_slice(&response(Format::Json, &rejected)).unwrap();
+    let json: Value = serde_json::from_slice(&response(Signal::Traces, Format::Json, &rejected)).unwrap();
     assert_eq!(
         json,
         json!({"partialSuccess": {"rejectedSpans": "8", "errorMessage": message}})
     );
-    let protobuf = ExportTraceServiceResponse::decode(response(Format::Protobuf, &rejected).as_slice()).unwrap();
+    let protobuf =
+        ExportTraceServiceResponse::decode(response(Signal::Traces, Format::Protobuf, &rejected).as_slice()).unwrap();
     let partial = protobuf.partial_success.unwrap();
     assert_eq!((partial.rejected_spans, partial.error_message), (8, message));
-    assert_eq!(response(Format::Json, &RejectedSpans::default()), b"{}");
+    assert_eq!(response(Signal::Traces, Format::Json, &RejectedItems::default()), b"{}");
 }
 
 #[test]
@@ -512,5 +514,268 @@ fn functions_of_the_older_convention_are_tools() {
     assert_eq!(
         run["outputs"],
         json!({"messages": [{"tool_calls": [{"name": "look", "arguments": "{}"}]}]})
+    );
+}
+
+/// A log record of the first span with `event` and `attributes`.
+fn record(event: &str, attributes: &[(&str, Value)], body: Value) -> Value {
+    let attributes: Vec<Value> = attributes
+        .iter()
+        .map(|(key, value)| json!({"key": key, "value": value}))
+        .collect();
+    json!({
+        "traceId": "5b8efff798038103d269b633813fc60c", "spanId": "0101010101010101",
+        "timeUnixNano": "1767225600000000000", "eventName": event, "attributes": attributes, "body": body,
+    })
+}
+
+fn taken_logs(records: &[Value]) -> (AcceptedRequest, RejectedItems) {
+    let body = json!({"resourceLogs": [{"scopeLogs": [{"logRecords": records}]}]}).to_string();
+    let request = Request {
+        tenant: TenantId::nil(),
+        signal: Signal::Logs,
+        format: Format::Json,
+        body: body.as_bytes(),
+        project: None,
+        received_at: Timestamp::from_micros(0),
+    };
+    accept(&request, &Limits::default()).unwrap()
+}
+
+/// Patches of a request without feedback.
+fn patches(records: &[Value]) -> Vec<Value> {
+    let (accepted, rejected) = taken_logs(records);
+    assert_eq!(rejected, RejectedItems::default());
+    let mut batch: Value = serde_json::from_slice(&accepted.frame.body).unwrap();
+    assert_eq!(batch["post"], json!([]));
+    serde_json::from_value(batch["patch"].take()).unwrap()
+}
+
+fn feedback_of(accepted: &AcceptedRequest) -> Vec<Value> {
+    let contents = crate::accept::read(&accepted.frame, &Limits::default()).unwrap();
+    let bodies = contents.feedback.iter();
+    bodies
+        .map(|feedback| serde_json::from_str(&feedback.body).unwrap())
+        .collect()
+}
+
+const RUN: &str = "5b8efff7-9803-8103-0101-010101010101";
+
+#[test]
+fn details_in_a_log_record_are_a_patch_of_the_run() {
+    let said = |value: &str| json!({ "stringValue": value });
+    let messages = json!({"arrayValue": {"values": [{"kvlistValue": {"values": [
+        {"key": "role", "value": said("user")},
+    ]}}]}});
+    let details = record(
+        "gen_ai.client.inference.operation.details",
+        &[
+            ("gen_ai.request.model", said("m-1")),
+            ("gen_ai.system_instructions", said("be brief")),
+            ("gen_ai.input.messages", messages),
+            ("gen_ai.output.messages", said("[{\"role\": \"assistant\"}]")),
+            ("gen_ai.tool.definitions", said("[{\"name\": \"look\"}]")),
+        ],
+        Value::Null,
+    );
+    assert_eq!(
+        patches(&[details]),
+        [json!({
+            "id": RUN,
+            "inputs": {"messages": [{"role": "system", "content": "be brief"}, {"role": "user"}]},
+            "outputs": {"messages": [{"role": "assistant"}]},
+            "extra": {
+                "metadata": {"gen_ai.request.model": "m-1", "ls_model_name": "m-1"},
+                "invocation_params": {"tools": [{"name": "look"}]},
+            },
+        })]
+    );
+}
+
+#[test]
+fn messages_in_log_records_are_gathered_by_span_and_time() {
+    let said = |text: &str| json!({"kvlistValue": {"values": [{"key": "content", "value": {"stringValue": text}}]}});
+    let mut later = record("gen_ai.user.message", &[], said("and then?"));
+    later["timeUnixNano"] = json!("1767225601000000000");
+    // The name of an event was an attribute once, and a record may have only the time at which it was seen.
+    let mut first = record(
+        "",
+        &[("event.name", json!({"stringValue": "gen_ai.system.message"}))],
+        said("be brief"),
+    );
+    first["timeUnixNano"] = Value::Null;
+    first["observedTimeUnixNano"] = json!("1767225600000000000");
+    let choice = json!({"kvlistValue": {"values": [
+        {"key": "index", "value": {"intValue": "0"}},
+        {"key": "finish_reason", "value": {"stringValue": "stop"}},
+        {"key": "message", "value": {"kvlistValue": {"values": [
+            {"key": "role", "value": {"stringValue": "assistant"}},
+            {"key": "content", "value": {"stringValue": "ok"}},
+        ]}}},
+    ]}});
+    let mut other = record("gen_ai.user.message", &[], said("hi"));
+    other["spanId"] = json!("0202020202020202");
+    let sent = [later, other, first, record("gen_ai.choice", &[], choice)];
+    assert_eq!(
+        patches(&sent),
+        [
+            json!({
+                "id": RUN,
+                "inputs": {"messages": [
+                    {"role": "system", "content": "be brief"},
+                    {"role": "user", "content": "and then?"},
+                ]},
+                "outputs": {"messages": [
+                    {"index": 0, "finish_reason": "stop", "role": "assistant", "content": "ok"},
+                ]},
+            }),
+            json!({
+                "id": "5b8efff7-9803-8103-0202-020202020202",
+                "inputs": {"messages": [{"role": "user", "content": "hi"}]},
+            }),
+        ]
+    );
+}
+
+#[test]
+fn results_of_evaluations_are_feedback() {
+    let text = |value: &str| json!({ "stringValue": value });
+    let attributes = [
+        ("gen_ai.evaluation.name", text("Relevance")),
+        ("gen_ai.evaluation.score.value", json!({"doubleValue": 0.25})),
+        ("gen_ai.evaluation.score.label", text("poor")),
+        ("gen_ai.evaluation.explanation", text("off topic")),
+        ("gen_ai.response.id", text("r-1")),
+    ];
+    let result = record("gen_ai.evaluation.result", &attributes, Value::Null);
+    let failed = record(
+        "gen_ai.evaluation.result",
+        &[
+            ("gen_ai.evaluation.name", text("Relevance")),
+            ("error.type", text("timeout")),
+        ],
+        Value::Null,
+    );
+    let (accepted, rejected) = taken_logs(&[result.clone(), failed]);
+    assert_eq!((accepted.operations, accepted.feedback, rejected.count()), (0, 2, 0));
+    let mut given = feedback_of(&accepted);
+    let ids: Vec<Value> = given.iter_mut().map(|feedback| feedback["id"].take()).collect();
+    assert_ne!(ids[0], ids[1]);
+    assert_eq!(
+        given,
+        [
+            json!({
+                "id": null, "run_id": RUN, "trace_id": "5b8efff7-9803-8103-d269-b633813fc60c", "key": "Relevance",
+                "score": 0.25, "value": "poor", "comment": "off topic", "created_at": "2026-01-01T00:00:00.000000Z",
+                "feedback_source": {"type": "model", "metadata": {"gen_ai.response.id": "r-1"}},
+            }),
+            json!({
+                "id": null, "run_id": RUN, "trace_id": "5b8efff7-9803-8103-d269-b633813fc60c", "key": "Relevance",
+                "error": true, "created_at": "2026-01-01T00:00:00.000000Z",
+                "feedback_source": {"type": "model", "metadata": {"error.type": "timeout"}},
+            }),
+        ]
+    );
+    // The same request again is the same feedback.
+    let again = feedback_of(&taken_logs(&[result]).0);
+    assert_eq!(again[0]["id"], ids[0]);
+
+    // In an event of the span, it is feedback next to the run.
+    let mut one = span(1);
+    one["spanId"] = json!("0101010101010101");
+    one["events"] = json!([
+        {"name": "gen_ai.evaluation.result", "timeUnixNano": "1767225600000000000",
+         "attributes": attributes.map(|(key, value)| json!({"key": key, "value": value}))},
+        {"name": "gen_ai.evaluation.result", "attributes": []},
+    ]);
+    let (accepted, rejected) = taken(&spans(&[one.clone()]), Format::Json, None).unwrap();
+    assert_eq!((accepted.operations, accepted.feedback, rejected.count()), (1, 1, 0));
+    let given = feedback_of(&accepted);
+    assert_eq!((&given[0]["id"], &given[0]["run_id"]), (&ids[0], &json!(RUN)));
+    // A rejected span leaves no feedback.
+    one["endTimeUnixNano"] = json!(u64::MAX.to_string());
+    let (accepted, rejected) = taken(&spans(&[one]), Format::Json, None).unwrap();
+    assert_eq!((accepted.operations, accepted.feedback, rejected.count()), (0, 0, 1));
+}
+
+#[test]
+fn other_log_records_are_left_out() {
+    let text = |value: &str| json!({ "stringValue": value });
+    let name = ("gen_ai.evaluation.name", text("Relevance"));
+    let wrong_score = ("gen_ai.evaluation.score.value", text("high"));
+    let mut zeros = record("gen_ai.user.message", &[], Value::Null);
+    zeros["spanId"] = json!("0000000000000000");
+    let sent = [
+        record("", &[], text("listening")),
+        zeros,
+        record("gen_ai.evaluation.result", &[], Value::Null),
+        record("gen_ai.evaluation.result", &[name.clone(), wrong_score], Value::Null),
+        json!(7),
+        record("gen_ai.evaluation.result", &[name], Value::Null),
+    ];
+    let (accepted, rejected) = taken_logs(&sent);
+    assert_eq!((accepted.operations, accepted.feedback, rejected.count()), (0, 1, 5));
+    let message = rejected.message(Signal::Logs);
+    for reason in [
+        "rejected log records: 5. log record 0101010101010101: expected an event with messages",
+        "log record 0000000000000000: the event `gen_ai.user.message` belongs to no span: expected a trace id",
+        "gen_ai.evaluation.name: expected 1 to 200 characters",
+        "gen_ai.evaluation.score.value: expected a number",
+        "log record without an id: ",
+    ] {
+        assert!(message.contains(reason), "{reason}: {message}");
+    }
+    let answer = response(Signal::Logs, Format::Json, &rejected);
+    let answer: Value = serde_json::from_slice(&answer).unwrap();
+    assert_eq!(answer["partialSuccess"]["rejectedLogRecords"], "5");
+    let answer = response(Signal::Logs, Format::Protobuf, &rejected);
+    let partial = ExportLogsServiceResponse::decode(answer.as_slice())
+        .unwrap()
+        .partial_success
+        .unwrap();
+    assert_eq!((partial.rejected_log_records, partial.error_message), (5, message));
+}
+
+#[test]
+fn log_records_in_protobuf_read_the_same() {
+    use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
+    use opentelemetry_proto::tonic::logs::v1::{LogRecord, ResourceLogs, ScopeLogs};
+
+    let log = LogRecord {
+        observed_time_unix_nano: 1_767_225_600_000_000_000,
+        trace_id: TRACE.to_vec(),
+        span_id: vec![1; 8],
+        event_name: "gen_ai.client.inference.operation.details".to_owned(),
+        attributes: vec![text("gen_ai.output.messages", "[]")],
+        ..LogRecord::default()
+    };
+    let logs = ExportLogsServiceRequest {
+        resource_logs: vec![ResourceLogs {
+            scope_logs: vec![ScopeLogs {
+                log_records: vec![log],
+                ..ScopeLogs::default()
+            }],
+            ..ResourceLogs::default()
+        }],
+    };
+    let request = Request {
+        tenant: TenantId::nil(),
+        signal: Signal::Logs,
+        format: Format::Protobuf,
+        body: &logs.encode_to_vec(),
+        project: None,
+        received_at: Timestamp::from_micros(0),
+    };
+    let (accepted, _) = accept(&request, &Limits::default()).unwrap();
+    let batch: Value = serde_json::from_slice(&accepted.frame.body).unwrap();
+    assert_eq!(
+        batch["patch"],
+        json!([{"id": RUN, "outputs": {"messages": []}, "extra": {"metadata": {}}}])
+    );
+    let broken = Request { body: b"x", ..request };
+    let error = accept(&broken, &Limits::default()).unwrap_err().to_string();
+    assert!(
+        error.starts_with("the body is not an ExportLogsServiceRequest: "),
+        "{error}"
     );
 }

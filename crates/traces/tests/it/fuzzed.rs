@@ -4,7 +4,7 @@ mod bodies;
 
 use proptest::prelude::*;
 use towpath_traces::accept::Route;
-use towpath_traces::otlp::Format;
+use towpath_traces::otlp::{Format, Signal};
 
 /// What the fuzz targets begin with.
 macro_rules! seed {
@@ -29,9 +29,11 @@ const INGEST: [(Route, Option<&str>, usize, &[u8]); 6] = [
     (Route::Run, None, 1, seed!("multipart/run.json")),
     (Route::Feedback, None, 0, seed!("multipart/feedback.json")),
 ];
-const SPANS: [(Format, &[u8]); 2] = [
-    (Format::Json, seed!("otlp/spans.json")),
-    (Format::Protobuf, seed!("otlp/spans.protobuf")),
+/// Each is one item.
+const OTLP: [(Signal, Format, &[u8]); 3] = [
+    (Signal::Traces, Format::Json, seed!("otlp/spans.json")),
+    (Signal::Traces, Format::Protobuf, seed!("otlp/spans.protobuf")),
+    (Signal::Logs, Format::Json, seed!("otlp/logs.json")),
 ];
 
 /// Where, what to do there, and with what.
@@ -111,7 +113,7 @@ proptest! {
 
     #[test]
     fn spans(changes in changes(), message in protobuf()) {
-        for (_, spans) in SPANS {
+        for (_, _, spans) in OTLP {
             bodies::otlp(&changed(spans.to_vec(), &changes));
         }
         bodies::otlp(&changed(message, &changes));
@@ -138,7 +140,7 @@ fn what_is_changed_there_is_good_before() {
         let accepted = bodies::accepted(route, content_type, encoding, body);
         assert_eq!(accepted, Some(operations), "{route:?} {encoding:?}");
     }
-    for (format, body) in SPANS {
-        assert_eq!(bodies::spans(format, body), Some((1, 0)));
+    for (signal, format, body) in OTLP {
+        assert_eq!(bodies::items(signal, format, body), Some((1, 0)));
     }
 }

@@ -65,6 +65,7 @@ pub async fn interpreter(named: Option<&Path>, folder: &Path) -> anyhow::Result<
         dependencies: Vec::new(),
         version: None,
         pip_config: None,
+        uv: None,
         workspace: None,
     };
     let root = config.settings.data_dir.join("hosts");

@@ -33,6 +33,13 @@ pub const KEYS: &[Key] = &[
         about: "path prefix of the agent server, such as /agents/one",
     },
     Key {
+        name: "agent.metric_prefix",
+        environment: &["METRIC_PREFIX"],
+        default: Fallback::Text("lg_api_"),
+        kind: Kind::MetricPrefix,
+        about: "how names of the official server's metrics begin on the agent server; all others begin with towpath_",
+    },
+    Key {
         name: "agent.cors_origins",
         environment: &["CORS_ALLOW_ORIGINS"],
         default: Fallback::Text("*"),

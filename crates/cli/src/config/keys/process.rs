@@ -57,8 +57,18 @@ pub const KEYS: &[Key] = &[
         name: "redis_prefix",
         environment: &["REDIS_KEY_PREFIX"],
         default: Fallback::Text("towpath"),
-        kind: Kind::Name,
-        about: "how the names of all keys and channels in Redis begin, before a colon; the same in every process of an installation, and another one in each installation that shares the Redis",
+        kind: Kind::KeyPrefix,
+        about: "how the names of all keys and channels in Redis begin, with a colon after it if it does not end with one; the same in every process of an installation, and another one in each installation that shares the Redis",
+    },
+    Key {
+        name: "redis_connections",
+        environment: &["REDIS_MAX_CONNECTIONS"],
+        default: Fallback::Absent,
+        kind: Kind::Count {
+            least: 1,
+            most: 1_000_000,
+        },
+        about: "most connections of this process to Redis; it does not start if it needs more: three, one more with queue.dispatch = \"directed\", and one more with limits",
     },
     Key {
         name: "queue.dispatch",

@@ -9,6 +9,7 @@ use sha2::{Digest as _, Sha256};
 use super::requirements::{self, Reference};
 use super::spec::{ALWAYS, EnvironmentError, EnvironmentSpec, environment_error, folders};
 use super::tool::Tool;
+use super::uv_project::{Selection, uv_project};
 use super::variables::Variables;
 
 /// Another way of making environments makes others.
@@ -43,6 +44,22 @@ impl Keys {
         }
         if let Some(file) = &wanted.pip_config {
             hash.file(&wanted.folder.join(file));
+        }
+        if let Some(project) = uv_project(wanted)? {
+            // Its code is read where it is.
+            hash.add(project.root.as_os_str().as_encoded_bytes());
+            let package = match &project.selection {
+                Selection::Package(name) => name.as_bytes(),
+                Selection::Project(folder) => {
+                    hash.file(&folder.join("pyproject.toml"));
+                    folder.as_os_str().as_encoded_bytes()
+                }
+                Selection::All => b"".as_slice(),
+            };
+            hash.add(package);
+            for name in ["pyproject.toml", "uv.lock"].into_iter().chain(SETTINGS) {
+                hash.file(&project.root.join(name));
+            }
         }
         let mut lists = BTreeSet::new();
         for folder in folders(wanted)? {
@@ -167,6 +184,7 @@ mod tests {
             dependencies: vec![".".to_owned()],
             version: None,
             pip_config: None,
+            uv: None,
             workspace: None,
         }
     }

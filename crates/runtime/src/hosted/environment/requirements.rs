@@ -129,6 +129,7 @@ mod tests {
             dependencies: dependencies.map(str::to_owned).to_vec(),
             version: None,
             pip_config: None,
+            uv: None,
             workspace: None,
         };
         let at = |name: &str| root.path().join(name);

@@ -18,8 +18,27 @@ pub struct EnvironmentSpec {
     pub version: Option<String>,
     /// `pip_config_file`, relative to the folder.
     pub pip_config: Option<String>,
+    /// `source`: where packages come from instead of `dependencies`.
+    pub uv: Option<UvSource>,
     /// Whose it is, where the server belongs to a workspace.
     pub workspace: Option<TenantId>,
+}
+
+/// A project or workspace of uv with its lock file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UvSource {
+    /// Its folder, relative to that of the config file.
+    pub root: String,
+    /// The member of a workspace to install.
+    pub package: Option<String>,
+}
+
+impl EnvironmentSpec {
+    /// The folder of the uv project, if packages come from one.
+    #[must_use]
+    pub fn uv_root(&self) -> Option<PathBuf> {
+        self.uv.as_ref().map(|uv| self.folder.join(&uv.root))
+    }
 }
 
 /// Why there is no environment. The text says what to do.

@@ -10,6 +10,7 @@ use tokio::process::Command;
 
 use super::requirements::{self, InstallPlan};
 use super::spec::{EnvironmentError, EnvironmentSpec, environment_error};
+use super::uv_project::{Selection, UvProject, uv_project};
 use super::variables::Variables;
 
 /// Creating an environment only takes longer if something hangs.
@@ -91,6 +92,9 @@ impl Tool {
         variables: &Variables,
     ) -> Result<(), EnvironmentError> {
         let python = environment.join("bin/python");
+        if let Some(project) = uv_project(wanted)? {
+            self.sync(&python, environment, &project, wanted, variables).await?;
+        }
         let InstallPlan { hashed, locked, rest } = requirements::of(wanted, self)?;
         for list in hashed {
             let arguments = vec!["--require-hashes".into(), "-r".into(), list.into()];
@@ -106,6 +110,38 @@ impl Tool {
             self.pip(&python, itself, wanted, variables).await?;
         }
         self.pip(&python, rest, wanted, variables).await
+    }
+
+    /// Installs a project with exactly the packages of its `uv.lock`, and its own code in place.
+    async fn sync(
+        &self,
+        python: &Path,
+        environment: &Path,
+        project: &UvProject,
+        wanted: &EnvironmentSpec,
+        variables: &Variables,
+    ) -> Result<(), EnvironmentError> {
+        if let Self::Venv(_) = self {
+            return Err(environment_error(
+                "source.kind: uv is not installed: install it (https://docs.astral.sh/uv), or set agent.python to an \
+                 interpreter that has the project's packages",
+            ));
+        }
+        let mut arguments: Vec<OsString> = ["sync", "--quiet", "--frozen", "--no-dev", "--compile-bytecode"]
+            .map(OsString::from)
+            .to_vec();
+        let folder = match &project.selection {
+            Selection::Project(folder) => folder,
+            Selection::Package(_) | Selection::All => &project.root,
+        };
+        arguments.extend(["--python".into(), python.into(), "--project".into(), folder.into()]);
+        match &project.selection {
+            Selection::Package(name) => arguments.extend(["--package".into(), name.into()]),
+            Selection::All => arguments.push("--all-packages".into()),
+            Selection::Project(_) => {}
+        }
+        let variables = variables.with("UV_PROJECT_ENVIRONMENT", &environment.display().to_string());
+        perform(self.program(), &arguments, wanted, &variables).await
     }
 
     async fn pip(

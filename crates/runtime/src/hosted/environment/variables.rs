@@ -62,7 +62,7 @@ const DECIDING: [&str; 26] = [
 const PREFIXES: [&str; 2] = ["PIP_", "UV_"];
 
 /// Variables of a package manager.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Variables(BTreeMap<String, Secret>);
 
 impl Variables {
@@ -79,6 +79,13 @@ impl Variables {
         // A hard link to a file of the cache could be used to change the cache.
         variables.insert("UV_LINK_MODE".to_owned(), Secret::new("copy"));
         Self(variables)
+    }
+
+    /// These, and another one for a single call.
+    pub(super) fn with(&self, name: &str, value: &str) -> Self {
+        let mut all = self.clone();
+        all.0.insert(name.to_owned(), Secret::new(value));
+        all
     }
 
     fn get(&self, name: &str) -> Option<&str> {
@@ -137,6 +144,7 @@ mod tests {
             dependencies: Vec::new(),
             version: None,
             pip_config: Some("pip.conf".to_owned()),
+            uv: None,
             workspace: None,
         };
         let names = [

@@ -6,7 +6,7 @@ use towpath_domain::filter::Filter;
 use towpath_domain::{TenantId, Timestamp, trace};
 use towpath_traces::accept::{self, Request, Route};
 use towpath_traces::body::Limits;
-use towpath_traces::otlp::{self, Format};
+use towpath_traces::otlp::{self, Format, Signal};
 
 /// Of the boundary of every multipart body here.
 pub const CONTENT_TYPE: &str = "multipart/form-data; boundary=b";
@@ -56,17 +56,19 @@ pub fn multipart(data: &[u8]) {
     accepted(Route::Feedback, "application/json", None, data);
 }
 
-/// Spans that are taken become posts that can be read again; the others are told of.
+/// Spans and log records that are taken become a body that can be read again; the others are told of.
 pub fn otlp(data: &[u8]) {
     for format in [Format::Protobuf, Format::Json] {
-        spans(format, data);
+        items(Signal::Traces, format, data);
+        items(Signal::Logs, format, data);
     }
 }
 
-/// Spans of a request that are taken, and those that are not.
-pub fn spans(format: Format, data: &[u8]) -> Option<(usize, u64)> {
+/// Operations and feedback of a request that are taken, and items that are not.
+pub fn items(signal: Signal, format: Format, data: &[u8]) -> Option<(usize, u64)> {
     let request = otlp::Request {
         tenant: TenantId::nil(),
+        signal,
         format,
         body: data,
         project: Some("spans"),
@@ -75,9 +77,10 @@ pub fn spans(format: Format, data: &[u8]) -> Option<(usize, u64)> {
     let (accepted, rejected) = otlp::accept(&request, &limits()).ok()?;
     let contents = accept::read(&accepted.frame, &Limits::NONE).expect("what was accepted can be read");
     assert_eq!(contents.operations.len(), accepted.operations);
-    assert_eq!(rejected == otlp::RejectedSpans::default(), rejected.count() == 0);
-    assert!(!otlp::response(format, &rejected).is_empty() || rejected.count() == 0);
-    Some((accepted.operations, rejected.count()))
+    assert_eq!(contents.feedback.len(), accepted.feedback);
+    assert_eq!(rejected == otlp::RejectedItems::default(), rejected.count() == 0);
+    assert!(!otlp::response(signal, format, &rejected).is_empty() || rejected.count() == 0);
+    Some((accepted.operations + accepted.feedback, rejected.count()))
 }
 
 fn limits() -> Limits {
