@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio_util::sync::CancellationToken;
 use towpath_domain::export::Limits;
 use towpath_domain::sandbox::SandboxQuota;
 use towpath_domain::{Clock, DeploymentId, DiskStatus};
@@ -12,6 +13,7 @@ use towpath_store::sealing::Sealer;
 use towpath_traces::objects::Objects;
 use towpath_traces::wal::Wal;
 use towpath_workflows::sandbox_host::SandboxHost;
+use towpath_workflows::sandbox_nodes::NodeClient;
 
 use crate::auth::KeyCache;
 use crate::concurrency::ConcurrencyLimit;
@@ -53,8 +55,12 @@ pub struct Parts {
     pub clock: Clock,
     /// Health and metrics.
     pub ops: Ops,
-    /// The machine of boxes, in the process that holds it.
+    /// The machine of boxes, in a process that is a node.
     pub sandbox_host: Option<Arc<SandboxHost>>,
+    /// Reaches the boxes of other nodes.
+    pub sandbox_nodes: NodeClient,
+    /// Cancelled when the process begins to drain.
+    pub draining: CancellationToken,
     /// How often one caller may ask.
     pub limits: RateLimits,
     /// Limits.

@@ -24,6 +24,9 @@ pub(crate) const BOX_CONNECTIONS: &str = "towpath_sandbox_connections";
 pub(crate) const BOX_START_SECONDS: &str = "towpath_sandbox_start_seconds";
 pub(crate) const BOX_STARTS_FAILED: &str = "towpath_sandbox_starts_failed_total";
 pub(crate) const BOXES_LOST: &str = "towpath_sandboxes_lost_total";
+pub(crate) const NODES: &str = "towpath_sandbox_nodes";
+pub(crate) const NODE_CALLS_FAILED: &str = "towpath_sandbox_node_calls_failed_total";
+pub(crate) const NODE_PEERS_REFUSED: &str = "towpath_sandbox_node_peers_refused_total";
 pub(crate) const NETWORK_BYTES: &str = "towpath_sandbox_network_bytes_total";
 pub(crate) const NETWORK_CONNECTIONS: &str = "towpath_sandbox_network_connections_total";
 pub(crate) const NETWORK_REFUSED: &str = "towpath_sandbox_network_refused_total";
@@ -85,7 +88,7 @@ pub fn describe() {
     metrics::describe_gauge!(
         BOXES,
         Unit::Count,
-        "Sandboxes of the installation by status, from the process that runs them"
+        "Sandboxes by node and status, from the process that runs them"
     );
     metrics::describe_gauge!(
         BOX_CONNECTIONS,
@@ -105,7 +108,22 @@ pub fn describe() {
     metrics::describe_counter!(
         BOXES_LOST,
         Unit::Count,
-        "Sandboxes that stopped unexpectedly: their processes were killed, or the machine was restarted"
+        "Sandboxes that stopped unexpectedly: their processes were killed, the machine was restarted, or its node was lost"
+    );
+    metrics::describe_gauge!(
+        NODES,
+        Unit::Count,
+        "Nodes of sandboxes by state (active, draining, lost), from a scheduler"
+    );
+    metrics::describe_counter!(
+        NODE_CALLS_FAILED,
+        Unit::Count,
+        "Connections to nodes of sandboxes that failed, by node"
+    );
+    metrics::describe_counter!(
+        NODE_PEERS_REFUSED,
+        Unit::Count,
+        "Connections to this node by peers that do not belong to the installation"
     );
     metrics::describe_counter!(
         NETWORK_BYTES,

@@ -25,7 +25,7 @@ use crate::auth::Operator;
 use crate::errors::ApiError;
 use crate::extract::Form;
 use crate::platform::sandboxes::capture;
-use crate::platform::sandboxes::readiness::local_host;
+use crate::platform::sandboxes::readiness::{require_node, require_node_of};
 use contents::{Contents, load_contents};
 
 const PATH: &str = "/ui/sandboxes";
@@ -351,13 +351,13 @@ pub(super) async fn act(State(app): State<App>, Path((id, action)): Path<(String
     let (tenant, id) = (row.tenant_id, row.id);
     match action.as_str() {
         "start" => {
-            local_host(&app)?;
+            require_node_of(&app, &row).await?;
             app.store
                 .write(async |tx| start_box::restart(tx, tenant, id).await)
                 .await?;
         }
         "stop" => {
-            local_host(&app)?;
+            require_node(&app).await?;
             if row.status.is_live() {
                 app.store
                     .write(async |tx| stop_box::start(tx, tenant, id, row.generation).await)
