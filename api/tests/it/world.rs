@@ -17,6 +17,7 @@ use towpath_domain::{Clock, DiskStatus, OrganizationId, Scope, Secret, TenantId,
 use towpath_outbound::{Guard, Policy};
 use towpath_queue::Queue;
 use towpath_store::access::{self, KeyLimits, NewKey};
+use towpath_store::sandboxes::nodes::{self, NodeRegistration};
 use towpath_store::sealing::{Keys, Sealer};
 use towpath_store::{Options, Store};
 use towpath_testing::Database;
