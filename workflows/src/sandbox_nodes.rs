@@ -145,7 +145,10 @@ impl NodeClient {
             Ok(NodeAnswer::Done) => Ok(stream),
             Ok(NodeAnswer::NotRunning) => Err(Error::NotRunning),
             Ok(NodeAnswer::Busy(text)) => Err(Error::Busy(text)),
-            Ok(NodeAnswer::Failed(text)) => Err(Error::Agent(text)),
+            Ok(NodeAnswer::Failed(text)) => {
+                let text = format!("the node {} of the sandbox failed: {text}", target.name);
+                Err(Error::Unreachable(text))
+            }
             Err(error) => Err(unreachable(&error)),
         }
     }

@@ -69,12 +69,17 @@ pub async fn restart(tx: &mut Tx<'_>, tenant: TenantId, id: BoxId) -> store::Res
     boxes::begin_start(tx, tenant, id, row.generation, node).await
 }
 
+/// Whether a sandbox needs files of its node.
+pub async fn is_bound(tx: &mut Tx<'_>, row: &SandboxBox) -> store::Result<bool> {
+    let keeps_files = !row.config()?.is_temporary || row.snapshot_id.is_some();
+    Ok(keeps_files || !boxes::volumes_of(tx, &[row.id]).await?.is_empty())
+}
+
 async fn node_of_restart(tx: &mut Tx<'_>, row: &SandboxBox) -> store::Result<Option<Uuid>> {
-    let is_bound =
-        !row.config()?.is_temporary || row.snapshot_id.is_some() || !boxes::volumes_of(tx, &[row.id]).await?.is_empty();
-    let Some(node) = row.host_id.filter(|_| !is_bound) else {
-        return Ok(row.host_id);
-    };
+    let Some(node) = row.host_id else { return Ok(None) };
+    if is_bound(tx, row).await? {
+        return Ok(Some(node));
+    }
     if nodes::find(tx, node).await?.is_some_and(|node| node.is_alive) {
         return Ok(Some(node));
     }

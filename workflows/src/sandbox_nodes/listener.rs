@@ -129,8 +129,8 @@ impl NodeService {
     /// This life of a sandbox, if it runs here: its row names this node and this generation.
     async fn find(&self, request: &NodeRequest, generation: i64) -> Result<SandboxBox, NodeAnswer> {
         let found = self.read(request).await?;
-        let is_here = found.host_id == Some(self.host.host_id()) && request.node == self.host.host_id();
-        if is_here && found.generation == generation && found.status == BoxStatus::Ready && !self.host.is_lost() {
+        let is_here = found.host_id == Some(self.host.host_id());
+        if is_here && found.generation == generation && found.status == BoxStatus::Ready {
             Ok(found)
         } else {
             Err(NodeAnswer::NotRunning)
@@ -138,13 +138,19 @@ impl NodeService {
     }
 
     async fn read(&self, request: &NodeRequest) -> Result<SandboxBox, NodeAnswer> {
+        // It may run all the same, so this is no answer about the sandbox.
+        if request.node != self.host.host_id() || self.host.is_lost() {
+            return Err(NodeAnswer::Failed(
+                "another process has registered it or has its address".to_owned(),
+            ));
+        }
         let (tenant, id) = (request.tenant, request.id);
         match self.store.read(async |tx| boxes::get(tx, tenant, id).await).await {
             Ok(row) => Ok(row),
             Err(store::Error::NotFound) => Err(NodeAnswer::NotRunning),
             Err(error) => {
                 tracing::warn!(error = &error as &dyn std::error::Error, "a sandbox cannot be read");
-                Err(NodeAnswer::Failed("the database of its node is unavailable".to_owned()))
+                Err(NodeAnswer::Failed("its database is unavailable".to_owned()))
             }
         }
     }
@@ -191,7 +197,7 @@ impl NodeService {
 
     async fn apply_network(&self, request: &NodeRequest) -> Result<(), NodeAnswer> {
         let row = self.read(request).await?;
-        if row.host_id != Some(self.host.host_id()) || self.host.is_lost() {
+        if row.host_id != Some(self.host.host_id()) {
             return Err(NodeAnswer::NotRunning);
         }
         let found = self
@@ -206,7 +212,7 @@ impl NodeService {
                     error = &error as &dyn std::error::Error,
                     "the network of a sandbox cannot be read"
                 );
-                return Err(NodeAnswer::Failed("the database of its node is unavailable".to_owned()));
+                return Err(NodeAnswer::Failed("its database is unavailable".to_owned()));
             }
         }
         Ok(())

@@ -69,13 +69,16 @@ pub(crate) async fn require_node_of(app: &App, row: &SandboxBox) -> Result<(), A
     let Some(node) = row.host_id.filter(|_| host_of(app, row).is_none()) else {
         return require_node(app).await;
     };
-    // A sandbox without files leaves a lost node.
-    let is_bound = !row.config()?.is_temporary;
-    match app.store.read(async |tx| nodes::find(tx, node).await).await? {
-        Some(node) if !node.is_alive && is_bound => {
-            Err(ApiError::unavailable(unavailable_text(&node), Duration::from_secs(10)))
-        }
-        _ => require_node(app).await,
+    let found = app.store.read(async |tx| {
+        let Some(node) = nodes::find(tx, node).await?.filter(|node| !node.is_alive) else {
+            return Ok(None);
+        };
+        // A sandbox without files leaves a lost node.
+        Ok(start_box::is_bound(tx, row).await?.then_some(node))
+    });
+    match found.await? {
+        Some(node) => Err(ApiError::unavailable(unavailable_text(&node), Duration::from_secs(10))),
+        None => require_node(app).await,
     }
 }
 

@@ -325,12 +325,16 @@ pub async fn set_draining(tx: &mut Tx<'_>, id: Uuid, is_draining: bool) -> Resul
     Ok(changed == 1)
 }
 
-/// Nodes whose lease has expired and whose boxes may still count as running, with their names.
+/// Nodes whose lease has expired and that are not known as lost, or have boxes that count as running; with their names.
 pub async fn expired(tx: &mut Tx<'_>) -> Result<Vec<(Uuid, String)>> {
     let known = tx.now_param();
     let text = sql!(tx,
-        sqlite: "SELECT id, name FROM sandbox_node WHERE lost_at IS NULL AND alive_until < $1 ORDER BY id",
-        postgres: "SELECT id, name FROM sandbox_node WHERE lost_at IS NULL AND alive_until < towpath_now($1) ORDER BY id");
+        sqlite: "SELECT n.id, n.name FROM sandbox_node n WHERE n.alive_until < $1
+                 AND (n.lost_at IS NULL OR EXISTS (SELECT 1 FROM sandbox_box b
+                      WHERE b.host_id = n.id AND b.status IN ('provisioning', 'ready'))) ORDER BY n.id",
+        postgres: "SELECT n.id, n.name FROM sandbox_node n WHERE n.alive_until < towpath_now($1)
+                   AND (n.lost_at IS NULL OR EXISTS (SELECT 1 FROM sandbox_box b
+                        WHERE b.host_id = n.id AND b.status IN ('provisioning', 'ready'))) ORDER BY n.id");
     Ok(on!(tx, |conn| sqlx::query_as(text).bind(known).fetch_all(conn).await)?)
 }
 
