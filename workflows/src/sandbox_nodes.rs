@@ -181,11 +181,11 @@ impl NodeTarget {
     }
 }
 
-/// Why the sandboxes of a node cannot be reached or started.
+/// Why the sandboxes and volumes of a node cannot be used.
 #[must_use]
 pub fn unavailable_text(node: &Node) -> String {
     format!(
-        "the sandbox is on the node {}, which has not reported since {}; its files are there",
+        "its node {} has not reported since {}; its files are there",
         node.name, node.seen_at
     )
 }

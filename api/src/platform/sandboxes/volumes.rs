@@ -1,6 +1,7 @@
 //! Volumes, in the three formats that clients use.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -11,9 +12,10 @@ use towpath_domain::sandbox::{
 };
 use towpath_domain::{Rejection, Timestamp, VolumeId};
 use towpath_store::sandboxes;
+use towpath_store::sandboxes::nodes;
 use towpath_store::sandboxes::volumes::{self, NewVolume, Volume as Row, VolumeUpdate, VolumeUser};
 use towpath_store::{self as store};
-use towpath_workflows::sandbox_nodes::eligible;
+use towpath_workflows::sandbox_nodes::{eligible, unavailable_text};
 use towpath_workflows::{clone_volume, delete_volume};
 use uuid::Uuid;
 
@@ -441,6 +443,12 @@ pub async fn clone(
             Some(node) => Some(node),
             None => eligible(tx, None).await?.first().copied(),
         };
+        if let Some(node) = node
+            && let Some(node) = nodes::find(tx, node).await?.filter(|node| !node.is_alive)
+        {
+            let text = unavailable_text(&node);
+            return Ok(Err(ApiError::unavailable(text, Duration::from_secs(10))));
+        }
         clone_volume::start(tx, tenant.id, from.id, id, node).await?;
         let source = volumes::lock(tx, tenant.id, &from.id.to_string()).await?;
         if source.status != VolumeStatus::Ready {
