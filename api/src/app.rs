@@ -8,6 +8,7 @@ mod storage_quota;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio_util::sync::CancellationToken;
 use towpath_domain::export::Limits;
 use towpath_domain::sandbox::SandboxQuota;
 use towpath_domain::{Clock, DeploymentId, DiskStatus};
@@ -17,6 +18,7 @@ use towpath_store::sealing::Sealer;
 use towpath_traces::objects::Objects;
 use towpath_traces::wal::Wal;
 use towpath_workflows::sandbox_host::SandboxHost;
+use towpath_workflows::sandbox_nodes::NodeClient;
 
 use crate::auth::{Authenticator, KeyCache};
 use crate::concurrency::ConcurrencyLimit;
@@ -60,8 +62,12 @@ pub struct Parts {
     pub clock: Clock,
     /// Health and metrics.
     pub ops: Ops,
-    /// The machine of boxes, in the process that holds it.
+    /// The machine of boxes, in a process that is a node.
     pub sandbox_host: Option<Arc<SandboxHost>>,
+    /// Reaches the boxes of other nodes.
+    pub sandbox_nodes: NodeClient,
+    /// Cancelled when the process begins to drain.
+    pub draining: CancellationToken,
     /// How often one caller may ask.
     pub limits: RateLimits,
     /// Limits.

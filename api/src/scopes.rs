@@ -371,6 +371,7 @@ const PAGES: &[RouteScope] = &[
     line("GET", "/ui/sandboxes/{box_id}", OperatorRead),
     line("POST", "/ui/sandboxes/{box_id}/snapshot", Operator),
     line("POST", "/ui/sandboxes/{box_id}/{action}", Operator),
+    line("POST", "/ui/sandbox-nodes/{node_id}/{action}", Operator),
     line("GET", "/ui/exports", OperatorRead),
     line("GET", "/ui/exports/destinations", OperatorRead),
     line("POST", "/ui/exports/destinations/{destination_id}/delete", Operator),

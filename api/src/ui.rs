@@ -19,6 +19,7 @@ pub(crate) mod page;
 mod prompts;
 mod quarantine;
 mod queues;
+mod sandbox_nodes;
 mod sandboxes;
 mod schedules;
 mod sign_in;
@@ -86,6 +87,7 @@ fn signed_in() -> RouteTable<App> {
         .get("/ui/sandboxes/{box_id}", sandboxes::detail)
         .post("/ui/sandboxes/{box_id}/snapshot", sandboxes::save_snapshot)
         .post("/ui/sandboxes/{box_id}/{action}", sandboxes::act)
+        .post("/ui/sandbox-nodes/{node_id}/{action}", sandbox_nodes::act)
         .get("/ui/exports", exports::list)
         .get("/ui/exports/destinations", destinations::list)
         .post("/ui/exports/destinations/{destination_id}/delete", destinations::delete)

@@ -18,6 +18,8 @@ environment:
                        exports right after the last 202 in each layout in the suite kill (default: 10); `long` is 500
   TOWPATH_TEST_SANDBOX_KILLS
                        kills in the drill of sandboxes in the suite kill (default: 10)
+  TOWPATH_TEST_SANDBOX_COMMANDS
+                       commands that write while Towpath is restarted in the suite kill (default: 100)
   TOWPATH_TEST_SOAK_ROUNDS
                        rounds of each layout in the suite soak (default: 9); `long` is 200
 

@@ -14,6 +14,7 @@ mod acknowledged;
 mod freeze;
 mod graphs;
 mod rounds;
+mod sandbox_commands;
 mod sandboxes;
 mod upgrade;
 mod upkeep;

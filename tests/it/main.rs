@@ -17,6 +17,7 @@ mod metrics;
 mod operating;
 mod redis_faults;
 mod redis_wipe;
+mod sandbox_nodes;
 mod serving;
 mod soak;
 mod sources;

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_domain::sandbox::{BoxStatus, SnapshotStatus};
 use towpath_domain::{BoxId, JobId, SnapshotId, TenantId, failpoint};
-use towpath_durable::{Ctx, Failure, IntoFailure, Outcome, Start, Workflow};
+use towpath_durable::{Ctx, Failure, IntoFailure, Outcome, Workflow};
 use towpath_sandbox::RootFileSystem;
 use towpath_store::sandboxes::{boxes, snapshots};
 use towpath_store::{self as store, Tx};
@@ -14,7 +14,7 @@ use towpath_store::{self as store, Tx};
 use crate::Services;
 use crate::delete_snapshot::remove_layer;
 use crate::sandbox_host::driver_generation;
-use crate::start_box::{failure_of, lane_of};
+use crate::start_box::{failure_of, on_node_of};
 
 /// Maximum number of layers that the driver mounts for one root.
 pub const MAX_LAYERS: usize = 32;
@@ -44,7 +44,8 @@ pub async fn start(
         snapshot,
         tag: tag.map(str::to_owned),
     };
-    towpath_durable::start(tx, &input, Start::new(tenant).lane(lane_of(id))).await
+    let how = on_node_of(tx, tenant, id).await?;
+    towpath_durable::start(tx, &input, how).await
 }
 
 impl Workflow for CaptureSnapshot {
@@ -76,7 +77,9 @@ impl Workflow for CaptureSnapshot {
             return Err(Failure::fatal(format!("the sandbox is {}", row.status.as_str())));
         };
         let below: RootFileSystem = serde_json::from_str(root).fatal()?;
-        let machine = world.sandbox_host()?;
+        let Some(machine) = world.sandbox_host_of(row.host_id).await? else {
+            return Err(Failure::fatal("the node of the sandbox no longer runs sandboxes"));
+        };
         let sealed = machine
             .driver
             .capture_layer(id.0, driver_generation(row.generation), snapshot.0)

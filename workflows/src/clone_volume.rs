@@ -6,12 +6,14 @@ use serde::{Deserialize, Serialize};
 use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_domain::sandbox::VolumeStatus;
 use towpath_domain::{JobId, TenantId, VolumeId};
-use towpath_durable::{Ctx, IntoFailure, Lane, Outcome, Start, Workflow};
+use towpath_durable::{Ctx, Failure, IntoFailure, Lane, Outcome, Start, Workflow};
 use towpath_store::sandboxes::volumes;
 use towpath_store::{self as store, Tx};
+use uuid::Uuid;
 
 use crate::Services;
 use crate::capture_snapshot::failure_reason;
+use crate::sandbox_nodes::pool_for;
 use crate::start_box::failure_of;
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -25,11 +27,18 @@ pub(crate) fn lane_of(id: VolumeId) -> Lane {
     Lane::new(format!("volume:{id}"), 1)
 }
 
-/// Records the job in the lane of the source volume, so that the source is not removed meanwhile. Call it before the
-/// transaction's business writes: it locks the lane.
-pub async fn start(tx: &mut Tx<'_>, tenant: TenantId, from: VolumeId, to: VolumeId) -> store::Result<JobId> {
+/// Records the job in the lane of the source volume, so that the source is not removed meanwhile, on the node that has
+/// its files. Call it before the transaction's business writes: it locks the lane.
+pub async fn start(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    from: VolumeId,
+    to: VolumeId,
+    node: Option<Uuid>,
+) -> store::Result<JobId> {
     let input = CloneVolume { tenant, from, to };
-    towpath_durable::start(tx, &input, Start::new(tenant).lane(lane_of(from))).await
+    let how = Start::new(tenant).lane(lane_of(from)).pool(pool_for(tx, node).await?);
+    towpath_durable::start(tx, &input, how).await
 }
 
 impl Workflow for CloneVolume {
@@ -54,7 +63,9 @@ impl Workflow for CloneVolume {
         if volume.status != VolumeStatus::Provisioning {
             return ctx.complete();
         }
-        let machine = world.sandbox_host()?;
+        let Some(machine) = world.sandbox_host_of(source.host_id).await? else {
+            return Err(Failure::fatal("the node of the copied volume no longer runs sandboxes"));
+        };
         if !is_read {
             // The kernel may keep it mounted for a moment after its last sandbox; the job is retried.
             machine

@@ -6,14 +6,14 @@ use serde::{Deserialize, Serialize};
 use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_domain::sandbox::BoxStatus;
 use towpath_domain::{BoxId, JobId, TenantId, failpoint};
-use towpath_durable::{Ctx, IntoFailure, Outcome, RetryDecision, Settlement, Start, Workflow};
+use towpath_durable::{Ctx, IntoFailure, Outcome, RetryDecision, Settlement, Workflow};
 use towpath_sandbox::Error;
 use towpath_store::sandboxes::boxes::{self, SandboxBox};
 use towpath_store::{self as store, Tx};
 
 use crate::Services;
 use crate::sandbox_host::driver_generation;
-use crate::start_box::{failure_of, lane_of};
+use crate::start_box::{failure_of, lane_of, on_node_of};
 
 #[derive(Debug, Serialize, Deserialize)]
 pub struct DeleteBox {
@@ -32,7 +32,8 @@ pub async fn delete(tx: &mut Tx<'_>, tenant: TenantId, id: BoxId) -> store::Resu
 /// Records only the job.
 pub async fn start(tx: &mut Tx<'_>, tenant: TenantId, id: BoxId) -> store::Result<JobId> {
     let input = DeleteBox { tenant, id };
-    towpath_durable::start(tx, &input, Start::new(tenant).lane(lane_of(id))).await
+    let how = on_node_of(tx, tenant, id).await?;
+    towpath_durable::start(tx, &input, how).await
 }
 
 impl Workflow for DeleteBox {
@@ -54,7 +55,13 @@ impl Workflow for DeleteBox {
             // It was claimed from its pool at the last moment.
             return ctx.complete();
         }
-        let machine = world.sandbox_host()?;
+        let Some(machine) = world.sandbox_host_of(row.host_id).await? else {
+            return ctx
+                .settle_as(Settlement::irrevocable(), async |tx| {
+                    boxes::remove(tx, tenant, id).await
+                })
+                .await;
+        };
         match machine.driver.destroy(id.0, driver_generation(row.generation)).await {
             Ok(()) | Err(Error::NotRunning) => {}
             Err(error) => return Err(failure_of(&error)),

@@ -12,6 +12,7 @@ use towpath_store::{self as store, Tx};
 
 use crate::Services;
 use crate::sandbox_host::SandboxHost;
+use crate::sandbox_nodes::pool_for;
 use crate::start_box::failure_of;
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -23,7 +24,11 @@ pub struct DeleteSnapshot {
 /// Records the job. Call it before the transaction's business writes: it locks the lane.
 pub async fn start(tx: &mut Tx<'_>, tenant: TenantId, snapshot: SnapshotId) -> store::Result<JobId> {
     let input = DeleteSnapshot { tenant, snapshot };
-    towpath_durable::start(tx, &input, Start::new(tenant).lane(lane_of(snapshot))).await
+    let node = snapshots::get(tx, tenant, snapshot).await?.host_id;
+    let how = Start::new(tenant)
+        .lane(lane_of(snapshot))
+        .pool(pool_for(tx, node).await?);
+    towpath_durable::start(tx, &input, how).await
 }
 
 /// The lane of the jobs of a snapshot.
@@ -54,8 +59,10 @@ impl Workflow for DeleteSnapshot {
             found => found.retry()?,
         };
         // A failed capture may have left a layer without a record. Layers below it belong to others.
-        if kept.source_box_id.is_some() {
-            remove_layer(world.sandbox_host()?, snapshot).await?;
+        if kept.source_box_id.is_some()
+            && let Some(machine) = world.sandbox_host_of(kept.host_id).await?
+        {
+            remove_layer(machine, snapshot).await?;
         }
         failpoint::hit("box.layer_removed");
         ctx.settle_as(Settlement::irrevocable(), async |tx| {

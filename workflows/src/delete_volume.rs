@@ -11,6 +11,7 @@ use towpath_store::{self as store, Tx};
 
 use crate::Services;
 use crate::clone_volume::lane_of;
+use crate::sandbox_nodes::pool_for;
 use crate::start_box::failure_of;
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -22,7 +23,9 @@ pub struct DeleteVolume {
 /// Records the job. Call it before the transaction's business writes: it locks the lane.
 pub async fn start(tx: &mut Tx<'_>, tenant: TenantId, volume: VolumeId) -> store::Result<JobId> {
     let input = DeleteVolume { tenant, volume };
-    towpath_durable::start(tx, &input, Start::new(tenant).lane(lane_of(volume))).await
+    let node = volumes::get(tx, tenant, volume).await?.host_id;
+    let how = Start::new(tenant).lane(lane_of(volume)).pool(pool_for(tx, node).await?);
+    towpath_durable::start(tx, &input, how).await
 }
 
 impl Workflow for DeleteVolume {
@@ -35,12 +38,14 @@ impl Workflow for DeleteVolume {
     async fn run(&self, ctx: &mut Ctx, world: &Services) -> Outcome {
         let &Self { tenant, volume } = self;
         let found = world.store.read(async |tx| volumes::get(tx, tenant, volume).await);
-        match found.await {
+        let row = match found.await {
             Err(store::Error::NotFound) => return ctx.complete(),
-            found => drop(found.retry()?),
+            found => found.retry()?,
+        };
+        if let Some(machine) = world.sandbox_host_of(row.host_id).await? {
+            let removed = machine.remove_volume(volume).await;
+            removed.map_err(|error| failure_of(&error))?;
         }
-        let removed = world.sandbox_host()?.remove_volume(volume).await;
-        removed.map_err(|error| failure_of(&error))?;
         failpoint::hit("box.volume_removed");
         ctx.settle_as(Settlement::irrevocable(), async |tx| {
             volumes::remove(tx, tenant, volume).await

@@ -10,8 +10,10 @@ use towpath_durable::{Ctx, IntoFailure, Lane, Outcome, Settlement, Start, Workfl
 use towpath_store::sandboxes::boxes::{self, NewBox};
 use towpath_store::sandboxes::{pools, templates};
 use towpath_store::{self as store, Tx};
+use uuid::Uuid;
 
 use crate::Services;
+use crate::sandbox_nodes::eligible;
 use crate::{delete_box, start_box};
 
 /// Sandboxes of a pool have no client request.
@@ -57,19 +59,32 @@ impl Workflow for FillPool {
         let surplus: Vec<BoxId> = surplus.into_iter().map(|member| member.id).collect();
         let new: Vec<BoxId> = (live.len()..replicas).map(|_| BoxId::new()).collect();
         let config = template.resources().fatal()?.to_box_config(&template.image).fatal()?;
+        let nodes = world.store.read(async |tx| eligible(tx, config.mem_bytes).await).await;
+        let nodes = nodes.retry()?;
+        if nodes.is_empty() && surplus.is_empty() {
+            tracing::warn!(pool.id = %pool, "no node takes sandboxes; the pool is filled later");
+            return ctx.complete();
+        }
+        // Distributed over the nodes, and none without a node.
+        let new: Vec<(BoxId, Uuid)> = new.into_iter().zip(nodes.into_iter().cycle()).collect();
         // Waiting sandboxes do not expire; the caller's times apply from the claim on.
         let times = Lifetime {
             idle_ttl_seconds: 0,
             ttl_seconds: 0,
             delete_after_stop_seconds: 0,
         };
-        let lanes: Vec<Lane> = new.iter().chain(&surplus).map(|id| start_box::lane_of(*id)).collect();
+        let lanes: Vec<Lane> = new
+            .iter()
+            .map(|(id, _)| id)
+            .chain(&surplus)
+            .map(|id| start_box::lane_of(*id))
+            .collect();
         ctx.settle_as(Settlement::starting_in(&lanes), async |tx| {
             for id in &surplus {
                 delete_box::start(tx, tenant, *id).await?;
             }
-            for id in &new {
-                start_box::start(tx, tenant, *id, 1).await?;
+            for (id, node) in &new {
+                start_box::start(tx, tenant, *id, 1, Some(*node)).await?;
             }
             for id in &surplus {
                 // A caller may have claimed it meanwhile.
@@ -77,7 +92,7 @@ impl Workflow for FillPool {
                     boxes::mark_deleting(tx, tenant, *id).await?;
                 }
             }
-            for id in &new {
+            for (id, node) in &new {
                 let name = format!("pool-{}", id.0.simple());
                 let new = NewBox {
                     id: *id,
@@ -87,6 +102,7 @@ impl Workflow for FillPool {
                     template: Some(template.id),
                     snapshot: None,
                     pool: Some(pool),
+                    node: Some(*node),
                     lifetime: times,
                     attachments: &[],
                     request: NO_REQUEST,

@@ -76,6 +76,7 @@ pub mod reseal_secrets;
 pub mod run_agent;
 pub mod run_export;
 pub mod sandbox_host;
+pub mod sandbox_nodes;
 pub mod send_push;
 pub mod send_webhook;
 pub mod services;

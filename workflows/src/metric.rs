@@ -25,14 +25,20 @@ towpath_domain::metric_table! {
     counter ITEMS_REFUSED = "towpath_items_refused_total",
         "Attempts to embed an item that failed because the embedder refused it", from_start;
     histogram DEPLOYMENT_STEP_SECONDS = "towpath_deployment_step_seconds", "Duration of successful steps of revisions";
-    gauge BOXES = "towpath_sandboxes", "Sandboxes of the installation by status, from the process that runs them";
+    gauge BOXES = "towpath_sandboxes", "Sandboxes by node and status, from the process that runs them";
     gauge BOX_CONNECTIONS = "towpath_sandbox_connections",
         "Open connections to sandboxes: commands, files, tunnels, services";
     histogram BOX_START_SECONDS = "towpath_sandbox_start_seconds", "Time to start a sandbox, until its agent answers";
     counter BOX_STARTS_FAILED = "towpath_sandbox_starts_failed_total",
         "Failed attempts to start a sandbox; some are retried", from_start;
     counter BOXES_LOST = "towpath_sandboxes_lost_total",
-        "Sandboxes that stopped unexpectedly: their processes were killed, or the machine was restarted", from_start;
+        "Sandboxes that stopped unexpectedly: their processes were killed, the machine was restarted, or its node was \
+         lost", from_start;
+    gauge NODES = "towpath_sandbox_nodes", "Nodes of sandboxes by state (active, draining, lost), from a scheduler";
+    counter NODE_CALLS_FAILED = "towpath_sandbox_node_calls_failed_total",
+        "Connections to nodes of sandboxes that failed, by node";
+    counter NODE_PEERS_REFUSED = "towpath_sandbox_node_peers_refused_total",
+        "Connections to this node by peers that do not belong to the installation";
     counter NETWORK_BYTES = "towpath_sandbox_network_bytes_total",
         "Bytes that sandboxes sent to their proxies and received from them";
     counter NETWORK_CONNECTIONS = "towpath_sandbox_network_connections_total",

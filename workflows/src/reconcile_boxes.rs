@@ -1,5 +1,5 @@
-//! Background work of the process that runs sandboxes: it checks their times, compares the sandbox host with the rows,
-//! and fills pools.
+//! Background work of a node: it checks the times of its sandboxes, compares the sandbox host with their rows, fills
+//! pools, and renews the lease of the node.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use towpath_domain::sandbox::{BoxStatus, DueAction};
 use towpath_domain::{BoxId, TenantId};
 use towpath_sandbox::{BoxState, Error};
 use towpath_store::sandboxes::boxes::{self, BoxLocation, SandboxBox};
-use towpath_store::sandboxes::hosts::{self, HostLease};
+use towpath_store::sandboxes::nodes::{self, NodeRegistration};
 use towpath_store::sandboxes::{pools, tokens};
 use towpath_store::sealing::Sealer;
 use towpath_store::{self as store, Store};
@@ -28,8 +28,8 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 const RENEW_INTERVAL: Duration = Duration::from_secs(15);
 /// Interval of comparisons with the rows.
 const RECONCILE_INTERVAL: Duration = Duration::from_secs(60);
-/// How long the lease lasts unless it is renewed.
-pub const LEASE_DURATION: Duration = Duration::from_secs(60);
+/// How long the lease of a node lasts by default unless it is renewed.
+pub const LEASE_DURATION: Duration = Duration::from_secs(120);
 /// When a due time is checked again if its job had no effect.
 const RETRY_DELAY: Duration = Duration::from_secs(300);
 /// Time limit for a sandbox to report its commands.
@@ -46,34 +46,43 @@ pub struct BoxReconciler {
     store: Store,
     host: Arc<SandboxHost>,
     sealer: Sealer,
-    lease: HostLease,
+    node: NodeRegistration,
+    lease: Duration,
     /// Sandboxes without a row that an earlier comparison ended.
     ended_unknown: HashSet<Uuid>,
 }
 
 impl BoxReconciler {
-    /// A reconciler for a sandbox host whose lease this process holds.
+    /// A reconciler for a node that this process has registered, with a lease of this length.
     #[must_use]
-    pub fn new(store: Store, sealer: Sealer, machine: Arc<SandboxHost>, claim: HostLease) -> Self {
+    pub fn new(
+        store: Store,
+        sealer: Sealer,
+        machine: Arc<SandboxHost>,
+        node: NodeRegistration,
+        lease: Duration,
+    ) -> Self {
         Self {
             store,
             host: machine,
             sealer,
-            lease: claim,
+            node,
+            lease,
             ended_unknown: HashSet::new(),
         }
     }
 
     /// Runs until `stop` is cancelled. Sandboxes keep running after that.
     pub async fn run(mut self, stop: CancellationToken) {
-        let (store, machine, claim) = (self.store.clone(), Arc::clone(&self.host), self.lease.clone());
+        let (store, machine) = (self.store.clone(), Arc::clone(&self.host));
+        let (node, lease) = (self.node.clone(), self.lease);
         // Concurrent with the rest, which waits for sandboxes: the lease must not expire meanwhile.
-        tokio::join!(hold_lease(&store, &machine, &claim, &stop), self.run_loop(&stop));
+        tokio::join!(hold_lease(&store, &machine, &node, lease, &stop), self.run_loop(&stop));
         log_failure("writing uses of sandboxes", write_uses(&store, &machine).await);
         log_failure("writing traffic of sandboxes", machine.write_traffic(&store).await);
         log_failure(
-            "releasing the lease of sandboxes",
-            store.write(async |tx| hosts::release(tx, claim.process_id).await).await,
+            "reporting that the node shuts down",
+            store.write(async |tx| nodes::leave(tx, node.process_id).await).await,
         );
     }
 
@@ -101,12 +110,17 @@ impl BoxReconciler {
     }
 
     async fn report_counts(&self) -> store::Result<()> {
-        let found = self.store.read(async |tx| boxes::count_by_status(tx).await).await?;
+        let node = self.node.id;
+        let found = self
+            .store
+            .read(async |tx| boxes::count_by_status(tx, node).await)
+            .await?;
         // Resets the gauge of a status that no sandbox has any more.
         for status in BoxStatus::ALL {
             let count = found.iter().find(|(known, _)| *known == status);
             let count = count.map_or(0, |(_, count)| *count);
-            metrics::gauge!(metric::BOXES, "status" => status.as_str()).set(count as f64);
+            let name = self.node.name.clone();
+            metrics::gauge!(metric::BOXES, "node" => name, "status" => status.as_str()).set(count as f64);
         }
         Ok(())
     }
@@ -131,7 +145,11 @@ impl BoxReconciler {
 
     /// Stops idle sandboxes and deletes expired ones.
     pub async fn stop_due(&self) -> store::Result<()> {
-        let due = self.store.read(async |tx| boxes::due(tx, PAGE_SIZE).await).await?;
+        let node = self.node.id;
+        let due = self
+            .store
+            .read(async |tx| boxes::due(tx, node, PAGE_SIZE).await)
+            .await?;
         let mut idle = Vec::new();
         for row in due {
             let row = self.with_last_use(row);
@@ -256,11 +274,11 @@ impl BoxReconciler {
     }
 
     async fn load_locations(&self) -> store::Result<HashMap<Uuid, BoxLocation>> {
-        let (mut rows, mut last) = (HashMap::new(), BoxId::nil());
+        let (mut rows, mut last, node) = (HashMap::new(), BoxId::nil(), self.node.id);
         loop {
             let page = self
                 .store
-                .read(async |tx| boxes::list_after(tx, last, PAGE_SIZE).await)
+                .read(async |tx| boxes::list_after(tx, node, last, PAGE_SIZE).await)
                 .await?;
             let Some(end) = page.last() else { return Ok(rows) };
             last = end.id;
@@ -270,14 +288,9 @@ impl BoxReconciler {
 
     async fn reconcile_row(&self, row: &BoxLocation, mark: Option<&BoxState>) -> store::Result<()> {
         let runs = mark.is_some_and(|mark| mark.is_running && mark.generation == driver_generation(row.generation));
-        let is_here = row.host_id.is_none_or(|host| host == self.host.host_id());
         match row.status {
             BoxStatus::Ready if !runs => {
-                let why = if is_here {
-                    "its processes ended: they were killed, or the machine was restarted"
-                } else {
-                    "the machine it ran on no longer runs sandboxes"
-                };
+                let why = "its processes ended: they were killed, or the machine was restarted";
                 tracing::warn!(sandbox.id = %row.id, "a sandbox stopped unexpectedly");
                 metrics::counter!(metric::BOXES_LOST).increment(1);
                 self.host.remove_handle(row.id);
@@ -341,19 +354,20 @@ impl BoxReconciler {
         }
     }
 
-    /// Ends a sandbox that has no row. It is forgotten only at the second comparison: until then a job of a process
+    /// Ends a sandbox that has no row, or whose row names another node. It is forgotten only at the second comparison: until then a job of a process
     /// that was considered dead may still try to start it, which the host refuses. Returns whether to keep it for the
     /// next comparison.
     async fn end_unknown(&self, mark: &BoxState) -> store::Result<bool> {
         let id = BoxId(mark.id);
-        if self.store.read(async |tx| boxes::exists(tx, id).await).await? {
+        let found = self.store.read(async |tx| boxes::find_location(tx, id).await).await?;
+        if found.is_some_and(|row| row.host_id.is_none_or(|node| node == self.node.id)) {
             return Ok(false);
         }
         let driver = &self.host.driver;
         let done = if self.ended_unknown.contains(&mark.id) {
             driver.forget(mark.id).await
         } else {
-            tracing::info!(sandbox.id = %mark.id, "ending a sandbox without a row");
+            tracing::info!(sandbox.id = %mark.id, "ending a sandbox that is not of this node");
             driver.destroy(mark.id, mark.generation).await
         };
         if let Err(error) = done {
@@ -364,8 +378,15 @@ impl BoxReconciler {
 }
 
 /// Renews the lease and writes uses of sandboxes until `stop` is cancelled.
-async fn hold_lease(store: &Store, machine: &SandboxHost, claim: &HostLease, stop: &CancellationToken) {
-    let mut ticks = interval(RENEW_INTERVAL);
+async fn hold_lease(
+    store: &Store,
+    machine: &SandboxHost,
+    node: &NodeRegistration,
+    lease: Duration,
+    stop: &CancellationToken,
+) {
+    // Several renewals may fail before the lease ends.
+    let mut ticks = interval(RENEW_INTERVAL.min(lease / 4));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
@@ -373,20 +394,28 @@ async fn hold_lease(store: &Store, machine: &SandboxHost, claim: &HostLease, sto
             _ = ticks.tick() => {}
         }
         log_failure(
-            "renewing the lease of sandboxes",
-            renew_lease(store, machine, claim).await,
+            "renewing the lease of the node",
+            renew_lease(store, machine, node, lease).await,
         );
         log_failure("writing uses of sandboxes", write_uses(store, machine).await);
         log_failure("writing traffic of sandboxes", machine.write_traffic(store).await);
     }
 }
 
-async fn renew_lease(store: &Store, machine: &SandboxHost, claim: &HostLease) -> store::Result<()> {
+async fn renew_lease(
+    store: &Store,
+    machine: &SandboxHost,
+    node: &NodeRegistration,
+    lease: Duration,
+) -> store::Result<()> {
+    let report = machine.node_report();
     let holds = store
-        .write(async |tx| hosts::acquire(tx, claim, LEASE_DURATION).await)
+        .write(async |tx| nodes::renew(tx, node, &report, lease).await)
         .await?;
     if !holds && !machine.is_lost() {
-        tracing::error!("another process now runs sandboxes; this one starts none until that process has ended");
+        tracing::error!(
+            "another process has registered this node, or it was removed: this process starts no sandboxes"
+        );
     }
     machine.set_lost(!holds);
     if !holds {

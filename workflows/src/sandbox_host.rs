@@ -1,6 +1,7 @@
-//! The sandbox host, in the one process of an installation that runs sandboxes.
+//! The sandbox host: the machine of a process that runs sandboxes.
 
 pub mod fake_driver;
+mod memory;
 mod network;
 mod usage;
 mod volumes;
@@ -21,12 +22,15 @@ use towpath_domain::{BoxId, Clock};
 use towpath_outbound::AllowEntry;
 use towpath_sandbox::{BoxAgent, BoxHandle, Capabilities, Driver, Error, Isolation, Limits};
 use towpath_store::sandboxes::boxes::SandboxBox;
+use towpath_store::sandboxes::nodes::NodeReport;
 use uuid::Uuid;
 
 pub use network::compile as compile_network;
 pub use usage::UseGuard;
 
 pub const POOL: &str = "sandboxes";
+/// Maximum number of connections of a sandbox.
+pub const MAX_CONNECTIONS: usize = 256;
 /// The file with the id of the folder.
 const HOST_ID: &str = "host.id";
 
@@ -73,6 +77,8 @@ pub struct SandboxHost {
     networks: network::BoxNetworks,
     changes: watch::Sender<u64>,
     capabilities: OnceCell<Capabilities>,
+    /// Why the last probe of the capabilities failed.
+    probe_error: Mutex<Option<String>>,
     is_lost: AtomicBool,
     /// The system releases the lock with the file, also when the process is killed.
     _lock: File,
@@ -99,7 +105,7 @@ impl SandboxHost {
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                let text = "another process runs sandboxes there: only one process of an installation can";
+                let text = "another process runs sandboxes there: each process needs a data folder of its own";
                 return Err(io::Error::other(text));
             }
             Err(TryLockError::Error(error)) => return Err(error),
@@ -115,6 +121,7 @@ impl SandboxHost {
             usage: Mutex::default(),
             changes: watch::Sender::new(0),
             capabilities: OnceCell::new(),
+            probe_error: Mutex::default(),
             is_lost: AtomicBool::new(false),
             _lock: lock,
         })
@@ -126,7 +133,7 @@ impl SandboxHost {
         self.host_id
     }
 
-    /// Whether another process now runs sandboxes.
+    /// Whether another process runs the sandboxes of this node.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.is_lost.load(Ordering::Relaxed)
@@ -138,7 +145,12 @@ impl SandboxHost {
 
     /// Capabilities of the driver, which satisfy `sandboxes.min_isolation`. The error names what the machine lacks.
     pub async fn capabilities(&self) -> Result<&Capabilities, Error> {
-        let found = self.capabilities.get_or_try_init(|| self.driver.capabilities()).await?;
+        let probed = self.capabilities.get_or_try_init(|| self.driver.capabilities()).await;
+        *self.probe_error.lock() = probed.as_ref().err().map(ToString::to_string);
+        self.check_isolation(probed?)
+    }
+
+    fn check_isolation<'a>(&self, found: &'a Capabilities) -> Result<&'a Capabilities, Error> {
         if found.isolation < self.settings.min_isolation {
             return Err(Error::Unsupported(format!(
                 "sandboxes of the driver {} are isolated by {}, and sandboxes.min_isolation requires {}",
@@ -148,6 +160,22 @@ impl SandboxHost {
             )));
         }
         Ok(found)
+    }
+
+    /// What the node reports of itself. The isolation is reported once it was probed.
+    pub(crate) fn node_report(&self) -> NodeReport {
+        let memory = memory::read();
+        let mut report = NodeReport {
+            memory_bytes: memory.total_bytes,
+            free_memory_bytes: memory.free_bytes,
+            ..NodeReport::default()
+        };
+        match self.capabilities.get().map(|found| self.check_isolation(found)) {
+            Some(Ok(found)) => report.isolation = Some(isolation_name(found.isolation).to_owned()),
+            Some(Err(error)) => report.trouble = Some(error.to_string()),
+            None => report.trouble = self.probe_error.lock().clone(),
+        }
+        report
     }
 
     /// The enforced limits of a sandbox, and the names of those that the machine does not enforce. Fails if a requested

@@ -10,11 +10,13 @@ use towpath_durable::{Failure, IntoFailure};
 use towpath_outbound::Destination;
 use towpath_store::pending_patches::Bounds;
 use towpath_store::quarantine::Quota;
+use towpath_store::sandboxes::nodes;
 use towpath_store::sealing::{OpenError, Sealer};
-use towpath_store::{Store, destinations};
+use towpath_store::{Dialect, Store, destinations};
 use towpath_traces::hive::Prefix;
 use towpath_traces::objects::Objects;
 use towpath_traces::parquet_file::FILE_BYTES;
+use uuid::Uuid;
 
 use crate::cpu_pool::CpuPool;
 use crate::delete_destination::DELETED;
@@ -134,6 +136,22 @@ impl Services {
     pub(crate) fn sandbox_host(&self) -> Result<&Arc<SandboxHost>, Failure> {
         let boxes = self.sandbox_host.as_ref().filter(|boxes| !boxes.is_lost());
         boxes.ok_or(Failure::Snooze(HOST_POLL_INTERVAL))
+    }
+
+    /// The sandbox host for something with files on `node`, if it has any; `None` if that node is gone. The job of
+    /// another node snoozes.
+    pub(crate) async fn sandbox_host_of(&self, node: Option<Uuid>) -> Result<Option<&Arc<SandboxHost>>, Failure> {
+        let host = self.sandbox_host()?;
+        let Some(node) = node.filter(|node| *node != host.host_id()) else {
+            return Ok(Some(host));
+        };
+        let found = self.store.read(async |tx| nodes::find(tx, node).await).await.retry()?;
+        match (found, self.store.dialect()) {
+            (None, _) => Ok(None),
+            // It was of another folder, and only this process is left.
+            (Some(_), Dialect::Sqlite) => Ok(None),
+            (Some(_), Dialect::Postgres) => Err(Failure::Snooze(HOST_POLL_INTERVAL)),
+        }
     }
 
     /// Opens the current destination of an export.

@@ -10,10 +10,12 @@ use towpath_domain::{BoxId, JobId, TenantId, failpoint};
 use towpath_durable::{Cause, Ctx, Failure, IntoFailure, Lane, Outcome, Start, Workflow};
 use towpath_sandbox::{BoxSpec, Error, RootFileSystem, VolumeMount};
 use towpath_store::sandboxes::boxes::{self, SandboxBox, StartResult};
-use towpath_store::sandboxes::{network, snapshots, volumes};
+use towpath_store::sandboxes::{network, nodes, snapshots, volumes};
 use towpath_store::{self as store, Tx};
+use uuid::Uuid;
 
 use crate::sandbox_host::{SandboxHost, driver_generation, error_text, isolation_name};
+use crate::sandbox_nodes::{eligible, pool_for};
 use crate::{Services, metric};
 
 /// The root of a sandbox without an image or a snapshot.
@@ -34,13 +36,27 @@ pub fn lane_of(id: BoxId) -> Lane {
     Lane::new(format!("box:{id}"), 1)
 }
 
-/// Records the job. Call it before the transaction's business writes: it locks the lane.
-pub async fn start(tx: &mut Tx<'_>, tenant: TenantId, id: BoxId, generation: i64) -> store::Result<JobId> {
+/// Records the job for a node, or for any. Call it before the transaction's business writes: it locks the lane.
+pub async fn start(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    id: BoxId,
+    generation: i64,
+    node: Option<Uuid>,
+) -> store::Result<JobId> {
     let input = StartBox { tenant, id, generation };
-    towpath_durable::start(tx, &input, Start::new(tenant).lane(lane_of(id))).await
+    let how = Start::new(tenant).lane(lane_of(id)).pool(pool_for(tx, node).await?);
+    towpath_durable::start(tx, &input, how).await
 }
 
-/// Starts a sandbox that is not running, in the caller's transaction. `None` if it is running or being deleted.
+/// How jobs of an existing sandbox start: in its lane, on its node.
+pub(crate) async fn on_node_of(tx: &mut Tx<'_>, tenant: TenantId, id: BoxId) -> store::Result<Start> {
+    let node = nodes::of_box(tx, id).await?;
+    Ok(Start::new(tenant).lane(lane_of(id)).pool(pool_for(tx, node).await?))
+}
+
+/// Starts a sandbox that is not running, in the caller's transaction. `None` if it is running or being deleted. It
+/// starts where its files are; without files it leaves a node that is lost.
 pub async fn restart(tx: &mut Tx<'_>, tenant: TenantId, id: BoxId) -> store::Result<Option<SandboxBox>> {
     let row = boxes::get(tx, tenant, id).await?;
     if !row.status.may_start() {
@@ -48,8 +64,27 @@ pub async fn restart(tx: &mut Tx<'_>, tenant: TenantId, id: BoxId) -> store::Res
     }
     // The lane is locked before the row. Another request may start the same life meanwhile; this job then has nothing
     // to do.
-    start(tx, tenant, id, row.generation + 1).await?;
-    boxes::begin_start(tx, tenant, id, row.generation).await
+    let node = node_of_restart(tx, &row).await?;
+    start(tx, tenant, id, row.generation + 1, node).await?;
+    boxes::begin_start(tx, tenant, id, row.generation, node).await
+}
+
+/// Whether a sandbox needs files of its node.
+pub async fn is_bound(tx: &mut Tx<'_>, row: &SandboxBox) -> store::Result<bool> {
+    let keeps_files = !row.config()?.is_temporary || row.snapshot_id.is_some();
+    Ok(keeps_files || !boxes::volumes_of(tx, &[row.id]).await?.is_empty())
+}
+
+async fn node_of_restart(tx: &mut Tx<'_>, row: &SandboxBox) -> store::Result<Option<Uuid>> {
+    let Some(node) = row.host_id else { return Ok(None) };
+    if is_bound(tx, row).await? {
+        return Ok(Some(node));
+    }
+    if nodes::find(tx, node).await?.is_some_and(|node| node.is_alive) {
+        return Ok(Some(node));
+    }
+    let others = eligible(tx, row.config()?.mem_bytes).await?;
+    Ok(others.first().copied().or(Some(node)))
 }
 
 impl Workflow for StartBox {
@@ -71,7 +106,18 @@ impl Workflow for StartBox {
             // It was stopped, restarted or deleted since.
             return ctx.complete();
         }
-        let machine = world.sandbox_host()?;
+        let is_temporary = row.config().fatal()?.is_temporary;
+        let machine = match world.sandbox_host_of(row.host_id).await? {
+            Some(machine) => machine,
+            // It has no files that it needs.
+            None if is_temporary => world.sandbox_host()?,
+            None => {
+                return Err(Failure::fatal(
+                    "its files are on another machine, which no longer runs sandboxes: delete the sandbox and create \
+                     another one",
+                ));
+            }
+        };
         let (spec, isolation) = box_spec(world, machine, &row).await?;
         failpoint::hit("box.starting");
         let began = Instant::now();
@@ -133,12 +179,6 @@ async fn box_spec(
     let (limits, _) = machine
         .limits(&config, capabilities)
         .map_err(|error| failure_of(&error))?;
-    if row.host_id.is_some_and(|host| host != machine.host_id()) && !config.is_temporary {
-        return Err(Failure::fatal(
-            "its files are on another machine, which no longer runs sandboxes: delete the sandbox and create another \
-             one",
-        ));
-    }
     let root = match &row.root {
         Some(root) => serde_json::from_str(root).fatal()?,
         None => root_file_system(world, machine, row, config.image.as_deref()).await?,
@@ -191,6 +231,7 @@ async fn volume_mounts(world: &Services, machine: &SandboxHost, row: &SandboxBox
     let mut mounts = Vec::with_capacity(found.len());
     let is_mounted = !found.is_empty() && is_running(machine, row).await?;
     for (volume, mount, is_shared) in found {
+        check_node(machine, volume.host_id, "volume", &volume.name)?;
         let source = machine
             .ensure_volume(&volume)
             .await
@@ -220,6 +261,16 @@ async fn is_running(machine: &SandboxHost, row: &SandboxBox) -> Result<bool, Fai
     }
 }
 
+/// Files of another node cannot be used: a sandbox is placed where they are.
+fn check_node(machine: &SandboxHost, node: Option<Uuid>, noun: &str, name: &str) -> Result<(), Failure> {
+    if node.is_none_or(|node| node == machine.host_id()) {
+        return Ok(());
+    }
+    Err(Failure::fatal(format!(
+        "the files of its {noun} {name} are on another node"
+    )))
+}
+
 /// The root file system of a sandbox that starts for the first time.
 async fn root_file_system(
     world: &Services,
@@ -233,6 +284,7 @@ async fn root_file_system(
     };
     let found = world.store.read(async |tx| snapshots::get(tx, row.tenant_id, id).await);
     let snapshot = found.await.retry()?;
+    check_node(machine, snapshot.host_id, "snapshot", &snapshot.name)?;
     match (snapshot.status, &snapshot.root) {
         (SnapshotStatus::Ready, Some(root)) => serde_json::from_str(root).fatal(),
         _ => Err(Failure::fatal(format!(

@@ -5,14 +5,14 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_domain::{BoxId, JobId, TenantId, failpoint};
-use towpath_durable::{Ctx, IntoFailure, Outcome, Start, Workflow};
+use towpath_durable::{Ctx, IntoFailure, Outcome, Workflow};
 use towpath_sandbox::Error;
 use towpath_store::sandboxes::boxes;
 use towpath_store::{self as store, Tx};
 
 use crate::Services;
 use crate::sandbox_host::driver_generation;
-use crate::start_box::{failure_of, lane_of};
+use crate::start_box::{failure_of, on_node_of};
 
 #[derive(Debug, Serialize, Deserialize)]
 pub struct StopBox {
@@ -49,7 +49,8 @@ async fn record(
         generation,
         when_idle,
     };
-    towpath_durable::start(tx, &input, Start::new(tenant).lane(lane_of(id))).await
+    let how = on_node_of(tx, tenant, id).await?;
+    towpath_durable::start(tx, &input, how).await
 }
 
 impl Workflow for StopBox {
@@ -68,7 +69,15 @@ impl Workflow for StopBox {
         if row.generation != self.generation || !row.status.is_live() {
             return ctx.complete();
         }
-        let machine = world.sandbox_host()?;
+        let Some(machine) = world.sandbox_host_of(row.host_id).await? else {
+            return ctx
+                .settle(async |tx| {
+                    let why = Some("its node no longer runs sandboxes");
+                    boxes::mark_stopped(tx, tenant, id, self.generation, why).await?;
+                    Ok(())
+                })
+                .await;
+        };
         if self.when_idle && machine.connections(id) > 0 {
             return ctx.complete();
         }

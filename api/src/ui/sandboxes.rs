@@ -3,6 +3,7 @@
 
 mod contents;
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use askama::Template;
@@ -15,18 +16,21 @@ use towpath_sandbox::{Capabilities, Error};
 use towpath_store as store;
 use towpath_store::sandboxes::boxes::{self, BoxVolume, SandboxBox};
 use towpath_store::sandboxes::network::{self, BoxNetwork};
+use towpath_store::sandboxes::nodes::{self, Node, NodeState};
 use towpath_store::sandboxes::snapshots::{self, Snapshot};
 use towpath_workflows::sandbox_host::isolation_name;
 use towpath_workflows::{delete_box, start_box, stop_box};
+use uuid::Uuid;
 
 use super::formatting;
 use super::page::{PageError, PageRequest, PageResult, back};
+use super::sandbox_nodes::NodeRow;
 use crate::app::App;
 use crate::auth::Operator;
 use crate::errors::ApiError;
 use crate::extract::Form;
 use crate::platform::sandboxes::capture;
-use crate::platform::sandboxes::readiness::local_host;
+use crate::platform::sandboxes::readiness::{require_node, require_node_of};
 use contents::{Contents, DetailQuery, load_contents};
 
 const PATH: &str = "/ui/sandboxes";
@@ -44,6 +48,8 @@ pub(super) struct PageQuery {
 #[template(path = "ui/sandboxes.html")]
 struct List {
     machine: Option<MachineStatus>,
+    /// If there are several, or one that needs attention.
+    nodes: Vec<NodeRow>,
     rows: Vec<Row>,
     next: Option<String>,
 }
@@ -82,6 +88,7 @@ struct Row {
     why: String,
     of: String,
     isolation: String,
+    node: String,
     tenant: String,
     tenant_short: String,
     used: String,
@@ -91,10 +98,12 @@ struct Row {
 }
 
 pub(super) async fn list(State(app): State<App>, asked: PageRequest, Query(page): Query<PageQuery>) -> PageResult {
-    let found = app
-        .store
-        .read(async |tx| boxes::list_all(tx, page.before, PAGE_SIZE).await)
-        .await?;
+    let read = app.store.read(async |tx| {
+        let found = boxes::list_all(tx, page.before, PAGE_SIZE).await?;
+        Ok((found, nodes::list(tx).await?))
+    });
+    let (found, nodes) = read.await?;
+    let names: HashMap<Uuid, String> = nodes.iter().map(|node| (node.id, node.name.clone())).collect();
     let now = app.clock.now();
     let next = found
         .last()
@@ -106,14 +115,28 @@ pub(super) async fn list(State(app): State<App>, asked: PageRequest, Query(page)
     };
     let list = List {
         machine,
-        rows: found.into_iter().map(|row| list_row(row, now)).collect(),
+        nodes: node_rows(nodes, now),
+        rows: found.into_iter().map(|row| list_row(row, &names, now)).collect(),
         next,
     };
     Ok(asked.page("Sandboxes", PATH, &list))
 }
 
-fn list_row(row: SandboxBox, now: Timestamp) -> Row {
+fn node_rows(nodes: Vec<Node>, now: Timestamp) -> Vec<NodeRow> {
+    if let [only] = nodes.as_slice()
+        && only.state() == NodeState::Active
+    {
+        return Vec::new();
+    }
+    nodes.into_iter().map(|node| NodeRow::new(node, now)).collect()
+}
+
+fn list_row(row: SandboxBox, names: &HashMap<Uuid, String>, now: Timestamp) -> Row {
+    let node = row
+        .host_id
+        .map(|id| names.get(&id).cloned().unwrap_or_else(|| "removed".to_owned()));
     Row {
+        node: node.unwrap_or_default(),
         id: row.id.to_string(),
         status: row.status.as_str(),
         tone: tone(row.status),
@@ -192,9 +215,13 @@ pub(super) async fn detail(
     let read = app.store.read(async |tx| {
         let mounted = boxes::volumes_of(tx, &[id]).await?;
         let kept = snapshots::of_box(tx, tenant, id, MAX_SNAPSHOTS).await?;
-        Ok((mounted, kept, network::find(tx, tenant, id).await?))
+        let node = match row.host_id {
+            Some(node) => nodes::find(tx, node).await?,
+            None => None,
+        };
+        Ok((mounted, kept, network::find(tx, tenant, id).await?, node))
     });
-    let (mounted, kept, network) = read.await?;
+    let (mounted, kept, network, node) = read.await?;
     let (inside, trouble) = load_contents(&app, &row, &what).await;
     let mut detail = Detail {
         inside,
@@ -203,6 +230,11 @@ pub(super) async fn detail(
         command: what.command,
         ..detail_page(&row, &row.config()?, mounted, kept, app.clock.now())
     };
+    if let Some(node) = node {
+        detail
+            .facts
+            .push(("Node", format!("{}, {}", node.name, node.state().as_str())));
+    }
     let config = network.as_ref().map(BoxNetwork::config).transpose()?;
     detail
         .facts
@@ -342,13 +374,13 @@ pub(super) async fn act(State(app): State<App>, Path((id, action)): Path<(String
     let (tenant, id) = (row.tenant_id, row.id);
     match action.as_str() {
         "start" => {
-            local_host(&app)?;
+            require_node_of(&app, &row).await?;
             app.store
                 .write(async |tx| start_box::restart(tx, tenant, id).await)
                 .await?;
         }
         "stop" => {
-            local_host(&app)?;
+            require_node(&app).await?;
             if row.status.is_live() {
                 app.store
                     .write(async |tx| stop_box::start(tx, tenant, id, row.generation).await)
@@ -469,6 +501,7 @@ mod tests {
         assert_eq!(machine.tone, "bad");
         let list = List {
             machine: Some(machine),
+            nodes: Vec::new(),
             rows: Vec::new(),
             next: None,
         };

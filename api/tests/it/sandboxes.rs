@@ -449,9 +449,10 @@ async fn the_network_of_a_sandbox_is_configured(world: World) {
     assert!(message.contains("ready"), "{message}");
     let id = BoxId(made["id"].as_str().unwrap().parse().unwrap());
     let started = world.store.write(async |tx| {
+        let placed = boxes::get(tx, tenant, id).await?;
         let result = StartResult {
             root: "{}",
-            host_id: id.0,
+            host_id: placed.host_id.expect("it was placed on the node of this process"),
             isolation: "namespace",
         };
         boxes::mark_ready(tx, tenant, id, 1, result).await

@@ -17,6 +17,7 @@ use towpath_domain::{Clock, DiskStatus, OrganizationId, Scope, Secret, TenantId,
 use towpath_outbound::{Guard, Policy};
 use towpath_queue::Queue;
 use towpath_store::access::{self, KeyLimits, NewKey};
+use towpath_store::sandboxes::nodes::{self, NodeRegistration};
 use towpath_store::sealing::{Keys, Sealer};
 use towpath_store::{Options, Store};
 use towpath_testing::Database;
@@ -25,6 +26,7 @@ use towpath_traces::wal::{self, Wal};
 use towpath_workflows::cpu_pool::CpuPool;
 use towpath_workflows::sandbox_host::fake_driver::FakeDriver;
 use towpath_workflows::sandbox_host::{self, SandboxHost};
+use towpath_workflows::sandbox_nodes::NodeClient;
 
 /// The key of every world.
 pub const KEY: &str = "a key of the operator's own choice, long enough";
@@ -116,6 +118,9 @@ impl World {
         let ops = Ops::new(Health::new(CancellationToken::new()), recorder().handle());
         let parts = parts(&store, &clock, folder.path(), ops, settings, limits(clock.clone()));
         let (wal, disk) = (parts.wal.clone(), parts.disk.clone());
+        if let Some(host) = &parts.sandbox_host {
+            register_node(&store, host).await;
+        }
         let app = App::new(parts);
         Self {
             store,
@@ -312,6 +317,20 @@ pub fn recorder() -> PrometheusRecorder {
     PrometheusBuilder::new().build_recorder()
 }
 
+/// Sandboxes are placed on this machine.
+async fn register_node(store: &Store, host: &SandboxHost) {
+    let node = NodeRegistration {
+        id: host.host_id(),
+        name: "here".to_owned(),
+        address: None,
+        process_id: uuid::Uuid::now_v7(),
+        max_boxes: 0,
+    };
+    let lease = std::time::Duration::from_secs(24 * 60 * 60);
+    let registered = store.write(async |tx| nodes::register(tx, &node, lease).await);
+    assert!(registered.await.unwrap());
+}
+
 /// A machine of boxes that runs nothing.
 fn machine(clock: &Clock, folder: &Path) -> Arc<SandboxHost> {
     let folder = folder.join(format!("sandboxes-{}", towpath_domain::BoxId::new()));
@@ -337,6 +356,7 @@ fn parts(store: &Store, clock: &Clock, folder: &Path, ops: Ops, settings: Settin
         options,
         Arc::new(|_, _| Box::pin(async { Ok(()) })),
     );
+    let sealer = Sealer::new(Keys::parse(&"01".repeat(32)).unwrap());
     Parts {
         store: store.clone(),
         agents: None,
@@ -344,7 +364,7 @@ fn parts(store: &Store, clock: &Clock, folder: &Path, ops: Ops, settings: Settin
         wal,
         queries: QueryExecutor::new(reader, CpuPool::with_threads(1).unwrap()),
         objects,
-        sealer: Sealer::new(Keys::parse(&"01".repeat(32)).unwrap()),
+        sealer,
         destinations: towpath_outbound::Settings {
             guard: Guard::new(Policy {
                 loopback: true,
@@ -357,6 +377,8 @@ fn parts(store: &Store, clock: &Clock, folder: &Path, ops: Ops, settings: Settin
         clock: clock.clone(),
         ops,
         sandbox_host: Some(machine(clock, folder)),
+        sandbox_nodes: NodeClient::new(store.clone(), &sealer),
+        draining: CancellationToken::new(),
         limits,
         settings,
     }

@@ -7,6 +7,7 @@ mod drained_workers;
 mod findings;
 mod item_index;
 mod limits;
+mod sandbox_nodes;
 mod sandboxes;
 mod secrets;
 mod tls;
@@ -275,6 +276,7 @@ async fn database(settings: &Settings, held: bool, findings: &mut Findings) {
             skew(&store, findings).await;
             deployment_keeper::check(&store, findings).await;
             drained_workers::check(&store, findings).await;
+            sandbox_nodes::check(&store, findings).await;
         }
         match store.read(async |tx| quarantine::usage(tx).await).await {
             Ok(usage) => report_quarantine(

@@ -25,9 +25,10 @@ use towpath_api::{App, Health, Limits, Ops};
 use towpath_domain::Secret;
 use towpath_durable::Engine;
 use towpath_scheduler::Scheduler;
-use towpath_store::Store;
+use towpath_store::{Dialect, Store};
 use towpath_traces::wal::Wal;
 use towpath_workers::Workers;
+use towpath_workflows::sandbox_nodes::{lost, pool_of_node};
 use towpath_workflows::{flush_wal, sweep_traces};
 
 use crate::config::Config;
@@ -115,7 +116,7 @@ impl Server {
                 shared.app(
                     settings,
                     address,
-                    (agents, boxes.clone()),
+                    (agents, boxes.clone(), draining.clone()),
                     wal.clone(),
                     (ops.clone(), limits),
                 )
@@ -149,6 +150,9 @@ impl Server {
             scheduler.add("open units", flush_wal::ORPHAN_SCAN_INTERVAL, move |store| {
                 Box::pin(async move { flush_wal::ensure_orphans(&store, delay).await.map(drop) })
             });
+            scheduler.add("lost nodes of sandboxes", lost::SCAN_INTERVAL, |store| {
+                Box::pin(async move { lost::stop_lost(&store).await.map(drop) })
+            });
             Some(scheduler)
         } else {
             None
@@ -163,6 +167,12 @@ impl Server {
             pools.retain(|pool| *pool != towpath_workflows::deployment_host::POOL || hosting.is_some());
             pools.retain(|pool| *pool != towpath_workflows::sandbox_host::POOL || boxes.is_some());
             let mut options = parts::pools(settings, &pools);
+            if let Some(boxes) = &boxes
+                && store.dialect() == Dialect::Postgres
+            {
+                let slots = settings.slots_of(towpath_workflows::sandbox_host::POOL);
+                options.pools.push((pool_of_node(boxes.host_id()), slots));
+            }
             let mut builds = options.clone();
             builds
                 .pools
@@ -188,7 +198,7 @@ impl Server {
         };
         let sandboxes = machine.map(|machine| {
             let stop = CancellationToken::new();
-            (stop.clone(), tokio::spawn(machine.reconciler.run(stop)))
+            (stop.clone(), machine.start(stop, draining.clone()))
         });
         let key_uses = app.clone().map(|app| tokio::spawn(housekeeping::record_key_uses(app)));
         let upkeep = tokio::spawn(housekeeping::run(

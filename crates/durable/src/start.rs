@@ -17,6 +17,7 @@ use crate::workflow::Workflow;
 #[derive(Clone, Debug)]
 pub struct Start {
     tenant: TenantId,
+    pool: Option<String>,
     lane: Option<Lane>,
     start_time: StartTime,
     deadline: Option<Timestamp>,
@@ -50,6 +51,7 @@ impl Start {
     pub const fn new(tenant: TenantId) -> Self {
         Self {
             tenant,
+            pool: None,
             lane: None,
             start_time: StartTime::Now,
             deadline: None,
@@ -57,6 +59,13 @@ impl Start {
             priority: 0,
             traceparent: None,
         }
+    }
+
+    /// In this pool instead of that of its kind: only some processes can perform it. Only for [`start`].
+    #[must_use]
+    pub fn pool(mut self, pool: String) -> Self {
+        self.pool = Some(pool);
+        self
     }
 
     #[must_use]
@@ -118,7 +127,9 @@ impl Start {
 pub async fn start<W: Workflow>(tx: &mut Tx<'_>, input: &W, how: Start) -> store::Result<JobId> {
     let id = JobId::new();
     let input = serde_json::to_string(input).map_err(|_| store::Error::corrupt("job", "input", id))?;
-    record(tx, id, W::KIND, W::POOL, input, W::KEEP_PLACE, how).await
+    let pool = how.pool.clone();
+    let pool = pool.as_deref().unwrap_or(W::POOL);
+    record(tx, id, W::KIND, pool, input, W::KEEP_PLACE, how).await
 }
 
 /// Records due jobs of one kind, each in its lane, in a constant number of statements.

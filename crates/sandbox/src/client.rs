@@ -3,6 +3,7 @@
 //! Its answers are untrusted: lengths, counts and times are bounded, and texts are only data.
 
 mod stream;
+mod transport;
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -20,6 +21,8 @@ use crate::exec::{CommandStatus, ExecRequest, OutputTail};
 use crate::file::{ByteRange, Entry, FileStat, GlobRequest, GrepMatch, GrepRequest, Page, byte_bounds};
 use crate::wire::{self, CHUNK_BYTES, FileOperation, Frame, FrameKind, Reply, Request};
 pub use stream::{Download, ExecEvents, ExecInput, Execution, PortConnection};
+pub use transport::AgentDialer;
+use transport::AgentStream;
 
 /// The socket in the folder of a box's life.
 pub(crate) const SOCKET: &str = "agent.sock";
@@ -37,8 +40,16 @@ const RESULT_BYTES: usize = 32 << 20;
 /// The agent of a box. Cheap to clone; each call uses its own connection.
 #[derive(Clone, Debug)]
 pub struct BoxAgent {
-    folder: Arc<Path>,
+    location: AgentLocation,
     user: Option<Arc<str>>,
+}
+
+#[derive(Clone, Debug)]
+enum AgentLocation {
+    /// The folder of its life on this machine.
+    Folder(Arc<Path>),
+    /// Another machine.
+    Node(Arc<dyn AgentDialer>),
 }
 
 impl BoxAgent {
@@ -46,8 +57,25 @@ impl BoxAgent {
     #[must_use]
     pub fn new(folder: &Path) -> Self {
         Self {
-            folder: folder.into(),
+            location: AgentLocation::Folder(folder.into()),
             user: None,
+        }
+    }
+
+    /// The agent of a box on another machine.
+    #[must_use]
+    pub fn remote(dialer: Arc<dyn AgentDialer>) -> Self {
+        Self {
+            location: AgentLocation::Node(dialer),
+            user: None,
+        }
+    }
+
+    /// A connection to the socket of the agent on this machine, for a client on another one.
+    pub async fn open_socket(&self) -> Result<UnixStream> {
+        match self.connect().await? {
+            AgentStream::Local(stream) => Ok(stream),
+            AgentStream::Remote(_) => Err(Error::Unsupported("the sandbox is on another machine".to_owned())),
         }
     }
 
@@ -104,6 +132,9 @@ impl BoxAgent {
         let (stream, reply) = self.send_request(&Request::Proxy).await?;
         let Reply::Done = reply else {
             return Err(unexpected_reply(&reply));
+        };
+        let AgentStream::Local(stream) = stream else {
+            return Err(Error::Unsupported("the sandbox is on another machine".to_owned()));
         };
         with_timeout("answer", ANSWER_TIMEOUT, crate::descriptor::receive_listener(&stream)).await
     }
@@ -302,17 +333,21 @@ impl BoxAgent {
         Ok(Execution::new(command_id, pid, stream))
     }
 
-    async fn send_request(&self, request: &Request) -> Result<(UnixStream, Reply)> {
+    async fn send_request(&self, request: &Request) -> Result<(AgentStream, Reply)> {
         let mut stream = self.connect().await?;
         with_timeout("request", ANSWER_TIMEOUT, wire::write_json(&mut stream, request)).await?;
         let reply = read_reply(&mut stream, ANSWER_TIMEOUT).await?;
         Ok((stream, reply))
     }
 
-    async fn connect(&self) -> Result<UnixStream> {
-        let socket = SocketPath::in_folder(&self.folder).map_err(|_| Error::NotRunning)?;
+    async fn connect(&self) -> Result<AgentStream> {
+        let folder = match &self.location {
+            AgentLocation::Folder(folder) => folder,
+            AgentLocation::Node(dialer) => return dialer.dial().await.map(AgentStream::Remote),
+        };
+        let socket = SocketPath::in_folder(folder).map_err(|_| Error::NotRunning)?;
         match timeout(ANSWER_TIMEOUT, UnixStream::connect(&socket.path)).await {
-            Ok(Ok(stream)) => Ok(stream),
+            Ok(Ok(stream)) => Ok(AgentStream::Local(stream)),
             Ok(Err(error)) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
                 Err(Error::NotRunning)
             }
@@ -352,12 +387,12 @@ async fn with_timeout<T>(what: &'static str, limit: Duration, work: impl Future<
 }
 
 /// One reply, and nothing behind it.
-async fn read_reply(stream: &mut UnixStream, limit: Duration) -> Result<Reply> {
+async fn read_reply(stream: &mut AgentStream, limit: Duration) -> Result<Reply> {
     Ok(sized_reply(stream, limit).await?.0)
 }
 
 /// The same, and the bytes that it took.
-async fn sized_reply(stream: &mut UnixStream, limit: Duration) -> Result<(Reply, usize)> {
+async fn sized_reply(stream: &mut AgentStream, limit: Duration) -> Result<(Reply, usize)> {
     let frame = with_timeout("answer", limit, wire::read_frame(stream)).await?;
     let frame = frame.ok_or_else(|| Error::Agent("it closed the connection".to_owned()))?;
     match parse_reply(&frame)? {

@@ -44,6 +44,9 @@ pub enum Error {
     /// The box has as many commands or connections as it may.
     #[error("{0}")]
     Busy(String),
+    /// The machine of the box does not answer.
+    #[error("{0}")]
+    Unreachable(String),
     /// The operation took longer than it may.
     #[error("{0} timed out")]
     TimedOut(&'static str),
@@ -73,7 +76,7 @@ impl Error {
     pub const fn is_transient(&self) -> bool {
         matches!(
             self,
-            Self::Io { .. } | Self::Agent(_) | Self::Busy(_) | Self::TimedOut(_)
+            Self::Io { .. } | Self::Agent(_) | Self::Busy(_) | Self::TimedOut(_) | Self::Unreachable(_)
         )
     }
 }

@@ -44,7 +44,7 @@ pub mod namespace;
 #[cfg(target_os = "linux")]
 pub mod program;
 
-pub use client::{BoxAgent, Download, ExecEvents, ExecInput, Execution, PortConnection};
+pub use client::{AgentDialer, BoxAgent, Download, ExecEvents, ExecInput, Execution, PortConnection};
 pub use driver::{BoxHandle, BoxState, Capabilities, Driver, Isolation};
 pub use error::{Error, Result};
 pub use exec::{CommandStatus, ExecEvent, ExecRequest, OutputTail, PtySize};

@@ -147,7 +147,7 @@ macro_rules! columns {
     };
     (sandbox_snapshot) => {
         "id, tenant_id, name, status, status_message, docker_image, fs_capacity_bytes, fs_used_bytes, source_box_id, \
-         parent_id, root, run_config, labels, description, included, created_by, created_at, updated_at"
+         parent_id, host_id, root, run_config, labels, description, included, created_by, created_at, updated_at"
     };
     (sandbox_template) => {
         "id, tenant_id, name, image, resources, created_at, updated_at"
@@ -157,7 +157,7 @@ macro_rules! columns {
     };
     (sandbox_volume) => {
         "id, tenant_id, name, status, status_message, size_bytes, storage_class, description, labels, source_volume_id, \
-         created_at, updated_at"
+         host_id, created_at, updated_at"
     };
     (schedule) => {
         "id, tenant_id, kind, pool, input, next_at, paused, spawn_job, created_at, ended_at"

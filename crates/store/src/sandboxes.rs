@@ -1,8 +1,8 @@
 //! Boxes and what belongs to them.
 
 pub mod boxes;
-pub mod hosts;
 pub mod network;
+pub mod nodes;
 pub mod pools;
 pub mod registries;
 pub mod snapshots;

@@ -95,7 +95,7 @@ async fn drill() -> Option<String> {
 }
 
 /// Says aloud why a machine has none. One with user namespaces has to have them.
-async fn has_sandboxes(api: &Api) -> bool {
+pub(super) async fn has_sandboxes(api: &Api) -> bool {
     let made = api.post(BOXES, &json!({"name": "probe"})).await;
     if made.status.is_success() {
         let gone = api.request(Method::DELETE, &format!("{BOXES}/probe"), None).await;
@@ -541,7 +541,7 @@ fn kill_process(pid: i32) -> bool {
 }
 
 /// Boxes outlive their platform: a drill that fails ends them.
-struct Leftovers(PathBuf);
+pub(super) struct Leftovers(pub(super) PathBuf);
 
 impl Drop for Leftovers {
     fn drop(&mut self) {

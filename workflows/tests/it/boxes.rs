@@ -12,8 +12,8 @@ use towpath_domain::sandbox::{
 use towpath_domain::{BoxId, SnapshotId, VolumeId};
 use towpath_sandbox::{Error, RootFileSystem};
 use towpath_store::sandboxes::boxes::{self, BoxUpdate, NewBox, SandboxBox};
-use towpath_store::sandboxes::hosts::HostLease;
 use towpath_store::sandboxes::network::{self, BoxTraffic};
+use towpath_store::sandboxes::nodes::{self, NodeRegistration};
 use towpath_store::sandboxes::snapshots::{self, NewSnapshot};
 use towpath_store::sandboxes::volumes::{self, NewVolume};
 use towpath_store::sandboxes::{pools, templates};
@@ -52,6 +52,19 @@ const TIMES: Lifetime = Lifetime {
     delete_after_stop_seconds: 3600,
 };
 
+/// Longer than a test advances the clock.
+const LEASE: Duration = Duration::from_secs(24 * 60 * 60);
+
+fn registration(host: &SandboxHost) -> NodeRegistration {
+    NodeRegistration {
+        id: host.host_id(),
+        name: "here".to_owned(),
+        address: None,
+        process_id: Uuid::now_v7(),
+        max_boxes: 0,
+    }
+}
+
 struct SandboxFixture {
     workflows: WorkflowFixture,
     fake: Arc<FakeDriver>,
@@ -77,6 +90,9 @@ impl SandboxFixture {
         );
         let boxes = Arc::new(boxes.unwrap());
         home.world.sandbox_host = Some(Arc::clone(&boxes));
+        let node = registration(&boxes);
+        let registered = home.store().write(async |tx| nodes::register(tx, &node, LEASE).await);
+        assert!(registered.await.unwrap());
         Self {
             workflows: home,
             fake,
@@ -85,13 +101,9 @@ impl SandboxFixture {
     }
 
     fn reconciler(&self) -> BoxReconciler {
-        let claim = HostLease {
-            host_id: self.host.host_id(),
-            host: "here".to_owned(),
-            process_id: Uuid::now_v7(),
-        };
         let sealer = self.workflows.world.sealer.clone();
-        BoxReconciler::new(self.workflows.store().clone(), sealer, Arc::clone(&self.host), claim)
+        let (store, host) = (self.workflows.store().clone(), Arc::clone(&self.host));
+        BoxReconciler::new(store, sealer, host, registration(&self.host), LEASE)
     }
 
     async fn create_box(&self, name: &str) -> BoxId {
@@ -107,7 +119,8 @@ impl SandboxFixture {
     ) -> BoxId {
         let (tenant, id) = (self.workflows.tenant, BoxId::new());
         let made = self.workflows.store().write(async |tx| {
-            start_box::start(tx, tenant, id, 1).await?;
+            let node = Some(self.host.host_id());
+            start_box::start(tx, tenant, id, 1, node).await?;
             let new = NewBox {
                 id,
                 name,
@@ -116,6 +129,7 @@ impl SandboxFixture {
                 template: None,
                 snapshot,
                 pool: None,
+                node,
                 lifetime: TIMES,
                 attachments,
                 request: b"",
@@ -134,8 +148,11 @@ impl SandboxFixture {
     }
 
     async fn is_deleted(&self, id: BoxId) -> bool {
-        let found = self.workflows.store().read(async |tx| boxes::exists(tx, id).await);
-        !found.await.unwrap()
+        let found = self
+            .workflows
+            .store()
+            .read(async |tx| boxes::find_location(tx, id).await);
+        found.await.unwrap().is_none()
     }
 
     async fn stop(&self, id: BoxId, generation: i64) {
@@ -177,6 +194,7 @@ impl SandboxFixture {
                 fs_capacity_bytes: 1 << 30,
                 source: Some(id),
                 parent,
+                node: Some(self.host.host_id()),
                 run_config: None,
                 labels: &BTreeMap::new(),
                 description: None,
@@ -203,6 +221,7 @@ impl SandboxFixture {
                 fs_capacity_bytes: 1 << 30,
                 source: None,
                 parent: None,
+                node: None,
                 run_config: None,
                 labels: &BTreeMap::new(),
                 description: None,
@@ -245,7 +264,7 @@ async fn a_box_starts_stops_and_starts_anew(database: Database) {
     assert_eq!((begun.status, begun.generation), (BoxStatus::Provisioning, 2));
     assert!(machine.restart(id).await.is_none(), "it is being started already");
     let (tenant, late) = (machine.workflows.tenant, machine.workflows.store());
-    let late = late.write(async |tx| boxes::begin_start(tx, tenant, id, 1).await);
+    let late = late.write(async |tx| boxes::begin_start(tx, tenant, id, 1, None).await);
     assert!(late.await.unwrap().is_none(), "the life after the first has begun");
     machine.workflows.drive().await;
     assert_eq!(machine.row(id).await.status, BoxStatus::Ready);
@@ -510,6 +529,7 @@ async fn volumes_are_made_by_the_box_that_has_them(database: Database) {
         description: None,
         labels: &BTreeMap::new(),
         source: None,
+        node: None,
     };
     let made = store.write(async |tx| volumes::insert(tx, tenant, new).await);
     made.await.unwrap();

@@ -39,6 +39,7 @@ mod revision_keys;
 mod runs;
 #[path = "../../../crates/outbound/tests/it/s3.rs"]
 mod s3;
+mod sandbox_nodes;
 mod scheduling;
 mod server;
 mod stopping;

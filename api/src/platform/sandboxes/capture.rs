@@ -18,7 +18,7 @@ use towpath_workflows::capture_snapshot;
 use towpath_workflows::capture_snapshot::MAX_LAYERS;
 
 use super::model::{DigestedJson, RunConfigBody, missing};
-use super::readiness::local_host;
+use super::readiness::require_node_of;
 use super::snapshots::{Snapshot, SnapshotContent, find_duplicate};
 use crate::app::App;
 use crate::auth::Tenant;
@@ -158,7 +158,7 @@ async fn record_snapshot(
     digest: &[u8; 32],
 ) -> Result<Row, ApiError> {
     content.check()?;
-    local_host(app)?;
+    require_node_of(app, source).await?;
     if !matches!(source.status, BoxStatus::Ready | BoxStatus::Stopped) {
         let text = format!("sandbox '{}' is {}", source.name, source.status.as_str());
         return Err(ApiError::with_name(StatusCode::BAD_REQUEST, "NotReady", text));
@@ -182,6 +182,7 @@ async fn record_snapshot(
             fs_capacity_bytes: content.capacity,
             source: Some(source.id),
             parent: source.snapshot_id,
+            node: source.host_id,
             run_config: content.run_config.as_ref(),
             labels: &content.labels,
             description: content.description.as_deref(),

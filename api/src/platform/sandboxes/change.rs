@@ -11,7 +11,7 @@ use towpath_store::{self as store, Tx};
 
 use super::create::parse_network;
 use super::model::{HiddenJson, RunConfigBody, Sandbox, missing};
-use super::readiness::local_host;
+use super::readiness::apply_network;
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
@@ -90,8 +90,6 @@ pub async fn update(
 ) -> Result<Json<Sandbox>, ApiError> {
     update.admit()?;
     let sent = update.proxy_config.as_ref();
-    // The process that runs the sandbox applies its new network.
-    let host = sent.map(|_| local_host(&app)).transpose()?;
     let by = tenant.key.to_string();
     let changed = app.store.write(async |tx| {
         let found = boxes::find(tx, tenant.id, &name).await?;
@@ -126,8 +124,8 @@ pub async fn update(
         error => missing("Sandbox", &name)(error),
     })?;
     let (row, network) = changed?;
-    if let (Some(host), Some(network)) = (host, network) {
-        host.set_network(&network, &app.sealer);
+    if let Some(network) = network {
+        apply_network(&app, &row, &network).await?;
     }
     Ok(Json(Sandbox::load(&app, row).await?))
 }

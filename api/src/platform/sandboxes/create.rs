@@ -1,5 +1,6 @@
 //! Creates sandboxes.
 
+mod placement;
 mod record;
 
 use std::collections::BTreeMap;
@@ -16,11 +17,12 @@ use towpath_domain::sandbox::{
 };
 use towpath_domain::{BoxId, Rejection};
 use towpath_store::sandboxes::boxes::SandboxBox;
+use towpath_store::sandboxes::nodes;
 use towpath_workflows::fill_pool;
 use towpath_workflows::sandbox_host::compile_network;
 
 use super::model::{DigestedJson, HiddenJson, RunConfigBody, Sandbox, name_taken, refuse_field};
-use super::readiness::{agent_error, local_host, wait_for};
+use super::readiness::{agent_error, local_host, require_node, wait_for};
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::{ApiError, chain};
@@ -222,11 +224,8 @@ pub async fn create(
 ) -> Result<Response, ApiError> {
     let DigestedJson { body, digest } = sent;
     let plan = body.admit()?;
-    let machine = local_host(&app)?;
-    let capabilities = machine.capabilities().await;
-    let capabilities = capabilities.map_err(|error| with_unschedulable(&agent_error(&error)))?;
-    let limits = machine.limits(&plan.config, capabilities);
-    limits.map_err(|error| with_unschedulable(&agent_error(&error)))?;
+    require_node(&app).await?;
+    check_machine(&app, &plan).await?;
     let name = match &plan.name {
         Some(name) => name.clone(),
         None => format!("sandbox-{}", &BoxId::new().0.simple().to_string()[20..]),
@@ -249,6 +248,21 @@ pub async fn create(
     };
     let answer = Sandbox::load(&app, row).await?;
     Ok((StatusCode::CREATED, Json(answer)).into_response())
+}
+
+/// Refuses what this machine cannot do, if it is the only node. Others refuse it when the sandbox starts.
+async fn check_machine(app: &App, plan: &SandboxPlan) -> Result<(), ApiError> {
+    let Some(machine) = local_host(app) else {
+        return Ok(());
+    };
+    if app.store.read(async |tx| nodes::count_alive(tx).await).await? > 1 {
+        return Ok(());
+    }
+    let capabilities = machine.capabilities().await;
+    let capabilities = capabilities.map_err(|error| with_unschedulable(&agent_error(&error)))?;
+    let limits = machine.limits(&plan.config, capabilities);
+    limits.map_err(|error| with_unschedulable(&agent_error(&error)))?;
+    Ok(())
 }
 
 fn with_unschedulable(error: &ApiError) -> ApiError {

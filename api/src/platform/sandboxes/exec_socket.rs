@@ -128,7 +128,7 @@ async fn serve(mut socket: WebSocket, awake: RunningBox, id: BoxId) {
         Ok(execution) => execution,
         Err(frame) => {
             if frame["error_type"] == "NotReady" {
-                awake.host.remove_handle(id);
+                awake.forget(id);
             }
             let _ = socket.send(text_message(&frame)).await;
             let _ = socket.send(Message::Close(None)).await;
@@ -136,7 +136,7 @@ async fn serve(mut socket: WebSocket, awake: RunningBox, id: BoxId) {
         }
     };
     counted("websocket");
-    let draining = awake.host.draining.clone();
+    let draining = awake.draining.clone();
     let (mut sink, stream) = socket.split();
     let Execution {
         command_id,
@@ -211,7 +211,7 @@ fn rejection_frame(rejection: &Rejection) -> Value {
 pub(super) fn error_frame(error: &Error) -> Value {
     let kind = match error {
         Error::NotFound(_) => "CommandNotFound",
-        Error::NotRunning => "NotReady",
+        Error::NotRunning | Error::Unreachable(_) => "NotReady",
         Error::TimedOut(_) => "Timeout",
         _ => "CommandError",
     };

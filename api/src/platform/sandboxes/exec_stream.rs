@@ -18,11 +18,10 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use towpath_domain::BoxId;
 use towpath_sandbox::{Error, ExecEvent, ExecEvents, Execution};
-use towpath_workflows::sandbox_host::UseGuard;
 
 use super::exec::{CommandDefaults, ExecuteCommand, check_command_id, count_command};
 use super::exec_socket::timeout_frame;
-use super::readiness::{RunningBox, ensure_running};
+use super::readiness::{BoxUse, RunningBox, ensure_running};
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
@@ -122,7 +121,7 @@ struct CommandStream {
     offsets: StreamOffsets,
     draining: CancellationToken,
     is_finished: bool,
-    _in_use: UseGuard,
+    _in_use: BoxUse,
 }
 
 fn respond(awake: RunningBox, execution: Execution, at: StreamOffsets) -> Response {
@@ -132,7 +131,7 @@ fn respond(awake: RunningBox, execution: Execution, at: StreamOffsets) -> Respon
     let state = CommandStream {
         events: execution.events,
         offsets: at,
-        draining: awake.host.draining.clone(),
+        draining: awake.draining.clone(),
         is_finished: false,
         _in_use: awake.in_use,
     };

@@ -25,9 +25,8 @@ use towpath_domain::{BoxId, Rejection, Timestamp};
 use towpath_sandbox::{ByteRange, Download, Error, FileStat};
 use towpath_store::sandboxes::tokens::{self, BoxToken};
 use towpath_store::{self as store};
-use towpath_workflows::sandbox_host::UseGuard;
 
-use super::readiness::{RunningBox, ensure_running, get_box};
+use super::readiness::{BoxUse, RunningBox, ensure_running, get_box};
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::{ApiError, LocSegment};
@@ -304,7 +303,7 @@ fn read_error(awake: &RunningBox, id: BoxId, error: Error) -> ApiError {
     }
 }
 
-fn stream_file(in_use: UseGuard, download: Download, range: Option<ByteRange>) -> Response {
+fn stream_file(in_use: BoxUse, download: Download, range: Option<ByteRange>) -> Response {
     let status = if range.is_some() {
         StatusCode::PARTIAL_CONTENT
     } else {

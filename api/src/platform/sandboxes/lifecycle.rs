@@ -10,7 +10,7 @@ use towpath_store::sandboxes::boxes;
 use towpath_workflows::{start_box, stop_box};
 
 use super::model::{Sandbox, missing};
-use super::readiness::{local_host, wait_for};
+use super::readiness::{require_node, require_node_of, wait_for};
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
@@ -28,7 +28,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(30);
 pub async fn start(State(app): State<App>, tenant: Tenant, Path(name): Path<String>) -> Result<Response, ApiError> {
     let found = app.store.read(async |tx| boxes::find(tx, tenant.id, &name).await).await;
     let row = found.map_err(missing("Sandbox", &name))?;
-    local_host(&app)?;
+    require_node_of(&app, &row).await?;
     let begun = app
         .store
         .write(async |tx| start_box::restart(tx, tenant.id, row.id).await)
@@ -48,7 +48,7 @@ pub async fn start(State(app): State<App>, tenant: Tenant, Path(name): Path<Stri
 pub async fn stop(State(app): State<App>, tenant: Tenant, Path(name): Path<String>) -> Result<StatusCode, ApiError> {
     let found = app.store.read(async |tx| boxes::find(tx, tenant.id, &name).await).await;
     let row = found.map_err(missing("Sandbox", &name))?;
-    local_host(&app)?;
+    require_node(&app).await?;
     match row.status {
         BoxStatus::Stopped => return Ok(StatusCode::NO_CONTENT),
         BoxStatus::Failed => {

@@ -6,7 +6,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout_at};
 use towpath_domain::sandbox::{BoxStatus, check_box_name};
 use towpath_domain::{PoolId, Rejection, Timestamp};
 use towpath_store::sandboxes::pools::{self, Pool as Row};
@@ -15,7 +15,7 @@ use towpath_store::{self as store, Tx};
 use towpath_workflows::{delete_box, fill_pool};
 
 use super::model::{PageParameters, PageRequest, check_count, missing, name_taken, quota_exceeded};
-use super::readiness::local_host;
+use super::readiness::require_node;
 use super::templates::held_template;
 use crate::app::App;
 use crate::auth::Tenant;
@@ -125,7 +125,7 @@ pub async fn create(State(app): State<App>, tenant: Tenant, Json(new): Json<Crea
     if !(1..=600).contains(&timeout) {
         return Err(Rejection::invalid("timeout", "expected 1 to 600 seconds").into());
     }
-    local_host(&app)?;
+    require_node(&app).await?;
     let made = app.store.write(async |tx| {
         if let Err(refusal) = check_quota(&app, tx, tenant, new.replicas).await? {
             return Ok(Err(refusal));
@@ -163,7 +163,7 @@ pub async fn create(State(app): State<App>, tenant: Tenant, Json(new): Json<Crea
 /// Waits until all sandboxes of a pool are running.
 async fn wait_filled(app: &App, pool: &Row, patience: Duration) -> Result<(), ApiError> {
     let deadline = Instant::now() + patience;
-    let mut changes = local_host(app)?.changes();
+    let mut changes = app.sandbox_host.as_ref().map(|boxes| boxes.changes());
     loop {
         let members = app
             .store
@@ -186,7 +186,10 @@ async fn wait_filled(app: &App, pool: &Row, patience: Duration) -> Result<(), Ap
             return Err(ApiError::with_name(StatusCode::GATEWAY_TIMEOUT, "Timeout", text));
         }
         let look = deadline.min(Instant::now() + POLL_INTERVAL);
-        let _ = timeout_at(look, changes.changed()).await;
+        match &mut changes {
+            Some(changes) => drop(timeout_at(look, changes.changed()).await),
+            None => sleep_until(look).await,
+        }
     }
 }
 

@@ -4,13 +4,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::StatusCode;
-use tokio::time::{Instant, timeout_at};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio_util::sync::CancellationToken;
 use towpath_domain::sandbox::BoxStatus;
 use towpath_domain::{BoxId, TenantId};
 use towpath_sandbox::{BoxAgent, Error};
 use towpath_store::sandboxes::boxes::{self, SandboxBox};
+use towpath_store::sandboxes::network::BoxNetwork;
+use towpath_store::sandboxes::nodes;
 use towpath_store::{self as store};
-use towpath_workflows::sandbox_host::{SandboxHost, UseGuard};
+use towpath_workflows::sandbox_host::{MAX_CONNECTIONS, SandboxHost, UseGuard};
+use towpath_workflows::sandbox_nodes::{ConnectionPurpose, unavailable_text};
 use towpath_workflows::start_box;
 
 use crate::app::App;
@@ -21,26 +26,60 @@ use crate::metric;
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// Interval of checks for changes by another process.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// Maximum number of connections of a sandbox.
-const MAX_CONNECTIONS: usize = 256;
+/// The same while a sandbox of another node starts or stops, which nothing announces.
+const REMOTE_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A running sandbox.
 pub(crate) struct RunningBox {
     pub agent: BoxAgent,
     /// Keeps it from stopping as idle.
-    pub in_use: UseGuard,
-    pub host: Arc<SandboxHost>,
+    pub in_use: BoxUse,
+    /// Cancelled when this process begins to drain.
+    pub draining: CancellationToken,
+    /// If it runs on this node.
+    host: Option<Arc<SandboxHost>>,
+}
+
+/// Keeps a sandbox from stopping as idle. On another node, the connections to it do.
+pub(crate) struct BoxUse {
+    _guard: Option<UseGuard>,
 }
 
 /// The sandbox host of this process, if it has one.
-pub(crate) fn local_host(app: &App) -> Result<&Arc<SandboxHost>, ApiError> {
-    app.sandbox_host
-        .as_ref()
-        .filter(|boxes| !boxes.is_lost())
-        .ok_or_else(|| {
-            let text = "this process does not run sandboxes: send the request to a process with sandboxes.enabled";
-            ApiError::with_name(StatusCode::NOT_IMPLEMENTED, "Unsupported", text)
-        })
+pub(crate) fn local_host(app: &App) -> Option<&Arc<SandboxHost>> {
+    app.sandbox_host.as_ref().filter(|boxes| !boxes.is_lost())
+}
+
+/// The sandbox host of this process, if the sandbox is on it. A sandbox without a node is placed on any.
+fn host_of<'a>(app: &'a App, row: &SandboxBox) -> Option<&'a Arc<SandboxHost>> {
+    local_host(app).filter(|host| row.host_id.is_none_or(|node| node == host.host_id()))
+}
+
+/// Checks that a node can perform what is requested.
+pub(crate) async fn require_node(app: &App) -> Result<(), ApiError> {
+    if local_host(app).is_some() || app.store.read(async |tx| nodes::count_alive(tx).await).await? > 0 {
+        return Ok(());
+    }
+    let text = "no process of this installation runs sandboxes: start one with sandboxes.enabled";
+    Err(ApiError::with_name(StatusCode::NOT_IMPLEMENTED, "Unsupported", text))
+}
+
+/// Checks that the node of a sandbox can start it.
+pub(crate) async fn require_node_of(app: &App, row: &SandboxBox) -> Result<(), ApiError> {
+    let Some(node) = row.host_id.filter(|_| host_of(app, row).is_none()) else {
+        return require_node(app).await;
+    };
+    let found = app.store.read(async |tx| {
+        let Some(node) = nodes::find(tx, node).await?.filter(|node| !node.is_alive) else {
+            return Ok(None);
+        };
+        // A sandbox without files leaves a lost node.
+        Ok(start_box::is_bound(tx, row).await?.then_some(node))
+    });
+    match found.await? {
+        Some(node) => Err(ApiError::unavailable(unavailable_text(&node), Duration::from_secs(10))),
+        None => require_node(app).await,
+    }
 }
 
 /// A sandbox of this workspace that is not being deleted.
@@ -57,27 +96,30 @@ pub(crate) async fn get_box(app: &App, tenant: TenantId, id: BoxId) -> Result<Sa
 /// Starts a stopped sandbox and waits until it is running.
 pub(crate) async fn ensure_running(app: &App, tenant: TenantId, id: BoxId) -> Result<RunningBox, ApiError> {
     let mut row = get_box(app, tenant, id).await?;
-    let machine = local_host(app)?;
-    if machine.connections(id) >= MAX_CONNECTIONS {
-        let text = format!("the sandbox has reached its limit of {MAX_CONNECTIONS} connections");
-        return Err(ApiError::too_many(text, Duration::from_secs(1)));
+    if local_host(app).is_none() {
+        require_node(app).await?;
     }
-    let in_use = machine.begin_use(id);
+    // Taken once, also if the sandbox turns out to be on another node.
+    let in_use = local_host(app).map(|machine| begin_use(machine, id)).transpose()?;
     let began = Instant::now();
     let deadline = began + START_TIMEOUT;
-    let mut changes = machine.changes();
+    let mut changes = app.sandbox_host.as_ref().map(|machine| machine.changes());
     loop {
         match row.status {
-            BoxStatus::Ready => match machine.agent(&row).await {
+            BoxStatus::Ready => match agent_of(app, &row, ConnectionPurpose::Use).await {
                 Ok(Some(agent)) => {
                     metrics::histogram!(metric::BOX_HELD).record(began.elapsed());
+                    let host = host_of(app, &row).cloned();
                     return Ok(RunningBox {
                         agent,
-                        in_use,
-                        host: Arc::clone(machine),
+                        in_use: BoxUse {
+                            _guard: in_use.filter(|_| host.is_some()),
+                        },
+                        draining: app.draining.clone(),
+                        host,
                     });
                 }
-                // Its processes were killed, or the host was restarted.
+                // Its processes were killed, or its node was restarted.
                 Ok(None) => {
                     let why = Some("its processes ended");
                     app.store
@@ -87,6 +129,7 @@ pub(crate) async fn ensure_running(app: &App, tenant: TenantId, id: BoxId) -> Re
                 Err(error) => return Err(agent_error(&error)),
             },
             BoxStatus::Stopped => {
+                require_node_of(app, &row).await?;
                 app.store
                     .write(async |tx| start_box::restart(tx, tenant, id).await)
                     .await?;
@@ -101,12 +144,39 @@ pub(crate) async fn ensure_running(app: &App, tenant: TenantId, id: BoxId) -> Re
                     let text = "the sandbox is still starting";
                     return Err(ApiError::unavailable(text, Duration::from_secs(1)));
                 }
-                let look = deadline.min(Instant::now() + POLL_INTERVAL);
-                let _ = timeout_at(look, changes.changed()).await;
+                wait_for_change(app, &row, &mut changes, deadline).await;
             }
             BoxStatus::Deleting => return Err(ApiError::not_found("sandbox")),
         }
         row = get_box(app, tenant, id).await?;
+    }
+}
+
+fn begin_use(machine: &Arc<SandboxHost>, id: BoxId) -> Result<UseGuard, ApiError> {
+    if machine.connections(id) >= MAX_CONNECTIONS {
+        let text = format!("the sandbox has reached its limit of {MAX_CONNECTIONS} connections");
+        return Err(ApiError::too_many(text, Duration::from_secs(1)));
+    }
+    Ok(machine.begin_use(id))
+}
+
+/// Waits until a sandbox may have changed. Changes on this node are announced; others are found by looking.
+async fn wait_for_change(app: &App, row: &SandboxBox, changes: &mut Option<watch::Receiver<u64>>, deadline: Instant) {
+    let is_here = host_of(app, row).is_some();
+    match changes.as_mut().filter(|_| is_here) {
+        Some(changes) => {
+            let look = deadline.min(Instant::now() + POLL_INTERVAL);
+            let _ = timeout_at(look, changes.changed()).await;
+        }
+        None => sleep_until(deadline.min(Instant::now() + REMOTE_POLL_INTERVAL)).await,
+    }
+}
+
+/// The agent of a sandbox that its row calls ready; `None` if this life of it is not running.
+async fn agent_of(app: &App, row: &SandboxBox, purpose: ConnectionPurpose) -> Result<Option<BoxAgent>, Error> {
+    match host_of(app, row) {
+        Some(host) => host.agent(row).await,
+        None => app.sandbox_nodes.agent(row, purpose).await,
     }
 }
 
@@ -115,7 +185,7 @@ pub(crate) async fn running_agent(app: &App, row: &SandboxBox) -> Result<Option<
     if row.status != BoxStatus::Ready {
         return Ok(None);
     }
-    let agent = local_host(app)?.agent(row).await;
+    let agent = agent_of(app, row, ConnectionPurpose::View).await;
     agent.map_err(|error| agent_error(&error))
 }
 
@@ -131,6 +201,22 @@ pub(crate) fn none_if_stopped<T>(app: &App, id: BoxId, answer: Result<T, Error>)
             Ok(None)
         }
         Err(error) => Err(agent_error(&error)),
+    }
+}
+
+/// Applies a stored network configuration to a running sandbox.
+pub(crate) async fn apply_network(app: &App, row: &SandboxBox, network: &BoxNetwork) -> Result<(), ApiError> {
+    if let Some(host) = host_of(app, row) {
+        host.set_network(network, &app.sealer);
+        return Ok(());
+    }
+    match app.sandbox_nodes.apply_network(row).await {
+        // It reads its configuration at its next start.
+        Ok(()) | Err(Error::NotRunning) => Ok(()),
+        Err(error) => {
+            let text = format!("the configuration is saved but not applied yet: {error}; send the request again");
+            Err(ApiError::unavailable(text, Duration::from_secs(5)))
+        }
     }
 }
 
@@ -151,11 +237,7 @@ pub(crate) async fn wait_for(
         if Instant::now() >= deadline {
             return Ok((row, false));
         }
-        let look = deadline.min(Instant::now() + POLL_INTERVAL);
-        match &mut changes {
-            Some(changes) => drop(timeout_at(look, changes.changed()).await),
-            None => tokio::time::sleep_until(look).await,
-        }
+        wait_for_change(app, &row, &mut changes, deadline).await;
         row = get_box(app, row.tenant_id, row.id).await?;
     }
 }
@@ -175,6 +257,7 @@ pub(crate) fn agent_error(error: &Error) -> ApiError {
         Error::Denied(_) => (StatusCode::FORBIDDEN, "PermissionDenied"),
         Error::Range { .. } => (StatusCode::RANGE_NOT_SATISFIABLE, "ReadError"),
         Error::Busy(_) => return ApiError::too_many(text, Duration::from_secs(1)),
+        Error::Unreachable(_) => return ApiError::unavailable(text, Duration::from_secs(5)),
         Error::TimedOut(_) => (StatusCode::REQUEST_TIMEOUT, "Timeout"),
         Error::Refused(_) | Error::Agent(_) => (StatusCode::BAD_GATEWAY, "ConnectionError"),
         Error::Io { .. } => {
@@ -189,9 +272,15 @@ impl RunningBox {
     /// The error response for a failure inside of this sandbox.
     pub(crate) fn agent_error(&self, id: BoxId, error: &Error) -> ApiError {
         if matches!(error, Error::NotRunning) {
-            // The next request gets a new handle from the host.
-            self.host.remove_handle(id);
+            self.forget(id);
         }
         agent_error(error)
+    }
+
+    /// The next request gets a new handle from the host.
+    pub(crate) fn forget(&self, id: BoxId) {
+        if let Some(host) = &self.host {
+            host.remove_handle(id);
+        }
     }
 }

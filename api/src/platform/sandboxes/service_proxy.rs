@@ -21,9 +21,8 @@ use towpath_domain::sandbox::TokenKind;
 use towpath_sandbox::{Error, PortConnection};
 use towpath_store::sandboxes::tokens::{self, BoxToken};
 use towpath_store::{self as store};
-use towpath_workflows::sandbox_host::UseGuard;
 
-use super::readiness::ensure_running;
+use super::readiness::{BoxUse, ensure_running};
 use crate::app::App;
 use crate::client::Client;
 use crate::concurrency::ConcurrencyLimit;
@@ -140,7 +139,7 @@ async fn proxy(app: &App, request: Request) -> Result<Response, ApiError> {
 /// A connection to a port that keeps its sandbox from stopping as idle.
 struct TrackedConnection {
     connection: PortConnection,
-    _in_use: UseGuard,
+    _in_use: BoxUse,
 }
 
 impl AsyncRead for TrackedConnection {

@@ -17,7 +17,7 @@ use towpath_store::{self as store, Tx};
 use towpath_workflows::{build_snapshot, delete_snapshot};
 
 use super::model::{DigestedJson, PageParameters, PageRequest, RunConfigBody, missing, quota_exceeded};
-use super::readiness::local_host;
+use super::readiness::require_node;
 use super::templates::in_use_error;
 use crate::app::App;
 use crate::auth::Tenant;
@@ -182,7 +182,7 @@ pub async fn create(
         description: new.description,
     };
     content.check()?;
-    local_host(&app)?;
+    require_node(&app).await?;
     let by = tenant.key.to_string();
     let (id, most) = (SnapshotId::new(), app.settings.sandbox_quota.snapshots);
     let made = app.store.write(async |tx| {
@@ -197,6 +197,7 @@ pub async fn create(
             fs_capacity_bytes: content.capacity,
             source: None,
             parent: None,
+            node: None,
             run_config: content.run_config.as_ref(),
             labels: &content.labels,
             description: content.description.as_deref(),

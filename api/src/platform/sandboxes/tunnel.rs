@@ -70,7 +70,7 @@ async fn serve(socket: WebSocket, awake: RunningBox) {
     config.set_max_num_streams(MAX_STREAMS);
     config.set_max_connection_receive_window(Some(RECEIVE_WINDOW_BYTES));
     let connection = Connection::new(there.compat(), config, Mode::Server);
-    let draining = awake.host.draining.clone();
+    let draining = awake.draining.clone();
     tokio::select! {
         () = relay_frames(socket, here, draining) => {}
         () = accept_streams(connection, &awake.agent) => {}

@@ -1,6 +1,7 @@
 //! Volumes, in the three formats that clients use.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -11,13 +12,15 @@ use towpath_domain::sandbox::{
 };
 use towpath_domain::{Rejection, Timestamp, VolumeId};
 use towpath_store::sandboxes;
+use towpath_store::sandboxes::nodes;
 use towpath_store::sandboxes::volumes::{self, NewVolume, Volume as Row, VolumeUpdate, VolumeUser};
 use towpath_store::{self as store};
+use towpath_workflows::sandbox_nodes::{eligible, unavailable_text};
 use towpath_workflows::{clone_volume, delete_volume};
 use uuid::Uuid;
 
 use super::model::{PageParameters, PageRequest, missing, name_taken, quota_exceeded};
-use super::readiness::local_host;
+use super::readiness::require_node;
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
@@ -177,6 +180,7 @@ pub async fn create(
         description: new.description.as_deref(),
         labels: &labels,
         source: None,
+        node: None,
     };
     let made = app.store.write(async |tx| {
         sandboxes::lock_quota(tx, tenant.id).await?;
@@ -427,18 +431,39 @@ pub async fn clone(
         .read(async |tx| volumes::find(tx, tenant.id, &name).await)
         .await;
     let from = found.map_err(missing("Volume", &name))?;
-    local_host(&app)?;
+    require_node(&app).await?;
     let id = VolumeId::new();
     let made = app.store.write(async |tx| {
         sandboxes::lock_quota(tx, tenant.id).await?;
         if let Err(refusal) = check_quota(&app, volumes::usage(tx, tenant.id).await?, from.size_bytes) {
             return Ok(Err(refusal));
         }
-        clone_volume::start(tx, tenant.id, from.id, id).await?;
+        // A volume without files gets its node here, so that no other node creates it meanwhile.
+        let node = match from.host_id {
+            Some(node) => Some(node),
+            None => eligible(tx, None).await?.first().copied(),
+        };
+        if let Some(node) = node
+            && let Some(node) = nodes::find(tx, node).await?.filter(|node| !node.is_alive)
+        {
+            let text = unavailable_text(&node);
+            return Ok(Err(ApiError::unavailable(text, Duration::from_secs(10))));
+        }
+        clone_volume::start(tx, tenant.id, from.id, id, node).await?;
         let source = volumes::lock(tx, tenant.id, &from.id.to_string()).await?;
         if source.status != VolumeStatus::Ready {
             let text = format!("volume '{}' is {}", source.name, source.status.as_str());
             return Err(Rejection::conflict("", text).into());
+        }
+        if source.host_id.is_some() && source.host_id != node {
+            return Err(Rejection::conflict(
+                "",
+                "the volume was just mounted for the first time; send the request again",
+            )
+            .into());
+        }
+        if let Some(node) = node {
+            volumes::set_node(tx, tenant.id, source.id, node).await?;
         }
         let holders = volumes::users(tx, &[source.id]).await?;
         if let Some(holder) = holders.iter().find(|holder| holder.kind == "box" && !holder.read_only) {
@@ -453,6 +478,7 @@ pub async fn clone(
             description: asked.description.as_deref().or(source.description.as_deref()),
             labels: &labels,
             source: Some(source.id),
+            node,
         };
         Ok(Ok(volumes::insert(tx, tenant.id, new).await?))
     });

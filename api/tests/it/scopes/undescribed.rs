@@ -42,6 +42,7 @@ const PAGES: &[(&str, &str, u16)] = &[
     ("GET", "/ui/sandboxes/{box_id}", 404),
     ("POST", "/ui/sandboxes/{box_id}/snapshot", 404),
     ("POST", "/ui/sandboxes/{box_id}/{action}", 404),
+    ("POST", "/ui/sandbox-nodes/{node_id}/{action}", 404),
     ("GET", "/ui/exports", 200),
     ("GET", "/ui/exports/destinations", 200),
     ("POST", "/ui/exports/destinations/{destination_id}/delete", 404),

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use towpath_store::backup as copies;
+use towpath_store::sandboxes::nodes;
 use towpath_store::{Dialect, Options, Store, deployment_keepers, migrations, placements};
 use towpath_traces::objects::Objects;
 
@@ -99,8 +100,12 @@ async fn restore_all(
         .context("opening the database")?;
     store.migrate().await.context("migrating the database")?;
     let contents = store.read(async |tx| copies::contents(tx).await).await?;
-    // The keeper lease at the time of the backup belongs to another database.
-    store.write(async |tx| deployment_keepers::forget(tx).await).await?;
+    // Leases at the time of the backup belong to another database.
+    let forgotten = store.write(async |tx| {
+        deployment_keepers::forget(tx).await?;
+        nodes::forget(tx).await
+    });
+    forgotten.await?;
     if !about.without_deployments {
         // All databases are present. The ids of folders and volumes differ from those recorded; the next start records
         // the new ones.

@@ -164,8 +164,22 @@ pub struct SandboxSettings {
     pub enabled: SandboxMode,
     /// The first user id for sandboxes.
     pub first_user_id: u32,
+    pub node: SandboxNodeSettings,
     pub host: sandbox_host::SandboxHostSettings,
     pub quota: sandbox::SandboxQuota,
+}
+
+/// This process as a node.
+#[derive(Clone, Debug)]
+pub struct SandboxNodeSettings {
+    /// Where other processes connect.
+    pub listen: Option<SocketAddr>,
+    /// The same, as they reach it.
+    pub address: Option<String>,
+    /// Length of the lease.
+    pub lease: Duration,
+    /// 0 is no limit.
+    pub max_boxes: i64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -475,6 +489,14 @@ impl Settings {
                     _ => SandboxMode::Auto,
                 },
                 first_user_id: values.number("sandboxes.first_user_id"),
+                node: SandboxNodeSettings {
+                    listen: values
+                        .optional("sandboxes.node_listen")
+                        .and_then(|address| address.parse().ok()),
+                    address: values.optional("sandboxes.node_address").map(str::to_owned),
+                    lease: Duration::from_secs(values.number("sandboxes.node_lost_seconds")),
+                    max_boxes: values.number("sandboxes.max_per_node"),
+                },
                 host: sandbox_host::SandboxHostSettings {
                     min_isolation: match values.text("sandboxes.min_isolation") {
                         "gvisor" => Isolation::Gvisor,

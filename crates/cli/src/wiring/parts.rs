@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use tokio_util::sync::CancellationToken;
 use towpath_api::limits::{PerMinuteLimits, Table};
 use towpath_api::ops::Probe;
 use towpath_api::{App, Health, Limits, Ops, Parts, QueryExecutor};
@@ -26,6 +27,7 @@ use towpath_workflows::cpu_pool::CpuPool;
 use towpath_workflows::deployment_host::DeploymentHost;
 use towpath_workflows::flush_wal;
 use towpath_workflows::sandbox_host::SandboxHost;
+use towpath_workflows::sandbox_nodes::NodeClient;
 use towpath_workflows::services::{Retention, Services, Sizes};
 
 use crate::config::{Config, DeploymentBackend, Mode, Settings};
@@ -109,7 +111,7 @@ impl SharedParts {
         &self,
         settings: &Settings,
         address: SocketAddr,
-        (agents, boxes): (Option<Store>, Option<Arc<SandboxHost>>),
+        (agents, boxes, draining): (Option<Store>, Option<Arc<SandboxHost>>, CancellationToken),
         wal: Wal,
         (ops, limits): (Ops, Limits),
     ) -> anyhow::Result<App> {
@@ -130,6 +132,8 @@ impl SharedParts {
             clock: Clock::system(),
             ops,
             sandbox_host: boxes,
+            sandbox_nodes: NodeClient::new(self.store.clone(), &self.sealer),
+            draining,
             limits,
             settings: towpath_api::Settings {
                 max_requests: settings.max_requests,

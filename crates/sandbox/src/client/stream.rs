@@ -6,9 +6,8 @@ use std::task::{Context, Poll};
 
 use bytes::{Buf as _, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::UnixStream;
-use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
+use super::transport::{AgentReader, AgentStream, AgentWriter};
 use super::{STALL_TIMEOUT, parse_reply, unexpected_reply, with_timeout};
 use crate::error::{Error, Result};
 use crate::exec::{ExecEvent, PtySize};
@@ -28,7 +27,7 @@ pub struct Execution {
 }
 
 impl Execution {
-    pub(super) fn new(command_id: String, pid: i32, stream: UnixStream) -> Self {
+    pub(super) fn new(command_id: String, pid: i32, stream: AgentStream) -> Self {
         let (read, write) = stream.into_split();
         Self {
             command_id,
@@ -45,7 +44,7 @@ impl Execution {
 /// What a command does.
 #[derive(Debug)]
 pub struct ExecEvents {
-    frames: Frames<OwnedReadHalf>,
+    frames: Frames<AgentReader>,
     is_finished: bool,
 }
 
@@ -89,7 +88,7 @@ fn output_event(frame: Frame) -> Result<ExecEvent> {
 
 /// What a command reads.
 #[derive(Debug)]
-pub struct ExecInput(OwnedWriteHalf);
+pub struct ExecInput(AgentWriter);
 
 impl ExecInput {
     /// Sends bytes. Waits while the command reads nothing.
@@ -127,11 +126,11 @@ pub struct Download {
     /// The byte after the last one.
     pub end: u64,
     remaining: u64,
-    frames: Frames<UnixStream>,
+    frames: Frames<AgentStream>,
 }
 
 impl Download {
-    pub(super) fn new(stat: FileStat, start: u64, end: u64, stream: UnixStream) -> Self {
+    pub(super) fn new(stat: FileStat, start: u64, end: u64, stream: AgentStream) -> Self {
         Self {
             stat,
             start,
@@ -168,10 +167,10 @@ impl Download {
 
 /// A connection to a port in the box.
 #[derive(Debug)]
-pub struct PortConnection(UnixStream);
+pub struct PortConnection(AgentStream);
 
 impl PortConnection {
-    pub(super) const fn new(stream: UnixStream) -> Self {
+    pub(super) const fn new(stream: AgentStream) -> Self {
         Self(stream)
     }
 }

@@ -169,8 +169,10 @@ impl StoreMove<'_> {
             )
             .await?;
         }
-        // The keeper lease belongs to processes of the source.
+        // Leases of deployments and sandboxes belong to processes of the source.
         execute(&mut tx, "DELETE FROM deployment_keeper".to_owned()).await?;
+        execute(&mut tx, "DELETE FROM sandbox_host".to_owned()).await?;
+        execute(&mut tx, "DELETE FROM sandbox_node".to_owned()).await?;
         execute(&mut tx, "DROP TABLE store_move_key".to_owned()).await?;
         execute(&mut tx, "UPDATE store_move SET finished_at = now()".to_owned()).await?;
         set_stage(&mut tx, Stage::Finished).await?;

@@ -10,9 +10,9 @@ use super::{MIGRATING, Postgres};
 use crate::error::Result;
 
 /// Name and text of each. Those on `job` serve `store/src/leases.rs`, `jobs/lost.rs`, `jobs/list.rs` and
-/// `jobs/history.rs`; the others `schedules.rs`, `run_events.rs`, `revision_logs.rs`, `datasets.rs` and
-/// `model_prices.rs`.
-const WANTED: [(&str, &str); 9] = [
+/// `jobs/history.rs`; the others `schedules.rs`, `run_events.rs`, `revision_logs.rs`, `datasets.rs`,
+/// `model_prices.rs` and `sandboxes/nodes.rs`.
+const WANTED: [(&str, &str); 10] = [
     (
         "job_worker",
         "CREATE INDEX CONCURRENTLY job_worker ON job (worker_id, pool) WHERE state = 'running'",
@@ -49,6 +49,10 @@ const WANTED: [(&str, &str); 9] = [
     (
         "segment_of_prices",
         "CREATE INDEX CONCURRENTLY segment_of_prices ON segment (tenant_id, price_version, id) WHERE state = 'live'",
+    ),
+    (
+        "sandbox_box_of_host",
+        "CREATE INDEX CONCURRENTLY sandbox_box_of_host ON sandbox_box (host_id, id)",
     ),
 ];
 

@@ -14,7 +14,7 @@ use crate::{Result, Tx};
 
 pub use change::{BoxUpdate, claim_pooled, update};
 pub use find::{
-    BoxLocation, Filter, count, due, exists, find, find_duplicate, get, list, list_after, lock, pool_members,
+    BoxLocation, Filter, count, due, find, find_duplicate, find_location, get, list, list_after, lock, pool_members,
     volumes_of,
 };
 pub use lifecycle::{
@@ -32,7 +32,7 @@ pub struct SandboxBox {
     pub status_message: Option<String>,
     /// Number of its newest life.
     pub generation: i64,
-    /// The folder of boxes its files are in.
+    /// The node it was placed on; its files are there.
     pub host_id: Option<Uuid>,
     /// How it is isolated, once it was started.
     pub isolation: Option<String>,
@@ -104,6 +104,8 @@ pub struct NewBox<'a> {
     pub snapshot: Option<SnapshotId>,
     /// The pool that it waits in.
     pub pool: Option<PoolId>,
+    /// The node it is placed on; without one, the node that starts it.
+    pub node: Option<Uuid>,
     /// Its times.
     pub lifetime: Lifetime,
     /// Its volumes.
@@ -131,8 +133,8 @@ pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: &NewBox<'_>) -> Resu
         sqlx::query_as(concat!(
         "INSERT INTO sandbox_box (id, tenant_id, name, status, generation, config, template_name, template_id, snapshot_id,
                                   pool_id, idle_ttl_seconds, ttl_seconds, delete_after_stop_seconds, active_at, due_at,
-                                  request, created_by, updated_by, created_at, updated_at)
-         VALUES ($1, $2, $3, 'provisioning', 1, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $15, $12, $12)
+                                  request, created_by, updated_by, created_at, updated_at, host_id)
+         VALUES ($1, $2, $3, 'provisioning', 1, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $15, $12, $12, $16)
          RETURNING ",
         columns!(sandbox_box)
     ))
@@ -151,6 +153,7 @@ pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: &NewBox<'_>) -> Resu
     .bind(due)
     .bind(new.request)
     .bind(new.created_by)
+    .bind(new.node)
     .fetch_one(conn)
     .await
     })?;

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use towpath_domain::sandbox::{RunConfig, SnapshotReference, SnapshotStatus};
 use towpath_domain::{BoxId, SnapshotId, TenantId, Timestamp};
+use uuid::Uuid;
 
 use super::{from_json, to_json};
 use crate::query::{Arg, Query};
@@ -33,6 +34,8 @@ pub struct Snapshot {
     pub source_box_id: Option<BoxId>,
     /// The snapshot below it.
     pub parent_id: Option<SnapshotId>,
+    /// The node that has its layers; `None` if it has none.
+    pub host_id: Option<Uuid>,
     /// JSON: what boxes of it are started on.
     pub root: Option<String>,
     /// JSON; see [`Snapshot::run_config`].
@@ -79,6 +82,8 @@ pub struct NewSnapshot<'a> {
     pub source: Option<BoxId>,
     /// The snapshot below it.
     pub parent: Option<SnapshotId>,
+    /// The node of the box it is captured from.
+    pub node: Option<Uuid>,
     /// How commands of its boxes run.
     pub run_config: Option<&'a RunConfig>,
     pub labels: &'a BTreeMap<String, String>,
@@ -102,8 +107,9 @@ pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: NewSnapshot<'_>) -> 
     Ok(on!(tx, |conn| {
         sqlx::query_as(concat!(
         "INSERT INTO sandbox_snapshot (id, tenant_id, name, status, docker_image, fs_capacity_bytes, source_box_id, parent_id,
-                                       run_config, labels, description, included, request, created_by, created_at, updated_at)
-         VALUES ($1, $2, $3, 'building', $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $14) RETURNING ",
+                                       run_config, labels, description, included, request, created_by, created_at, updated_at,
+                                       host_id)
+         VALUES ($1, $2, $3, 'building', $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $14, $15) RETURNING ",
         columns!(sandbox_snapshot)
     ))
     .bind(new.id)
@@ -120,6 +126,7 @@ pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: NewSnapshot<'_>) -> 
     .bind(new.request)
     .bind(new.created_by)
     .bind(now)
+    .bind(new.node)
     .fetch_one(conn)
     .await
     })?)

@@ -27,6 +27,8 @@ pub struct Volume {
     pub labels: String,
     /// The volume it was copied from.
     pub source_volume_id: Option<VolumeId>,
+    /// The node that has its files, once there are any.
+    pub host_id: Option<Uuid>,
     pub created_at: Timestamp,
     pub updated_at: Timestamp,
 }
@@ -50,6 +52,8 @@ pub struct NewVolume<'a> {
     pub labels: &'a BTreeMap<String, String>,
     /// The volume whose files are copied into it first.
     pub source: Option<VolumeId>,
+    /// The node that has the files of `source`.
+    pub node: Option<Uuid>,
 }
 
 /// Records a volume.
@@ -66,8 +70,8 @@ pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: NewVolume<'_>) -> Re
     };
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "INSERT INTO sandbox_volume (id, tenant_id, name, status, size_bytes, storage_class, description, labels,
-                                     source_volume_id, created_at, updated_at)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $10) RETURNING ",
+                                     source_volume_id, created_at, updated_at, host_id)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $10, $11) RETURNING ",
         columns!(sandbox_volume)
     ))
     .bind(new.id)
@@ -80,6 +84,7 @@ pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: NewVolume<'_>) -> Re
     .bind(labels)
     .bind(new.source)
     .bind(now)
+    .bind(new.node)
     .fetch_one(conn)
     .await)?)
 }
@@ -233,6 +238,20 @@ pub async fn set_status(
     .bind(status)
     .bind(message)
     .bind(now)
+    .execute(conn)
+    .await
+    .map(drop))?;
+    Ok(())
+}
+
+/// The node that has the files of a volume from now on, unless another one has them.
+pub async fn set_node(tx: &mut Tx<'_>, tenant: TenantId, id: VolumeId, node: Uuid) -> Result<()> {
+    on!(tx, |conn| sqlx::query(
+        "UPDATE sandbox_volume SET host_id = $3 WHERE tenant_id = $1 AND id = $2 AND host_id IS NULL"
+    )
+    .bind(tenant)
+    .bind(id)
+    .bind(node)
     .execute(conn)
     .await
     .map(drop))?;

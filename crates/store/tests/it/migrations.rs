@@ -13,7 +13,7 @@ pub static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 pub static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.
-const FROZEN: [(&str, &str, &str); 27] = [
+const FROZEN: [(&str, &str, &str); 28] = [
     (
         "0001_schema",
         "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
@@ -148,6 +148,11 @@ const FROZEN: [(&str, &str, &str); 27] = [
         "0027_run_event_removal",
         "9207e13ee228b7cf839c1291e48a616c03f6c8d8e87894d9fcd74ed7eb72aea669424d7582f74aa8d6f3a0b8324a2adf",
         "e4567c01a48291b78ea2a0069caed6b5c6151df0771c7f6d6cf0a94694e3f632e3dee2b83a388a8053821e3606aafd03",
+    ),
+    (
+        "0028_sandbox_nodes",
+        "80edc7df8063335f588273f1cfa3e544d7091694739f73a1916515dbdcd67bf2c5593e94d4df6f8f722ab31c26b35c64",
+        "f176c583f542e65bd99ecebdabdbdf5d2ffd5f6261071c76a5cb2cce0390c4055fcbe31949d3863ff1f3c294d1e8efe8",
     ),
 ];
 

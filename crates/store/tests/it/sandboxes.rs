@@ -24,6 +24,7 @@ async fn insert_box(tx: &mut Tx<'_>, tenant: TenantId, template: TemplateId) -> 
         template: Some(template),
         snapshot: None,
         pool: None,
+        node: None,
         lifetime: Lifetime {
             idle_ttl_seconds: 0,
             ttl_seconds: 0,

@@ -12,10 +12,11 @@ use towpath_store::sandboxes::boxes::{self, BoxUpdate, NewBox, SandboxBox};
 use towpath_store::sandboxes::{self, network, pools, snapshots, templates, volumes};
 use towpath_store::{self as store, Tx};
 use towpath_workflows::start_box;
+use uuid::Uuid;
 
 use super::super::model::quota_exceeded;
 use super::super::templates::held_template;
-use super::{SandboxPlan, SandboxSource};
+use super::{SandboxPlan, SandboxSource, placement};
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
@@ -32,6 +33,8 @@ struct ResolvedSandbox {
     attachments: Vec<Attachment>,
     /// Whether a sandbox of a pool can be used.
     may_be_pooled: bool,
+    /// The node that has the files of the snapshot.
+    node: Option<Uuid>,
 }
 
 pub(super) type RecordedSandbox = (SandboxBox, Option<PoolId>);
@@ -76,9 +79,14 @@ pub(super) async fn record(
         }
     }
     let id = BoxId::new();
+    let attachments = find_volumes(tx, tenant, plan, made.attachments).await?;
+    let node = match placement::place(tx, tenant.id, made.node, &attachments, made.config.mem_bytes).await? {
+        Ok(node) => node,
+        Err(refusal) => return Ok(Err(refusal)),
+    };
     // The lane is locked before any row.
-    start_box::start(tx, tenant.id, id, 1).await?;
-    let attachments = attach_volumes(tx, tenant, plan, made.attachments).await?;
+    start_box::start(tx, tenant.id, id, 1, Some(node)).await?;
+    attach_volumes(tx, tenant, node, &attachments).await?;
     if let Some(snapshot) = made.snapshot {
         // The snapshot may be deleted at the same time.
         let row = snapshots::lock(tx, tenant.id, snapshot).await?;
@@ -94,6 +102,7 @@ pub(super) async fn record(
         template: made.template,
         snapshot: made.snapshot,
         pool: None,
+        node: Some(node),
         lifetime: plan.times,
         attachments: &attachments,
         request: digest,
@@ -128,6 +137,7 @@ async fn resolve(
             config: plan.config.clone(),
             attachments: Vec::new(),
             may_be_pooled: false,
+            node: None,
         })),
         SandboxSource::Template(name) => from_template(tx, tenant, plan, name).await,
         SandboxSource::Snapshot(reference) => from_snapshot(tx, tenant, plan, reference).await,
@@ -176,6 +186,7 @@ async fn from_template(
         may_be_pooled: is_plain && plan.volumes.is_empty() && attachments.is_empty() && plan.network.is_empty(),
         config,
         attachments,
+        node: None,
     }))
 }
 
@@ -218,11 +229,12 @@ async fn from_snapshot(
         config,
         attachments: Vec::new(),
         may_be_pooled: false,
+        node: snapshot.host_id,
     }))
 }
 
-/// Attaches the volumes of a new sandbox: one sandbox may write to a volume, or several may read it.
-async fn attach_volumes(
+/// The volumes of a new sandbox.
+async fn find_volumes(
     tx: &mut Tx<'_>,
     tenant: Tenant,
     plan: &SandboxPlan,
@@ -244,22 +256,37 @@ async fn attach_volumes(
         });
     }
     check_attachments("volumes", attachments.iter().map(|volume| volume.mount_path.as_str()))?;
+    let mut distinct: Vec<_> = attachments.iter().map(|volume| volume.volume).collect();
+    distinct.sort_unstable();
+    distinct.dedup();
+    if distinct.len() < attachments.len() {
+        return Err(Rejection::rule("volumes", "a volume can be mounted only once per sandbox").into());
+    }
+    Ok(attachments)
+}
+
+/// Attaches volumes to a new sandbox on this node: one sandbox may write to a volume, or several may read it.
+async fn attach_volumes(tx: &mut Tx<'_>, tenant: Tenant, node: Uuid, attachments: &[Attachment]) -> store::Result<()> {
     // The same order everywhere, so that requests do not deadlock.
     let mut order: Vec<_> = attachments.iter().map(|volume| volume.volume).collect();
     order.sort_unstable();
-    order.dedup();
-    if order.len() < attachments.len() {
-        return Err(Rejection::rule("volumes", "a volume can be mounted only once per sandbox").into());
-    }
     for id in &order {
         let volume = volumes::lock(tx, tenant.id, &id.to_string()).await?;
+        if volume.host_id.is_some_and(|known| known != node) {
+            let text = format!(
+                "volume '{}' was just mounted on another node; send the request again",
+                volume.name
+            );
+            return Err(Rejection::conflict("volumes", text).into());
+        }
+        volumes::set_node(tx, tenant.id, *id, node).await?;
         if volume.status != VolumeStatus::Ready {
             let text = format!("volume '{}' is {}", volume.name, volume.status.as_str());
             return Err(Rejection::rule("volumes", text).into());
         }
     }
     let holders = volumes::users(tx, &order).await?;
-    for attachment in &attachments {
+    for attachment in attachments {
         let others = holders.iter().filter(|holder| holder.kind == "box");
         let mut others = others.filter(|holder| holder.volume_id == attachment.volume);
         if let Some(holder) = others.find(|holder| !(holder.read_only && attachment.read_only)) {
@@ -277,5 +304,5 @@ async fn attach_volumes(
             return Err(Rejection::conflict("volumes", text).into());
         }
     }
-    Ok(attachments)
+    Ok(())
 }

@@ -10,7 +10,41 @@ pub const KEYS: &[Key] = &[
         environment: &[],
         default: Fallback::Text("auto"),
         kind: Kind::Choice(&["auto", "on", "off"]),
-        about: "whether this process runs sandboxes; auto does where one process has all roles, on requires the roles api and worker. Only one process of an installation does",
+        about: "whether this process runs sandboxes, as a node; auto does where one process has all roles, on requires the role worker, and the role api or sandboxes.node_listen",
+    },
+    Key {
+        name: "sandboxes.node_listen",
+        environment: &[],
+        default: Fallback::Absent,
+        kind: Kind::Address,
+        about: "address at which this node accepts connections of other processes of the installation, authenticated and not encrypted; without it they cannot reach its sandboxes",
+    },
+    Key {
+        name: "sandboxes.node_address",
+        environment: &[],
+        default: Fallback::Absent,
+        kind: Kind::Name,
+        about: "host:port at which other processes reach sandboxes.node_listen; by default that address, or the name of the machine if it is unspecified",
+    },
+    Key {
+        name: "sandboxes.node_lost_seconds",
+        environment: &[],
+        default: Fallback::Text("120"),
+        kind: Kind::Count {
+            least: 10,
+            most: 86_400,
+        },
+        about: "sandboxes of a node that has not reported for so long are marked as stopped",
+    },
+    Key {
+        name: "sandboxes.max_per_node",
+        environment: &[],
+        default: Fallback::Text("0"),
+        kind: Kind::Count {
+            least: 0,
+            most: 1_000_000,
+        },
+        about: "running sandboxes of this node; further ones are placed on other nodes; 0 is no limit",
     },
     Key {
         name: "sandboxes.min_isolation",

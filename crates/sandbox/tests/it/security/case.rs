@@ -227,6 +227,7 @@ pub const fn error_kind(error: &Error) -> &'static str {
         Error::Range { .. } => "Range",
         Error::Refused(_) => "Refused",
         Error::Busy(_) => "Busy",
+        Error::Unreachable(_) => "Unreachable",
         Error::TimedOut(_) => "TimedOut",
         Error::Agent(_) => "Agent",
         Error::Io { .. } => "Io",

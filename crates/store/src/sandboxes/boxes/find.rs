@@ -173,17 +173,23 @@ pub async fn pool_members(tx: &mut Tx<'_>, tenant: TenantId, pool: PoolId) -> Re
     .await)?)
 }
 
-/// Boxes one of whose times may be over, of all workspaces.
-pub async fn due(tx: &mut Tx<'_>, limit: i64) -> Result<Vec<SandboxBox>> {
+/// Boxes of all workspaces one of whose times may be over: those of a node, of no node, and of lost nodes.
+pub async fn due(tx: &mut Tx<'_>, node: Uuid, limit: i64) -> Result<Vec<SandboxBox>> {
     let known = tx.now_param();
     let text = sql!(tx,
-        sqlite: concat!("SELECT ", columns!(sandbox_box), " FROM sandbox_box WHERE due_at <= $1 ORDER BY due_at LIMIT $2"),
+        sqlite: concat!("SELECT ", columns!(sandbox_box), " FROM sandbox_box WHERE due_at <= $1
+                         AND (host_id = $3 OR host_id IS NULL
+                              OR host_id NOT IN (SELECT id FROM sandbox_node WHERE lost_at IS NULL))
+                         ORDER BY due_at LIMIT $2"),
         // The database's clock: several processes write these times.
-        postgres: concat!("SELECT ", columns!(sandbox_box),
-                          " FROM sandbox_box WHERE due_at <= towpath_now($1) ORDER BY due_at LIMIT $2"));
+        postgres: concat!("SELECT ", columns!(sandbox_box), " FROM sandbox_box WHERE due_at <= towpath_now($1)
+                           AND (host_id = $3 OR host_id IS NULL
+                                OR host_id NOT IN (SELECT id FROM sandbox_node WHERE lost_at IS NULL))
+                           ORDER BY due_at LIMIT $2"));
     Ok(on!(tx, |conn| sqlx::query_as(text)
         .bind(known)
         .bind(limit)
+        .bind(node)
         .fetch_all(conn)
         .await)?)
 }
@@ -196,28 +202,29 @@ pub struct BoxLocation {
     pub status: BoxStatus,
     /// Number of its newest life.
     pub generation: i64,
-    /// The folder of boxes its files are in.
+    /// The node it was placed on.
     pub host_id: Option<Uuid>,
 }
 
-/// Boxes of all workspaces after an id.
-pub async fn list_after(tx: &mut Tx<'_>, id: BoxId, limit: i64) -> Result<Vec<BoxLocation>> {
+/// Boxes of all workspaces after an id: those of a node, and those without one.
+pub async fn list_after(tx: &mut Tx<'_>, node: Uuid, id: BoxId, limit: i64) -> Result<Vec<BoxLocation>> {
     Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT id, tenant_id, status, generation, host_id FROM sandbox_box WHERE id > $1 ORDER BY id LIMIT $2"
+        "SELECT id, tenant_id, status, generation, host_id FROM sandbox_box
+         WHERE id > $1 AND (host_id = $3 OR host_id IS NULL) ORDER BY id LIMIT $2"
     )
     .bind(id)
     .bind(limit)
+    .bind(node)
     .fetch_all(conn)
     .await)?)
 }
 
-/// Whether there is a box of this id in any workspace.
-pub async fn exists(tx: &mut Tx<'_>, id: BoxId) -> Result<bool> {
-    let found: Option<BoxId> = on!(tx, |conn| sqlx::query_scalar(
-        "SELECT id FROM sandbox_box WHERE id = $1"
+/// A box of any workspace and node.
+pub async fn find_location(tx: &mut Tx<'_>, id: BoxId) -> Result<Option<BoxLocation>> {
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "SELECT id, tenant_id, status, generation, host_id FROM sandbox_box WHERE id = $1"
     )
     .bind(id)
     .fetch_optional(conn)
-    .await)?;
-    Ok(found.is_some())
+    .await)?)
 }

@@ -7,13 +7,19 @@ use uuid::Uuid;
 use super::SandboxBox;
 use crate::{Error, Result, Tx};
 
-/// Begins the generation after `ended` of a stopped sandbox. `None` if it runs, is being removed, or has another
-/// generation.
-pub async fn begin_start(tx: &mut Tx<'_>, tenant: TenantId, id: BoxId, ended: i64) -> Result<Option<SandboxBox>> {
+/// Begins the generation after `ended` of a stopped sandbox, on this node. `None` if it runs, is being removed, or has
+/// another generation.
+pub async fn begin_start(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    id: BoxId,
+    ended: i64,
+    node: Option<Uuid>,
+) -> Result<Option<SandboxBox>> {
     let now = tx.now();
     let row: Option<SandboxBox> = on!(tx, |conn| sqlx::query_as(concat!(
         "UPDATE sandbox_box SET status = 'provisioning', status_message = NULL, generation = generation + 1,
-                stopped_at = NULL, active_at = $3, updated_at = $3
+                stopped_at = NULL, active_at = $3, updated_at = $3, host_id = $5
          WHERE tenant_id = $1 AND id = $2 AND generation = $4 AND status IN ('stopped', 'failed') RETURNING ",
         columns!(sandbox_box)
     ))
@@ -21,6 +27,7 @@ pub async fn begin_start(tx: &mut Tx<'_>, tenant: TenantId, id: BoxId, ended: i6
     .bind(id)
     .bind(now)
     .bind(ended)
+    .bind(node)
     .fetch_optional(conn)
     .await)?;
     refresh_due(tx, row).await
@@ -30,7 +37,7 @@ pub async fn begin_start(tx: &mut Tx<'_>, tenant: TenantId, id: BoxId, ended: i6
 pub struct StartResult<'a> {
     /// JSON: what it was started on.
     pub root: &'a str,
-    /// The folder of boxes its files are in.
+    /// The node that started it.
     pub host_id: Uuid,
     /// How it is isolated.
     pub isolation: &'a str,

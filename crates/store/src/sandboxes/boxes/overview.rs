@@ -2,6 +2,7 @@
 
 use towpath_domain::BoxId;
 use towpath_domain::sandbox::BoxStatus;
+use uuid::Uuid;
 
 use super::SandboxBox;
 use crate::{Result, Tx};
@@ -31,11 +32,12 @@ pub async fn get_in_any_workspace(tx: &mut Tx<'_>, id: BoxId) -> Result<SandboxB
     .await)?)
 }
 
-/// How many boxes there are of each status, if there is one.
-pub async fn count_by_status(tx: &mut Tx<'_>) -> Result<Vec<(BoxStatus, i64)>> {
+/// How many boxes of a node there are of each status, if there is one.
+pub async fn count_by_status(tx: &mut Tx<'_>, node: Uuid) -> Result<Vec<(BoxStatus, i64)>> {
     Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT status, count(*) FROM sandbox_box GROUP BY status"
+        "SELECT status, count(*) FROM sandbox_box WHERE host_id = $1 GROUP BY status"
     )
+    .bind(node)
     .fetch_all(conn)
     .await)?)
 }

@@ -49,6 +49,10 @@ INSERT INTO a2a_push_config (id, tenant_id, task_id, name, url, token, scheme, c
 VALUES (@id231, @id1, @id230, 'first', 'https://example.com/hook', 'sealed', 'Bearer', 'sealed too', '1.0', @at1);
 
 INSERT INTO sandbox_host (id, host_id, host, life, alive_until) VALUES (1, @id240, 'here', @id241, @at9);
+INSERT INTO sandbox_node (id, name, address, life, alive_until, is_draining, is_leaving, max_boxes, memory_bytes,
+                          free_memory_bytes, isolation, trouble, lost_at, created_at, seen_at)
+VALUES (@id240, 'here', '10.0.0.5:8402', @id241, @at9, FALSE, FALSE, 100, 8000000000, 5000000000, 'namespace', 'none', @at6,
+        @at1, @at2);
 INSERT INTO sandbox_template (id, tenant_id, name, image, resources, created_at, updated_at)
 VALUES (@id242, @id1, 'python', 'python:3.13', '{"cpu": 1}', @at1, @at2);
 INSERT INTO sandbox_pool (id, tenant_id, name, template_id, replicas, created_at, updated_at)
@@ -56,9 +60,9 @@ VALUES (@id243, @id1, 'warm', @id242, 2, @at1, @at2);
 -- The parent has the greater id: a copy in the order of the ids meets the child first.
 INSERT INTO sandbox_snapshot (id, tenant_id, name, status, status_message, docker_image, fs_capacity_bytes, fs_used_bytes,
                               source_box_id, parent_id, root, run_config, labels, description, included, request, created_by,
-                              created_at, updated_at)
+                              created_at, updated_at, host_id)
 VALUES (@id245, @id1, 'base', 'ready', 'done', 'debian:13', 1000000, 20000, @id246, NULL, '{}', '{}', '{}', 'words', '[]',
-        @bytes32, 'key', @at1, @at2);
+        @bytes32, 'key', @at1, @at2, @id240);
 INSERT INTO sandbox_snapshot (id, tenant_id, name, status, fs_capacity_bytes, parent_id, labels, included, request,
                               created_by, created_at, updated_at)
 VALUES (@id244, @id1, 'child', 'ready', 1000000, @id245, '{}', '[]', @other32, 'key', @at1, @at2);
@@ -70,8 +74,8 @@ INSERT INTO sandbox_box (id, tenant_id, name, status, status_message, generation
 VALUES (@id246, @id1, 'box', 'stopped', 'idle', 3, @id240, 'namespace', '{}', '{}', 'python', @id242, @id244, @id243, 600, 0,
         0, @at5, @at9, @at6, @bytes32, 'key', 'key', @at1, @at2);
 INSERT INTO sandbox_volume (id, tenant_id, name, status, status_message, size_bytes, storage_class, description, labels,
-                            source_volume_id, created_at, updated_at)
-VALUES (@id247, @id1, 'data', 'ready', 'done', 5000000000, 'local', 'words', '{}', @id248, @at1, @at2);
+                            source_volume_id, created_at, updated_at, host_id)
+VALUES (@id247, @id1, 'data', 'ready', 'done', 5000000000, 'local', 'words', '{}', @id248, @at1, @at2, @id240);
 INSERT INTO sandbox_box_volume (box_id, volume_id, mount_path, read_only) VALUES (@id246, @id247, '/data', FALSE);
 INSERT INTO sandbox_template_volume (template_id, volume_id, mount_path) VALUES (@id242, @id247, '/data');
 INSERT INTO sandbox_token (hash, tenant_id, box_id, kind, port, path, content_type, content_disposition, created_at,
