@@ -2,6 +2,7 @@
 
 pub mod fake_driver;
 mod network;
+mod registry;
 mod usage;
 mod volumes;
 
@@ -23,6 +24,8 @@ use towpath_store::sandboxes::boxes::SandboxBox;
 use uuid::Uuid;
 
 pub use network::compile as compile_network;
+pub use registry::GuardedTransport;
+pub(crate) use registry::image_request;
 pub use usage::UseGuard;
 
 pub const POOL: &str = "sandboxes";

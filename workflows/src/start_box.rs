@@ -8,12 +8,12 @@ use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_domain::sandbox::{BoxStatus, SnapshotStatus, host_name};
 use towpath_domain::{BoxId, JobId, TenantId, failpoint};
 use towpath_durable::{Cause, Ctx, Failure, IntoFailure, Lane, Outcome, Start, Workflow};
-use towpath_sandbox::{BoxSpec, Error, RootFileSystem, VolumeMount};
+use towpath_sandbox::{BoxSpec, Error, ImageRequest, RootFileSystem, VolumeMount};
 use towpath_store::sandboxes::boxes::{self, SandboxBox, StartResult};
 use towpath_store::sandboxes::{network, snapshots, volumes};
 use towpath_store::{self as store, Tx};
 
-use crate::sandbox_host::{SandboxHost, driver_generation, error_text, isolation_name};
+use crate::sandbox_host::{SandboxHost, driver_generation, error_text, image_request, isolation_name};
 use crate::{Services, metric};
 
 /// The root of a sandbox without an image or a snapshot.
@@ -214,7 +214,11 @@ async fn root_file_system(
     image: Option<&str>,
 ) -> Result<RootFileSystem, Failure> {
     let Some(id) = row.snapshot_id else {
-        let prepared = machine.driver.prepare(image.unwrap_or(DEFAULT_IMAGE)).await;
+        let image = match image {
+            Some(image) => image_request(world, row.tenant_id, image, None).await?,
+            None => ImageRequest::anonymous(DEFAULT_IMAGE),
+        };
+        let prepared = machine.driver.prepare(&image).await;
         return prepared.map_err(|error| failure_of(&error));
     };
     let found = world.store.read(async |tx| snapshots::get(tx, row.tenant_id, id).await);

@@ -1,14 +1,14 @@
 //! A driver for tests that runs nothing and does what a test specifies. Its sandboxes have no agent.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use towpath_sandbox::{
-    BoxHandle, BoxSpec, BoxState, Capabilities, Driver, Error, Generation, Isolation, Layer, Result, RootFileSystem,
-    VolumeSource,
+    BoxHandle, BoxSpec, BoxState, Capabilities, Driver, Error, Generation, ImageRequest, Isolation, Layer, Result,
+    RootFileSystem, VolumeSource,
 };
 use uuid::Uuid;
 
@@ -26,6 +26,9 @@ struct FakeState {
     failures: VecDeque<Error>,
     /// Started sandboxes.
     started: Vec<BoxSpec>,
+    /// Requests for images.
+    prepared: Vec<ImageRequest>,
+    images: HashSet<String>,
     is_without_limits: bool,
 }
 
@@ -87,6 +90,17 @@ impl FakeDriver {
         lock(&self.0).volumes.get(&id).copied()
     }
 
+    #[must_use]
+    pub fn has_image(&self, name: &str) -> bool {
+        lock(&self.0).images.contains(name)
+    }
+
+    /// Requests for images, in order.
+    #[must_use]
+    pub fn image_requests(&self) -> Vec<ImageRequest> {
+        lock(&self.0).prepared.clone()
+    }
+
     /// Started sandboxes, in order.
     #[must_use]
     pub fn started_specs(&self) -> Vec<BoxSpec> {
@@ -132,14 +146,22 @@ impl Driver for FakeDriver {
         })
     }
 
-    async fn prepare(&self, image: &str) -> Result<RootFileSystem> {
-        if image == "missing" {
+    async fn prepare(&self, image: &ImageRequest) -> Result<RootFileSystem> {
+        if image.name == "missing" {
             return Err(Error::NotFound("there is no image missing".to_owned()));
         }
+        let mut inner = lock(&self.0);
+        inner.prepared.push(image.clone());
+        inner.images.insert(image.name.clone());
         Ok(RootFileSystem {
-            base: image.to_owned(),
+            base: image.name.clone(),
             layers: Vec::new(),
         })
+    }
+
+    async fn remove_unused_images(&self, bases: &BTreeSet<String>) -> Result<()> {
+        lock(&self.0).images.retain(|image| bases.contains(image));
+        Ok(())
     }
 
     async fn start(&self, spec: &BoxSpec, generation: Generation) -> Result<BoxHandle> {

@@ -160,6 +160,10 @@ pub struct SandboxSettings {
     pub enabled: SandboxMode,
     /// The first user id for sandboxes.
     pub first_user_id: u32,
+    /// Maximum bytes of one image.
+    pub image_bytes: u64,
+    /// Maximum bytes of all images.
+    pub images_bytes: u64,
     pub host: sandbox_host::SandboxHostSettings,
     pub quota: sandbox::SandboxQuota,
 }
@@ -467,6 +471,8 @@ impl Settings {
                     _ => SandboxMode::Auto,
                 },
                 first_user_id: values.number("sandboxes.first_user_id"),
+                image_bytes: values.number::<u64>("sandboxes.image_mb") << 20,
+                images_bytes: values.number::<u64>("sandboxes.images_mb") << 20,
                 host: sandbox_host::SandboxHostSettings {
                     min_isolation: match values.text("sandboxes.min_isolation") {
                         "gvisor" => Isolation::Gvisor,

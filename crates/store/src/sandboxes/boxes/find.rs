@@ -211,6 +211,17 @@ pub async fn list_after(tx: &mut Tx<'_>, id: BoxId, limit: i64) -> Result<Vec<Bo
     .await)?)
 }
 
+/// What boxes of all workspaces were started on, after an id.
+pub async fn roots_after(tx: &mut Tx<'_>, id: BoxId, limit: i64) -> Result<Vec<(BoxId, String)>> {
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "SELECT id, root FROM sandbox_box WHERE id > $1 AND root IS NOT NULL ORDER BY id LIMIT $2"
+    )
+    .bind(id)
+    .bind(limit)
+    .fetch_all(conn)
+    .await)?)
+}
+
 /// Whether there is a box of this id in any workspace.
 pub async fn exists(tx: &mut Tx<'_>, id: BoxId) -> Result<bool> {
     let found: Option<BoxId> = on!(tx, |conn| sqlx::query_scalar(
