@@ -21,7 +21,7 @@ pub use registry::{RegistryBody, RegistryLogin, RegistryReply, RegistryTransport
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageRequest {
     pub name: String,
-    /// For its registry.
+    /// Without it, only images that anyone may pull are found.
     pub login: Option<RegistryLogin>,
 }
 

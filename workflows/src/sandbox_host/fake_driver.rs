@@ -26,7 +26,7 @@ struct FakeState {
     failures: VecDeque<Error>,
     /// Started sandboxes.
     started: Vec<BoxSpec>,
-    /// Requests for images.
+    /// In the order of their requests.
     prepared: Vec<ImageRequest>,
     images: HashSet<String>,
     is_without_limits: bool,

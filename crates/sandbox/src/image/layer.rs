@@ -47,7 +47,7 @@ pub(super) fn decompress(blob: &Path, archive: &Path, content: &Digest, limit: u
     let mut file = File::open(blob)?;
     let mut magic = [0; 4];
     let read = read_up_to(&mut file, &mut magic)?;
-    file.seek(SeekFrom::Start(0))?;
+    file.rewind()?;
     let file = BufReader::with_capacity(BUFFER_BYTES, file);
     let mut source: Box<dyn Read> = if magic[..read].starts_with(&GZIP_MAGIC) {
         Box::new(flate2::bufread::MultiGzDecoder::new(file))
@@ -181,7 +181,7 @@ impl ImageTree {
         Ok(())
     }
 
-    fn add(&mut self, entry: &mut Entry<'_, BoundedReader<'_>>, path: &[u8]) -> io::Result<()> {
+    fn add(&mut self, entry: &mut Entry<'_, BoundedReader>, path: &[u8]) -> io::Result<()> {
         let kind = entry.header().entry_type();
         if kind.is_pax_global_extensions() {
             return Ok(());
@@ -243,7 +243,7 @@ impl ImageTree {
 
     fn add_file(
         &mut self,
-        entry: &mut Entry<'_, BoundedReader<'_>>,
+        entry: &mut Entry<'_, BoundedReader>,
         path: &[&OsStr],
         parent: &OwnedFd,
         owner: Owner,
@@ -281,7 +281,7 @@ impl ImageTree {
     /// The target is a path in the tree. A symbolic link at its end is linked itself.
     fn add_hard_link(
         &self,
-        entry: &Entry<'_, BoundedReader<'_>>,
+        entry: &Entry<'_, BoundedReader>,
         path: &[&OsStr],
         parent: &OwnedFd,
         name: &OsStr,
@@ -304,7 +304,7 @@ impl ImageTree {
         linkat(&from, *target_name, parent, name, AtFlags::empty()).map_err(|errno| path_error(path, errno))
     }
 
-    fn owner_of(&self, entry: &Entry<'_, BoundedReader<'_>>, path: &[&OsStr]) -> io::Result<Owner> {
+    fn owner_of(&self, entry: &Entry<'_, BoundedReader>, path: &[&OsStr]) -> io::Result<Owner> {
         let (user, group) = (entry.header().uid()?, entry.header().gid()?);
         let inner = |id: u64| u32::try_from(id).ok().filter(|id| *id < USER_COUNT);
         match (inner(user), inner(group)) {
@@ -373,7 +373,7 @@ impl ImageTree {
         let mode = match self.first_user {
             Some(_) => mode & 0o7777,
             // The account is no superuser: it could not unpack further into a folder that it may not write to.
-            None => mode & 0o7777 | 0o700,
+            None => (mode & 0o7777) | 0o700,
         };
         self.set_metadata(folder, owner, mode)
     }
@@ -419,12 +419,12 @@ impl Owner {
 }
 
 /// Reads an archive up to a bound that the caller moves.
-struct BoundedReader<'f> {
-    file: &'f File,
+struct BoundedReader {
+    file: File,
     left: Rc<Cell<u64>>,
 }
 
-impl Read for BoundedReader<'_> {
+impl Read for BoundedReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let left = self.left.get();
         if left == 0 {
@@ -437,21 +437,18 @@ impl Read for BoundedReader<'_> {
     }
 }
 
-impl Seek for BoundedReader<'_> {
+impl Seek for BoundedReader {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
         self.file.seek(to)
     }
 }
 
 /// Visits the entries of an archive. What is not read of an entry is skipped.
-fn walk(
-    mut archive: &File,
-    mut visit: impl FnMut(&mut Entry<'_, BoundedReader<'_>>) -> io::Result<()>,
-) -> io::Result<()> {
-    archive.seek(SeekFrom::Start(0))?;
+fn walk(mut archive: &File, mut visit: impl FnMut(&mut Entry<'_, BoundedReader>) -> io::Result<()>) -> io::Result<()> {
+    archive.rewind()?;
     let left = Rc::new(Cell::new(MAX_HEADER_BYTES));
     let reader = BoundedReader {
-        file: archive,
+        file: archive.try_clone()?,
         left: Rc::clone(&left),
     };
     let mut archive = Archive::new(reader);

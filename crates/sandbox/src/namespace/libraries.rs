@@ -85,6 +85,6 @@ mod tests {
         );
         let loaders: Vec<bool> = found.iter().map(Library::is_loader).collect();
         assert_eq!(loaders, [false, false, true]);
-        assert_eq!(parse("statically linked\n"), []);
+        assert!(parse("statically linked\n").is_empty());
     }
 }
