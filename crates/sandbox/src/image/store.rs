@@ -132,12 +132,18 @@ impl ImageStore {
             return Ok(name);
         }
         let size = layers.iter().fold(0, |sum: u64, layer| sum.saturating_add(layer.size));
-        self.check_size(reference, size)?;
+        let max_bytes = self.available_bytes(reference, size)?;
         let config = repository.document(&config).await?;
         let (config, layers) = parse_config(&config, layers).map_err(invalid)?;
         let draft = self.begin_draft(&target)?;
         let made = self
-            .make(&mut repository, &draft.folder, &layers, (&name, config), first_user)
+            .make(
+                &mut repository,
+                &draft.folder,
+                &layers,
+                (name.as_str(), config),
+                (first_user, max_bytes),
+            )
             .await;
         let placed = match made {
             Ok(()) => self.place(&draft.folder, &target),
@@ -156,12 +162,11 @@ impl ImageStore {
         draft: &Path,
         layers: &[LayerBlob],
         (name, config): (&str, ImageConfig),
-        first_user: Option<u32>,
+        (first_user, max_bytes): (Option<u32>, u64),
     ) -> Result<()> {
         let what = "storing the image";
         let root = draft.join(ROOT_FOLDER);
         fs::create_dir(&root).map_err(Error::io(what))?;
-        let max_bytes = self.settings.max_image_bytes;
         let mut image = ImageTree::open(&root, first_user, max_bytes).map_err(unpack_error)?;
         for (index, layer) in layers.iter().enumerate() {
             let blob = draft.join(format!("{index}.blob"));
@@ -246,8 +251,9 @@ impl ImageStore {
         }
     }
 
-    /// Refuses an image that does not fit. The size of its compressed layers is the least that it takes.
-    fn check_size(&self, reference: &ImageReference, size: u64) -> Result<()> {
+    /// The bytes that an image may have. Refuses one that cannot fit: the size of its compressed layers is the least
+    /// that it takes.
+    fn available_bytes(&self, reference: &ImageReference, size: u64) -> Result<u64> {
         let ImageSettings {
             max_image_bytes,
             max_total_bytes,
@@ -263,13 +269,14 @@ impl ImageStore {
             .flatten()
             .filter_map(|entry| ImageRecord::read(&entry.path()).ok());
         let stored: u64 = records.map(|record| record.used_bytes).sum();
-        if stored.saturating_add(size) > max_total_bytes {
+        let free = max_total_bytes.saturating_sub(stored);
+        if size > free {
             return Err(Error::Busy(format!(
                 "image {reference}: this machine keeps at most {max_total_bytes} bytes of images; delete sandboxes and \
                  snapshots of other images, which are then removed within two hours"
             )));
         }
-        Ok(())
+        Ok(free.min(max_image_bytes))
     }
 
     fn begin_draft(self: &Arc<Self>, target: &Path) -> Result<Draft> {
