@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_domain::sandbox::SnapshotStatus;
-use towpath_domain::{JobId, SnapshotId, TenantId};
+use towpath_domain::{BoxRegistryId, JobId, SnapshotId, TenantId};
 use towpath_durable::{Ctx, Failure, IntoFailure, Outcome, Start, Workflow};
 use towpath_store::sandboxes::snapshots;
 use towpath_store::{self as store, Tx};
@@ -13,6 +13,7 @@ use towpath_store::{self as store, Tx};
 use crate::Services;
 use crate::capture_snapshot::failure_reason;
 use crate::delete_snapshot::lane_of;
+use crate::sandbox_host::image_request;
 use crate::start_box::failure_of;
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -22,14 +23,24 @@ pub struct BuildSnapshot {
     /// Moves to the snapshot when it is ready.
     #[serde(default)]
     pub tag: Option<String>,
+    /// Whose login pulls the image; otherwise one that fits its name.
+    #[serde(default)]
+    pub registry: Option<BoxRegistryId>,
 }
 
 /// Records the job. Call it before the transaction's business writes: it locks the lane.
-pub async fn start(tx: &mut Tx<'_>, tenant: TenantId, snapshot: SnapshotId, tag: Option<&str>) -> store::Result<JobId> {
+pub async fn start(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    snapshot: SnapshotId,
+    tag: Option<&str>,
+    registry: Option<BoxRegistryId>,
+) -> store::Result<JobId> {
     let input = BuildSnapshot {
         tenant,
         snapshot,
         tag: tag.map(str::to_owned),
+        registry,
     };
     towpath_durable::start(tx, &input, Start::new(tenant).lane(lane_of(snapshot))).await
 }
@@ -55,9 +66,10 @@ impl Workflow for BuildSnapshot {
         let image = kept.docker_image.as_deref();
         let image = image.ok_or_else(|| Failure::fatal("the snapshot has no image"))?;
         let machine = world.sandbox_host()?;
+        let image = image_request(world, tenant, image, self.registry).await?;
         let root = machine
             .driver
-            .prepare(image)
+            .prepare(&image)
             .await
             .map_err(|error| failure_of(&error))?;
         let root = serde_json::to_string(&root).fatal()?;

@@ -1,7 +1,7 @@
 //! Background work of a node: it checks the times of its sandboxes, compares the sandbox host with their rows, fills
 //! pools, and renews the lease of the node.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use futures::stream;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 use towpath_domain::sandbox::{BoxStatus, DueAction};
-use towpath_domain::{BoxId, TenantId};
-use towpath_sandbox::{BoxState, Error};
+use towpath_domain::{BoxId, SnapshotId, TenantId};
+use towpath_sandbox::{BoxState, Error, RootFileSystem};
 use towpath_store::sandboxes::boxes::{self, BoxLocation, SandboxBox};
 use towpath_store::sandboxes::nodes::{self, NodeRegistration};
-use towpath_store::sandboxes::{pools, tokens};
+use towpath_store::sandboxes::{pools, snapshots, tokens};
 use towpath_store::sealing::Sealer;
 use towpath_store::{self as store, Store};
 use uuid::Uuid;
@@ -28,6 +28,8 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 const RENEW_INTERVAL: Duration = Duration::from_secs(15);
 /// Interval of comparisons with the rows.
 const RECONCILE_INTERVAL: Duration = Duration::from_secs(60);
+/// Interval of removals of unused images.
+const IMAGE_INTERVAL: Duration = Duration::from_secs(3600);
 /// How long the lease of a node lasts by default unless it is renewed.
 pub const LEASE_DURATION: Duration = Duration::from_secs(120);
 /// When a due time is checked again if its job had no effect.
@@ -90,6 +92,7 @@ impl BoxReconciler {
         let mut ticks = interval(POLL_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut compared = None::<Instant>;
+        let mut swept = None::<Instant>;
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
@@ -105,8 +108,53 @@ impl BoxReconciler {
                 log_failure("counting boxes", self.report_counts().await);
                 log_failure("deleting tokens of sandboxes", self.prune_tokens().await);
             }
+            if swept.is_none_or(|last| last.elapsed() >= IMAGE_INTERVAL) {
+                swept = Some(Instant::now());
+                log_failure("removing unused images", self.remove_unused_images().await);
+            }
             log_failure("checking times of sandboxes", self.stop_due().await);
         }
+    }
+
+    /// Removes images on which no sandbox of this node and no snapshot that it can start is based. Driver errors are
+    /// logged and retried at the next removal.
+    pub async fn remove_unused_images(&self) -> store::Result<()> {
+        let mut bases = BTreeSet::new();
+        let mut add = |root: &str| match serde_json::from_str::<RootFileSystem>(root) {
+            Ok(root) => {
+                bases.insert(root.base);
+                true
+            }
+            Err(_) => false,
+        };
+        let (mut is_complete, mut last, node) = (true, BoxId::nil(), self.node.id);
+        loop {
+            let page = self
+                .store
+                .read(async |tx| boxes::roots_after(tx, node, last, PAGE_SIZE).await)
+                .await?;
+            let Some((end, _)) = page.last() else { break };
+            last = *end;
+            is_complete &= page.iter().all(|(_, root)| add(root));
+        }
+        let mut last = SnapshotId::nil();
+        loop {
+            let page = self
+                .store
+                .read(async |tx| snapshots::roots_after(tx, node, last, PAGE_SIZE).await)
+                .await?;
+            let Some((end, _)) = page.last() else { break };
+            last = *end;
+            is_complete &= page.iter().all(|(_, root)| add(root));
+        }
+        if !is_complete {
+            tracing::warn!("unused images are not removed: the root of a sandbox or snapshot cannot be read");
+            return Ok(());
+        }
+        if let Err(error) = self.host.driver.remove_unused_images(&bases).await {
+            tracing::warn!(reason = error_text(&error), "unused images cannot be removed");
+        }
+        Ok(())
     }
 
     async fn report_counts(&self) -> store::Result<()> {

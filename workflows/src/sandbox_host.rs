@@ -3,6 +3,7 @@
 pub mod fake_driver;
 mod memory;
 mod network;
+mod registry;
 mod usage;
 mod volumes;
 
@@ -26,6 +27,8 @@ use towpath_store::sandboxes::nodes::NodeReport;
 use uuid::Uuid;
 
 pub use network::compile as compile_network;
+pub use registry::GuardedTransport;
+pub(crate) use registry::image_request;
 pub use usage::UseGuard;
 
 pub const POOL: &str = "sandboxes";

@@ -8,13 +8,13 @@ use towpath_domain::job::{EndReason, RetryPolicy};
 use towpath_domain::sandbox::{BoxStatus, SnapshotStatus, host_name};
 use towpath_domain::{BoxId, JobId, TenantId, failpoint};
 use towpath_durable::{Cause, Ctx, Failure, IntoFailure, Lane, Outcome, Start, Workflow};
-use towpath_sandbox::{BoxSpec, Error, RootFileSystem, VolumeMount};
+use towpath_sandbox::{BoxSpec, Error, ImageRequest, RootFileSystem, VolumeMount};
 use towpath_store::sandboxes::boxes::{self, SandboxBox, StartResult};
 use towpath_store::sandboxes::{network, nodes, snapshots, volumes};
 use towpath_store::{self as store, Tx};
 use uuid::Uuid;
 
-use crate::sandbox_host::{SandboxHost, driver_generation, error_text, isolation_name};
+use crate::sandbox_host::{SandboxHost, driver_generation, error_text, image_request, isolation_name};
 use crate::sandbox_nodes::{eligible, pool_for};
 use crate::{Services, metric};
 
@@ -180,7 +180,7 @@ async fn box_spec(
         .limits(&config, capabilities)
         .map_err(|error| failure_of(&error))?;
     let root = match &row.root {
-        Some(root) => serde_json::from_str(root).fatal()?,
+        Some(root) => ensure_base(world, machine, row.tenant_id, root).await?,
         None => root_file_system(world, machine, row, config.image.as_deref()).await?,
     };
     let mounts = volume_mounts(world, machine, row).await?;
@@ -279,18 +279,39 @@ async fn root_file_system(
     image: Option<&str>,
 ) -> Result<RootFileSystem, Failure> {
     let Some(id) = row.snapshot_id else {
-        let prepared = machine.driver.prepare(image.unwrap_or(DEFAULT_IMAGE)).await;
+        let image = match image {
+            Some(image) => image_request(world, row.tenant_id, image, None).await?,
+            None => ImageRequest::anonymous(DEFAULT_IMAGE),
+        };
+        let prepared = machine.driver.prepare(&image).await;
         return prepared.map_err(|error| failure_of(&error));
     };
     let found = world.store.read(async |tx| snapshots::get(tx, row.tenant_id, id).await);
     let snapshot = found.await.retry()?;
     check_node(machine, snapshot.host_id, "snapshot", &snapshot.name)?;
     match (snapshot.status, &snapshot.root) {
-        (SnapshotStatus::Ready, Some(root)) => serde_json::from_str(root).fatal(),
+        (SnapshotStatus::Ready, Some(root)) => ensure_base(world, machine, row.tenant_id, root).await,
         _ => Err(Failure::fatal(format!(
             "its snapshot {} is {}",
             snapshot.name,
             snapshot.status.as_str()
         ))),
     }
+}
+
+/// Reads a stored root, whose image may have been pulled by another node.
+async fn ensure_base(
+    world: &Services,
+    machine: &SandboxHost,
+    tenant: TenantId,
+    root: &str,
+) -> Result<RootFileSystem, Failure> {
+    let root: RootFileSystem = serde_json::from_str(root).fatal()?;
+    let is_prepared = machine.driver.is_prepared(&root.base).await;
+    if !is_prepared.map_err(|error| failure_of(&error))? {
+        let image = image_request(world, tenant, &root.base, None).await?;
+        let prepared = machine.driver.prepare(&image).await;
+        prepared.map_err(|error| failure_of(&error))?;
+    }
+    Ok(root)
 }

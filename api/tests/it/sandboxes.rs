@@ -546,6 +546,10 @@ async fn snapshots_wait_for_the_machine(world: World) {
     assert_eq!((&made["status"], &made["tags"]), (&json!("building"), &json!([])));
     let again = world.post("/v2/sandboxes/snapshots", &body).await.expect(201);
     assert_eq!(made["id"], again["id"]);
+    let mut unknown = body.clone();
+    unknown["registry_id"] = json!("nowhere");
+    let refused = world.post("/v2/sandboxes/snapshots", &unknown).await.expect(422);
+    assert!(refused.to_string().contains("registry_id"), "{refused}");
     for reference in ["base", made["id"].as_str().unwrap()] {
         let found = world
             .get(&format!("/v2/sandboxes/snapshots/{reference}"))

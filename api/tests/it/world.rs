@@ -364,7 +364,7 @@ fn parts(store: &Store, clock: &Clock, folder: &Path, ops: Ops, settings: Settin
         wal,
         queries: QueryExecutor::new(reader, CpuPool::with_threads(1).unwrap()),
         objects,
-        sealer,
+        sealer: sealer.clone(),
         destinations: towpath_outbound::Settings {
             guard: Guard::new(Policy {
                 loopback: true,

@@ -98,7 +98,7 @@ impl Server {
         let hosting = deployment_host::open(config, roles, shared.guard(), address, plain)?;
         let part = DeploymentRole::of(settings, &store, hosting).await?;
         let draining = CancellationToken::new();
-        let machine = sandboxes::open(settings, roles, (&store, shared.sealer()), &draining).await?;
+        let machine = sandboxes::open(settings, roles, (&store, shared.sealer()), shared.guard(), &draining).await?;
         let boxes = machine.as_ref().map(|machine| Arc::clone(&machine.host));
         let health = part.add_probe(shared.health(Health::new(draining.clone())));
         let ops = Ops::new(health, metrics.clone())

@@ -134,12 +134,16 @@ pub fn parse_registry_name(text: &str) -> Result<String, String> {
 /// The credentials with the longest matching prefix of the image's name.
 #[must_use]
 pub fn login_for<'a>(logins: &'a [RegistryLogin], image: &str) -> Option<&'a RegistryLogin> {
+    let matching = logins.iter().filter(|login| covers(&login.registry, image));
+    matching.max_by_key(|login| login.registry.len())
+}
+
+/// Whether an image belongs to a registry or a part of one, given by its canonical name.
+#[must_use]
+pub fn covers(registry: &str, image: &str) -> bool {
     let name = repository_name(image);
-    let covers = |login: &&RegistryLogin| {
-        let rest = name.strip_prefix(login.registry.as_str());
-        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-    };
-    logins.iter().filter(covers).max_by_key(|login| login.registry.len())
+    let rest = name.strip_prefix(registry);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 /// Whether an image names its registry. Others may exist on this machine only.

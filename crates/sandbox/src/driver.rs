@@ -1,5 +1,6 @@
 //! What starts and stops boxes.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use uuid::Uuid;
 
 use crate::client::BoxAgent;
 use crate::error::{Error, Result};
+use crate::image::ImageRequest;
 use crate::proxy::ProxyEndpoint;
 use crate::spec::{BoxSpec, Generation, Layer, RootFileSystem, VolumeSource};
 
@@ -81,8 +83,16 @@ pub trait Driver: Send + Sync + std::fmt::Debug {
     /// can be started. Probed once and cached.
     async fn capabilities(&self) -> Result<Capabilities>;
 
-    /// Makes the root file system of an image name available.
-    async fn prepare(&self, image: &str) -> Result<RootFileSystem>;
+    /// Makes the root file system of an image available.
+    async fn prepare(&self, image: &ImageRequest) -> Result<RootFileSystem>;
+
+    /// Whether the base of a root is on this machine. An image then counts as used.
+    async fn is_prepared(&self, base: &str) -> Result<bool>;
+
+    /// Removes images that are the base of none of these roots and were not prepared or started of late.
+    async fn remove_unused_images(&self, _bases: &BTreeSet<String>) -> Result<()> {
+        Ok(())
+    }
 
     /// Starts a box and waits until its agent answers. A box that already runs with this generation is returned; an
     /// older generation is ended first; a generation older than the newest known one is refused.

@@ -30,6 +30,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::agent::AgentSetup;
 use crate::client::SOCKET;
+use crate::namespace::libraries::Library;
 use crate::namespace::process_record::ProcessRecord;
 use crate::program;
 use crate::spec::VolumeMount;
@@ -42,6 +43,9 @@ pub(crate) const ROOT_FOLDER: &str = "root";
 pub(crate) const USER_COUNT: u32 = 65_536;
 /// Where the agent is in the box.
 pub(crate) const AGENT_PATH: &str = "/run/towpath/agent";
+/// What starts it in an image, with the libraries of the host.
+pub(crate) const LOADER_PATH: &str = "/run/towpath/loader";
+pub(crate) const LIBRARY_FOLDER: &str = "/run/towpath/lib";
 /// What the agent reads at its start.
 pub(crate) const SETUP_PATH: &str = "/run/towpath/box.json";
 
@@ -66,6 +70,9 @@ pub(crate) struct LaunchPlan {
     pub(crate) work: PathBuf,
     /// Folders of the host that the box sees, read-only.
     pub(crate) readable: Vec<String>,
+    /// What the program needs of the host in a root that is not the host's.
+    #[serde(default)]
+    pub(crate) libraries: Vec<Library>,
     pub(crate) shm_bytes: u64,
     pub(crate) mounts: Vec<VolumeMount>,
     pub(crate) agent: AgentSetup,
@@ -151,7 +158,7 @@ pub(crate) fn run_init(folder: &Path) -> io::Result<()> {
         outer.write_all(b"x")?;
         return Err(error);
     }
-    let error = Command::new(AGENT_PATH)
+    let error = agent_command()
         .arg(program::AGENT)
         .env_clear()
         .stdout(Stdio::null())
@@ -177,6 +184,16 @@ fn initialize(folder: &Path, launch: &LaunchPlan, outer: &mut UnixStream) -> io:
         setresuid(user, user, user)?;
     }
     confine::confine()
+}
+
+/// The program of the agent, in a box.
+pub(crate) fn agent_command() -> Command {
+    if !Path::new(LOADER_PATH).exists() {
+        return Command::new(AGENT_PATH);
+    }
+    let mut command = Command::new(LOADER_PATH);
+    command.args(["--library-path", LIBRARY_FOLDER, AGENT_PATH]);
+    command
 }
 
 /// Makes the box's user the owner of its user namespace. Otherwise a box could use up the limits of the host's root,

@@ -9,6 +9,10 @@
 //! <root>/
 //!   base/<digest>/                     the read-only root made from the host
 //!   layers/<layer>/                    sealed files of a box, read-only
+//!   images/<digest>/                   an image of a registry, by its name and the owner of its files
+//!     root/                            its files, read-only
+//!     image.json                       its name and configuration
+//!     used                             the time of this file is that of the last use
 //!   boxes/<box>/generation             the newest generation that was started or destroyed
 //!   boxes/<box>/upper, work            files of the box; they outlive a stop
 //!   volumes/<volume>.img               an ext4 file system; a folder where the platform is not root
@@ -33,6 +37,10 @@ pub mod proxy;
 pub mod spec;
 mod wire;
 
+// Names and settings are known everywhere.
+#[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "only Linux pulls images"))]
+pub mod image;
+
 #[cfg(target_os = "linux")]
 mod agent;
 #[cfg(target_os = "linux")]
@@ -43,12 +51,15 @@ mod launch;
 pub mod namespace;
 #[cfg(target_os = "linux")]
 pub mod program;
+#[cfg(target_os = "linux")]
+mod tree;
 
 pub use client::{AgentDialer, BoxAgent, Download, ExecEvents, ExecInput, Execution, PortConnection};
 pub use driver::{BoxHandle, BoxState, Capabilities, Driver, Isolation};
 pub use error::{Error, Result};
 pub use exec::{CommandStatus, ExecEvent, ExecRequest, OutputTail, PtySize};
 pub use file::{ByteRange, Entry, FileStat, GlobRequest, GrepMatch, GrepRequest, Page};
+pub use image::{ImageReference, ImageRequest, ImageSettings};
 #[cfg(target_os = "linux")]
 pub use namespace::{NamespaceDriver, NamespaceSettings};
 pub use proxy::{BoxProxy, CertificateAuthority, ProxyEndpoint, ProxySettings, Traffic};

@@ -7,16 +7,18 @@
 mod base_image;
 mod box_lock;
 mod cgroups;
+pub(crate) mod libraries;
 mod lifecycle;
 pub(crate) mod process_record;
 pub(crate) mod proxy_files;
 mod self_test;
 mod spec_check;
-mod tree;
 mod volume;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -27,8 +29,10 @@ use uuid::Uuid;
 
 use crate::driver::{BoxHandle, BoxState, Capabilities, Driver};
 use crate::error::{Error, Result};
+use crate::image::{ImageRequest, ImageSettings, ImageStore};
 use crate::proxy::ProxyEndpoint;
 use crate::spec::{BoxSpec, Generation, Layer, Limits, RootFileSystem, VolumeSource};
+use crate::tree;
 use box_lock::BoxLock;
 use cgroups::Cgroups;
 use process_record::ProcessRecord;
@@ -37,6 +41,9 @@ pub(crate) use self_test::run_guard;
 
 /// The base made from the host.
 const HOST_BASE: &str = "host";
+/// Names of public images that stand for it, so that they need no network. With a registry in front, as in
+/// `docker.io/library/debian`, they name the images themselves.
+const HOST_ALIASES: [&str; 5] = ["", "default", "ubuntu", "debian", "python"];
 
 /// What the operator says about it.
 #[derive(Clone, Debug)]
@@ -48,18 +55,20 @@ pub struct NamespaceSettings {
     /// The first of 65,536 user ids reserved for boxes on this machine: root of boxes and their users. Used if the
     /// platform is root.
     pub first_user: u32,
+    pub images: ImageSettings,
 }
 
 #[derive(Debug)]
 pub struct NamespaceDriver {
     settings: NamespaceSettings,
+    images: Arc<ImageStore>,
     capabilities: OnceCell<std::result::Result<Capabilities, String>>,
 }
 
 impl NamespaceDriver {
     /// Makes its folders.
     pub fn new(settings: NamespaceSettings) -> Result<Self> {
-        for folder in ["base", "layers", "boxes", "runs", "volumes"] {
+        for folder in ["base", "images", "layers", "boxes", "runs", "volumes"] {
             create_private_folder(&settings.root.join(folder))?;
         }
         create_private_folder(&settings.root)?;
@@ -67,10 +76,16 @@ impl NamespaceDriver {
             .root
             .canonicalize()
             .map_err(Error::io("the folder of sandboxes"))?;
-        Ok(Self {
-            settings: NamespaceSettings { root, ..settings },
+        Ok(Self::with_folders(NamespaceSettings { root, ..settings }))
+    }
+
+    /// In folders that exist.
+    fn with_folders(settings: NamespaceSettings) -> Self {
+        Self {
+            images: Arc::new(ImageStore::new(settings.root.join("images"), settings.images.clone())),
+            settings,
             capabilities: OnceCell::new(),
-        })
+        }
     }
 
     fn box_folder(&self, id: Uuid) -> PathBuf {
@@ -102,6 +117,7 @@ impl NamespaceDriver {
     fn own(&self) -> Self {
         Self {
             settings: self.settings.clone(),
+            images: Arc::clone(&self.images),
             capabilities: OnceCell::new(),
         }
     }
@@ -220,20 +236,25 @@ impl Driver for NamespaceDriver {
         found.clone().map_err(Error::Unsupported)
     }
 
-    async fn prepare(&self, image: &str) -> Result<RootFileSystem> {
-        // Names of public default images are aliases of it.
-        let known = ["", HOST_BASE, "default", "ubuntu", "debian", "python"];
-        let name = image.rsplit('/').next().unwrap_or_default();
-        let name = name.split([':', '@']).next().unwrap_or_default();
-        if !known.contains(&name) {
-            return Err(Error::Unsupported(format!(
-                "image {image}: the driver namespace only has the image {HOST_BASE}, which is created from this machine"
-            )));
-        }
+    async fn prepare(&self, image: &ImageRequest) -> Result<RootFileSystem> {
+        let base = if is_host_image(&image.name) {
+            HOST_BASE.to_owned()
+        } else {
+            self.images.pull(image, self.first_user()?).await?
+        };
         Ok(RootFileSystem {
-            base: HOST_BASE.to_owned(),
+            base,
             layers: Vec::new(),
         })
+    }
+
+    async fn is_prepared(&self, base: &str) -> Result<bool> {
+        Ok(base == HOST_BASE || self.images.contains(base, self.first_user()?)?)
+    }
+
+    async fn remove_unused_images(&self, bases: &BTreeSet<String>) -> Result<()> {
+        let (images, bases, what) = (Arc::clone(&self.images), bases.clone(), "removing unused images");
+        blocking(what, move || images.remove_unused(&bases).map_err(Error::io(what))).await
     }
 
     async fn start(&self, spec: &BoxSpec, generation: Generation) -> Result<BoxHandle> {
@@ -358,6 +379,12 @@ impl NamespaceDriver {
         }
         Ok(marks)
     }
+}
+
+/// Whether a name stands for the base made from the host.
+fn is_host_image(name: &str) -> bool {
+    let plain = name.split([':', '@']).next().unwrap_or_default();
+    plain == HOST_BASE || HOST_ALIASES.contains(&plain)
 }
 
 /// Of a life, everywhere on the machine.

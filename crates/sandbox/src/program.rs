@@ -17,6 +17,8 @@ pub(crate) const AGENT: &str = "box-agent";
 pub(crate) const GUARD: &str = "box-guard";
 /// One operation on files, as the user of a box.
 pub(crate) const FILE: &str = "box-file";
+/// Does nothing: the loader of a program that has one lists its libraries instead.
+pub(crate) const LIBRARIES: &str = "box-libraries";
 /// Takes a terminal and becomes a command.
 pub(crate) const TERMINAL: &str = "box-terminal";
 
@@ -30,6 +32,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Option<ExitCode> {
         AGENT => agent::run(),
         GUARD => namespace::run_guard(arguments),
         FILE => agent::file::run(arguments),
+        LIBRARIES => Ok(()),
         TERMINAL => agent::terminal::run(arguments),
         _ => return None,
     };

@@ -21,9 +21,11 @@ pub struct BoxSpec {
     pub root: RootFileSystem,
     /// Whether the box's own files are removed before the start (`persistent: false`).
     pub fresh: bool,
-    /// The user of commands and file operations: `root`, `user`, or a user id below 65536. `user` by default.
+    /// The user of commands and file operations: a name such as `root`, or a user id below 65536. That of the image by
+    /// default; `user` on the base `host`.
     pub user: Option<String>,
-    /// The working directory of commands, to which relative paths refer. The user's home by default.
+    /// The working directory of commands, to which relative paths refer. That of the image by default, otherwise the
+    /// user's home.
     pub work_dir: Option<String>,
     /// Environment of every command. Not for secrets: each process of the box can read it.
     pub env: BTreeMap<String, String>,
@@ -38,7 +40,7 @@ pub struct BoxSpec {
 /// A root file system: a base with sealed layers over it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RootFileSystem {
-    /// Name of the base. The driver `namespace` has `host` alone.
+    /// Name of the base: `host`, or an image with the digest of its manifest.
     pub base: String,
     /// Sealed layers, the newest first. At most 32.
     #[serde(default)]

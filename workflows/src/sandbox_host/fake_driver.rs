@@ -1,14 +1,14 @@
 //! A driver for tests that runs nothing and does what a test specifies. Its sandboxes have no agent.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use towpath_sandbox::{
-    BoxHandle, BoxSpec, BoxState, Capabilities, Driver, Error, Generation, Isolation, Layer, Result, RootFileSystem,
-    VolumeSource,
+    BoxHandle, BoxSpec, BoxState, Capabilities, Driver, Error, Generation, ImageRequest, Isolation, Layer, Result,
+    RootFileSystem, VolumeSource,
 };
 use uuid::Uuid;
 
@@ -24,6 +24,9 @@ struct FakeState {
     failures: VecDeque<Error>,
     /// Started sandboxes.
     started: Vec<BoxSpec>,
+    /// In the order of their requests.
+    prepared: Vec<ImageRequest>,
+    images: HashSet<String>,
     is_without_limits: bool,
 }
 
@@ -85,6 +88,17 @@ impl FakeDriver {
         self.0.lock().volumes.get(&id).copied()
     }
 
+    #[must_use]
+    pub fn has_image(&self, name: &str) -> bool {
+        self.0.lock().images.contains(name)
+    }
+
+    /// Requests for images, in order.
+    #[must_use]
+    pub fn image_requests(&self) -> Vec<ImageRequest> {
+        self.0.lock().prepared.clone()
+    }
+
     /// Started sandboxes, in order.
     #[must_use]
     pub fn started_specs(&self) -> Vec<BoxSpec> {
@@ -130,14 +144,26 @@ impl Driver for FakeDriver {
         })
     }
 
-    async fn prepare(&self, image: &str) -> Result<RootFileSystem> {
-        if image == "missing" {
+    async fn prepare(&self, image: &ImageRequest) -> Result<RootFileSystem> {
+        if image.name == "missing" {
             return Err(Error::NotFound("there is no image missing".to_owned()));
         }
+        let mut inner = self.0.lock();
+        inner.prepared.push(image.clone());
+        inner.images.insert(image.name.clone());
         Ok(RootFileSystem {
-            base: image.to_owned(),
+            base: image.name.clone(),
             layers: Vec::new(),
         })
+    }
+
+    async fn is_prepared(&self, base: &str) -> Result<bool> {
+        Ok(self.0.lock().images.contains(base))
+    }
+
+    async fn remove_unused_images(&self, bases: &BTreeSet<String>) -> Result<()> {
+        self.0.lock().images.retain(|image| bases.contains(image));
+        Ok(())
     }
 
     async fn start(&self, spec: &BoxSpec, generation: Generation) -> Result<BoxHandle> {

@@ -9,12 +9,13 @@ use tokio_util::sync::CancellationToken;
 use towpath_domain::sandbox::{
     Attachment, BoxConfig, BoxStatus, Lifetime, ProxyConfig, SnapshotStatus, StoredProxy, TemplateResources,
 };
-use towpath_domain::{BoxId, SnapshotId, VolumeId};
+use towpath_domain::{BoxId, BoxRegistryId, Secret, SnapshotId, TenantId, VolumeId};
 use towpath_sandbox::{Error, RootFileSystem};
 use towpath_store::sandboxes::boxes::{self, BoxUpdate, NewBox, SandboxBox};
 use towpath_store::sandboxes::network::{self, BoxTraffic};
 use towpath_store::sandboxes::nodes::{self, NodeRegistration};
-use towpath_store::sandboxes::snapshots::{self, NewSnapshot};
+use towpath_store::sandboxes::registries::{self, Credentials, RegistryFields};
+use towpath_store::sandboxes::snapshots::{self, NewSnapshot, Snapshot};
 use towpath_store::sandboxes::volumes::{self, NewVolume};
 use towpath_store::sandboxes::{pools, templates};
 use towpath_workflows::reconcile_boxes::BoxReconciler;
@@ -44,6 +45,8 @@ on_both_databases!(
     a_pool_is_filled_and_claimed_boxes_are_replaced,
     a_box_starts_with_the_variables_of_its_network,
     traffic_is_added_up_until_the_box_goes,
+    an_image_is_pulled_with_the_login_of_its_workspace,
+    images_that_no_row_names_are_removed,
 );
 
 const TIMES: Lifetime = Lifetime {
@@ -211,9 +214,13 @@ impl SandboxFixture {
 
     /// Records the build of a snapshot with the tag `v1`; without an image it fails.
     async fn record_build(&self, id: SnapshotId, image: Option<&str>) {
+        self.record_build_with(id, image, None).await;
+    }
+
+    async fn record_build_with(&self, id: SnapshotId, image: Option<&str>, registry: Option<BoxRegistryId>) {
         let tenant = self.workflows.tenant;
         let recorded = self.workflows.store().write(async |tx| {
-            build_snapshot::start(tx, tenant, id, Some("v1")).await?;
+            build_snapshot::start(tx, tenant, id, Some("v1"), registry).await?;
             let new = NewSnapshot {
                 id,
                 name: "base",
@@ -232,6 +239,33 @@ impl SandboxFixture {
             snapshots::insert(tx, tenant, new).await
         });
         recorded.await.unwrap();
+    }
+
+    async fn create_registry(&self, tenant: TenantId, name: &str, url: &str, auth_type: &str) -> BoxRegistryId {
+        let sealer = &self.workflows.world.sealer;
+        let credentials = Credentials {
+            username: Some(name.to_owned()),
+            password: Some(Secret::new("hunter2")),
+            aws_role_arn: None,
+        };
+        let fields = RegistryFields {
+            name,
+            url,
+            auth_type,
+            credentials: &credentials,
+        };
+        let store = self.workflows.store();
+        let made = store.write(async |tx| registries::insert(tx, tenant, sealer, fields).await);
+        made.await.unwrap().id
+    }
+
+    async fn snapshot(&self, id: SnapshotId) -> Snapshot {
+        let tenant = self.workflows.tenant;
+        let found = self
+            .workflows
+            .store()
+            .read(async |tx| snapshots::get(tx, tenant, id).await);
+        found.await.unwrap()
     }
 
     /// The snapshot that has the tag `v1` of `base`.
@@ -675,4 +709,93 @@ async fn traffic_is_added_up_until_the_box_goes(database: Database) {
     assert_eq!(usage().await, (10, 100));
     machine.workflows.drive().await;
     assert!(machine.is_deleted(a).await);
+}
+
+async fn an_image_is_pulled_with_the_login_of_its_workspace(database: Database) {
+    let machine = SandboxFixture::new(database).await;
+    let tenant = machine.workflows.tenant;
+    for (name, url, auth_type) in [
+        ("all", "https://registry.example/", "DOCKER_CONFIG"),
+        ("team", "registry.example/team", "DOCKER_CONFIG"),
+        ("near", "registry.example/tea", "DOCKER_CONFIG"),
+        ("role", "registry.example/team/app", "AWS_ROLE"),
+        ("hub", "https://index.docker.io/v1/", "DOCKER_CONFIG"),
+    ] {
+        machine.create_registry(tenant, name, url, auth_type).await;
+    }
+    let other = TenantId::new();
+    machine
+        .create_registry(other, "other", "registry.example/team/app", "DOCKER_CONFIG")
+        .await;
+    for (image, user) in [
+        ("registry.example/team/app:v1", Some("team")),
+        ("registry.example/x", Some("all")),
+        ("alpine:3", Some("hub")),
+        ("other.example/x", None),
+    ] {
+        let config = BoxConfig {
+            image: Some(image.to_owned()),
+            ..BoxConfig::default()
+        };
+        let id = machine
+            .create_box_with(&image.replace(['/', ':', '.'], "-"), &config, None, &[])
+            .await;
+        machine.workflows.drive().await;
+        assert_eq!(machine.row(id).await.status, BoxStatus::Ready, "{image}");
+        let asked = machine.fake.image_requests().pop().unwrap();
+        let login = asked.login.map(|login| (login.username, login.password));
+        let expected = user.map(|user| (user.to_owned(), "hunter2".to_owned()));
+        assert_eq!((asked.name.as_str(), login), (image, expected));
+    }
+
+    // A snapshot may name its registry.
+    let named = machine
+        .create_registry(tenant, "named", "registry.example", "DOCKER_CONFIG")
+        .await;
+    let id = SnapshotId::new();
+    machine
+        .record_build_with(id, Some("registry.example/team/app"), Some(named))
+        .await;
+    machine.workflows.drive().await;
+    assert_eq!(machine.snapshot(id).await.status, SnapshotStatus::Ready);
+    let asked = machine.fake.image_requests().pop().unwrap();
+    assert_eq!(asked.login.unwrap().username, "named");
+    let role = machine
+        .create_registry(tenant, "role-2", "registry.example", "AWS_ROLE")
+        .await;
+    for (registry, image, why) in [
+        (named, "other.example/x", "is of another one"),
+        (role, "registry.example/x", "has the type AWS_ROLE"),
+    ] {
+        let id = SnapshotId::new();
+        machine.record_build_with(id, Some(image), Some(registry)).await;
+        machine.workflows.drive().await;
+        let failed = machine.snapshot(id).await;
+        let message = failed.status_message.unwrap_or_default();
+        assert_eq!(failed.status, SnapshotStatus::Failed);
+        assert!(message.contains(why) && !message.contains("hunter2"), "{message}");
+    }
+}
+
+async fn images_that_no_row_names_are_removed(database: Database) {
+    let machine = SandboxFixture::new(database).await;
+    let config = |image: &str| BoxConfig {
+        image: Some(image.to_owned()),
+        ..BoxConfig::default()
+    };
+    let kept = machine.create_box_with("a", &config("one.example/x"), None, &[]).await;
+    let doomed = machine.create_box_with("b", &config("two.example/x"), None, &[]).await;
+    let snapshot = SnapshotId::new();
+    machine.record_build(snapshot, Some("three.example/x")).await;
+    machine.workflows.drive().await;
+    let has = |names: [&str; 3]| names.map(|name| machine.fake.has_image(name));
+    let names = ["one.example/x", "two.example/x", "three.example/x"];
+    let keeper = machine.reconciler();
+    keeper.remove_unused_images().await.unwrap();
+    assert_eq!(has(names), [true; 3]);
+    machine.delete(doomed).await;
+    machine.workflows.drive().await;
+    keeper.remove_unused_images().await.unwrap();
+    assert_eq!(has(names), [true, false, true]);
+    assert_eq!(machine.row(kept).await.status, BoxStatus::Ready);
 }

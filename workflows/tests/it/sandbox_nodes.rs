@@ -1,29 +1,32 @@
 //! Several nodes of sandboxes on one database. Nodes are told apart by the pools of their jobs, which SQLite does not
 //! have: it has one process.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use towpath_domain::sandbox::{BoxConfig, BoxStatus, Lifetime};
-use towpath_domain::{BoxId, TenantId};
+use towpath_domain::{BoxId, SnapshotId, TenantId};
 use towpath_sandbox::Error;
 use towpath_store::Store;
 use towpath_store::sandboxes::boxes::{self, NewBox, SandboxBox};
 use towpath_store::sandboxes::nodes::{self, NodeRegistration, NodeReport, NodeState};
+use towpath_store::sandboxes::snapshots::{self, NewSnapshot};
 use towpath_store::sealing::{Keys, Sealer};
 use towpath_workflows::reconcile_boxes::BoxReconciler;
 use towpath_workflows::sandbox_host::fake_driver::FakeDriver;
 use towpath_workflows::sandbox_host::{self, SandboxHost, SandboxHostSettings};
 use towpath_workflows::sandbox_nodes::listener::NodeListener;
 use towpath_workflows::sandbox_nodes::{ConnectionPurpose, NodeClient, eligible, lost, pool_of_node};
-use towpath_workflows::{delete_box, start_box, stop_box};
+use towpath_workflows::{build_snapshot, delete_box, start_box, stop_box};
 use uuid::Uuid;
 
 use crate::fixture::{Database, WorkflowFixture};
 
 const LEASE: Duration = Duration::from_secs(120);
+const IMAGE: &str = "registry.example/tools:v1";
 const TIMES: Lifetime = Lifetime {
     idle_ttl_seconds: 0,
     ttl_seconds: 0,
@@ -118,6 +121,10 @@ impl NodesFixture {
     }
 
     async fn create_box(&self, node: Uuid, config: &BoxConfig) -> BoxId {
+        self.create_box_with(node, config, None).await
+    }
+
+    async fn create_box_with(&self, node: Uuid, config: &BoxConfig, snapshot: Option<SnapshotId>) -> BoxId {
         let (tenant, id) = (self.tenant(), BoxId::new());
         let made = self.store().write(async |tx| {
             start_box::start(tx, tenant, id, 1, Some(node)).await?;
@@ -127,7 +134,7 @@ impl NodesFixture {
                 config,
                 template_name: "",
                 template: None,
-                snapshot: None,
+                snapshot,
                 pool: None,
                 node: Some(node),
                 lifetime: TIMES,
@@ -248,11 +255,13 @@ async fn a_sandbox_without_files_leaves_a_lost_node() {
     let (a, b) = (Arc::clone(&fixture.a.host), Arc::clone(&fixture.b.host));
     let temporary = BoxConfig {
         is_temporary: true,
+        image: Some(IMAGE.to_owned()),
         ..BoxConfig::default()
     };
     let id = fixture.create_box(fixture.a.id(), &temporary).await;
     fixture.drive(&a).await;
     fixture.lose_a().await;
+    assert!(!fixture.b.driver.has_image(IMAGE));
     let tenant = fixture.tenant();
     let restarted = fixture
         .store()
@@ -261,6 +270,7 @@ async fn a_sandbox_without_files_leaves_a_lost_node() {
     fixture.drive(&b).await;
     assert_eq!(fixture.b.driver.running_generation(id.0), Some(2));
     assert_eq!(fixture.row(id).await.host_id, Some(fixture.b.id()));
+    assert!(fixture.b.driver.has_image(IMAGE), "the other node pulls its image");
 
     assert!(fixture.a.renew(fixture.store()).await);
     let mut reconciler = fixture.reconciler(&fixture.a);
@@ -269,6 +279,64 @@ async fn a_sandbox_without_files_leaves_a_lost_node() {
     reconciler.reconcile().await.unwrap();
     assert!(!fixture.a.driver.has_box(id.0));
     assert_eq!(fixture.row(id).await.status, BoxStatus::Ready);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_snapshot_of_an_image_starts_on_every_node() {
+    let Some(mut fixture) = NodesFixture::new().await else {
+        return;
+    };
+    let (a, b) = (Arc::clone(&fixture.a.host), Arc::clone(&fixture.b.host));
+    let (tenant, store, snapshot) = (fixture.tenant(), fixture.store().clone(), SnapshotId::new());
+    let recorded = store.write(async |tx| {
+        build_snapshot::start(tx, tenant, snapshot, None, None).await?;
+        let new = NewSnapshot {
+            id: snapshot,
+            name: "tools",
+            docker_image: Some(IMAGE),
+            fs_capacity_bytes: 1 << 30,
+            source: None,
+            parent: None,
+            node: None,
+            run_config: None,
+            labels: &BTreeMap::new(),
+            description: None,
+            included: &[],
+            request: b"",
+            created_by: "test",
+        };
+        snapshots::insert(tx, tenant, new).await
+    });
+    recorded.await.unwrap();
+    assert_eq!(fixture.drive(&a).await, 1);
+    let id = fixture
+        .create_box_with(fixture.b.id(), &BoxConfig::default(), Some(snapshot))
+        .await;
+    assert!(!fixture.b.driver.has_image(IMAGE));
+    assert_eq!(fixture.drive(&b).await, 1);
+    assert_eq!(fixture.row(id).await.status, BoxStatus::Ready);
+    assert!(fixture.b.driver.has_image(IMAGE));
+
+    // What is here is not pulled again.
+    let other = fixture
+        .create_box_with(fixture.b.id(), &BoxConfig::default(), Some(snapshot))
+        .await;
+    assert_eq!(fixture.drive(&b).await, 1);
+    assert_eq!(fixture.row(other).await.status, BoxStatus::Ready);
+    assert_eq!(fixture.b.driver.image_requests().len(), 1);
+
+    // A snapshot without a node may start anywhere; an image that only sandboxes of another node have is not kept.
+    let elsewhere = BoxConfig {
+        image: Some("registry.example/other:v1".to_owned()),
+        ..BoxConfig::default()
+    };
+    fixture.create_box(fixture.b.id(), &elsewhere).await;
+    fixture.drive(&b).await;
+    for (node, has_other) in [(&fixture.a, false), (&fixture.b, true)] {
+        fixture.reconciler(node).remove_unused_images().await.unwrap();
+        assert!(node.driver.has_image(IMAGE));
+        assert_eq!(node.driver.has_image("registry.example/other:v1"), has_other);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

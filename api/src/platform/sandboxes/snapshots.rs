@@ -11,7 +11,9 @@ use towpath_domain::sandbox::{
     GIB, RunConfig, SnapshotReference, SnapshotStatus, check_box_name, check_labels, check_tag, check_text,
 };
 use towpath_domain::{BoxId, Rejection, SnapshotId, TenantId, Timestamp};
+use towpath_sandbox::RootFileSystem;
 use towpath_store::sandboxes;
+use towpath_store::sandboxes::registries;
 use towpath_store::sandboxes::snapshots::{self, NewSnapshot, Snapshot as Row, Tag};
 use towpath_store::{self as store, Tx};
 use towpath_workflows::{build_snapshot, delete_snapshot};
@@ -74,7 +76,7 @@ impl Snapshot {
             fs_capacity_bytes: row.fs_capacity_bytes,
             fs_used_bytes: row.fs_used_bytes,
             docker_image: row.docker_image,
-            image_digest: None,
+            image_digest: image_digest(row.root.as_deref()),
             source_sandbox_id: row.source_box_id,
             registry_id: None,
             description: row.description,
@@ -92,6 +94,12 @@ impl Snapshot {
     }
 }
 
+/// The digest of the image that a snapshot is based on.
+fn image_digest(root: Option<&str>) -> Option<String> {
+    let root: RootFileSystem = serde_json::from_str(root?).ok()?;
+    root.base.split_once('@').map(|(_, digest)| digest.to_owned())
+}
+
 #[derive(Serialize, utoipa::ToSchema)]
 #[schema(as = SandboxSnapshotList)]
 pub struct SnapshotList {
@@ -106,7 +114,7 @@ pub struct SnapshotList {
 pub struct CreateSnapshot {
     #[schema(max_length = 63)]
     name: String,
-    /// An image that the driver of this host can use.
+    /// `host` for the files of the host, or an image of a registry.
     #[schema(max_length = 512)]
     docker_image: String,
     #[serde(default, deserialize_with = "whole")]
@@ -120,10 +128,10 @@ pub struct CreateSnapshot {
     labels: Option<BTreeMap<String, String>>,
     #[serde(default)]
     description: Option<String>,
-    /// Refused: not available in this build.
+    /// Name or id of the registry whose login pulls the image. Without it, a login is used whose registry has the image.
     #[serde(default)]
     registry_id: Option<String>,
-    /// Refused: not available in this build.
+    /// Refused: create a registry with the login, and name it in `registry_id`.
     #[serde(default)]
     registry_url: Option<String>,
 }
@@ -170,8 +178,9 @@ pub async fn create(
     if new.docker_image.trim().is_empty() {
         return Err(Rejection::invalid("docker_image", "must not be empty").into());
     }
-    if new.registry_id.is_some() || new.registry_url.is_some() {
-        return Err(Rejection::unsupported("registry_id", "an image of a registry with a login").into());
+    if new.registry_url.is_some() {
+        // A registry of the workspace keeps its password sealed.
+        return Err(Rejection::unsupported("registry_url", "a login for one image").into());
     }
     let content = SnapshotContent {
         name: new.name,
@@ -189,7 +198,18 @@ pub async fn create(
         if let Some(known) = find_duplicate(tx, tenant.id, &digest, &by, most).await? {
             return Ok(known);
         }
-        build_snapshot::start(tx, tenant.id, id, content.tag.as_deref()).await?;
+        let registry = match &new.registry_id {
+            Some(reference) => match registries::find(tx, tenant.id, reference).await {
+                Ok(found) => Some(found.id),
+                Err(store::Error::NotFound) => {
+                    let text = "this workspace has no such registry";
+                    return Ok(Err(Rejection::invalid("registry_id", text).into()));
+                }
+                Err(error) => return Err(error),
+            },
+            None => None,
+        };
+        build_snapshot::start(tx, tenant.id, id, content.tag.as_deref(), registry).await?;
         let row = NewSnapshot {
             id,
             name: &content.name,

@@ -101,14 +101,14 @@ pub struct TemplateList {
 pub struct CreateTemplate {
     #[schema(max_length = 63)]
     name: String,
-    /// An image that the driver of this host can use. `host` is the host's own system, read-only.
+    /// `host` for the host's own system, read-only, or an image of a registry.
     #[schema(max_length = 512)]
     image: String,
     #[serde(default)]
     resources: Option<Resources>,
     #[serde(default)]
     volume_mounts: Option<Vec<VolumeMount>>,
-    /// Refused: not available in this build.
+    /// Refused: an image is pulled with the login of the workspace whose registry has it.
     #[serde(default)]
     registry_id: Option<String>,
     /// Refused: not available in this build.
@@ -134,7 +134,7 @@ pub async fn create(
     }
     refuse_field("proxy_config", new.proxy_config.as_ref())?;
     if new.registry_id.is_some() {
-        return Err(Rejection::unsupported("registry_id", "an image of a registry with a login").into());
+        return Err(Rejection::unsupported("registry_id", "a registry of a template").into());
     }
     let usual = TemplateResources::default();
     let resources = match new.resources {

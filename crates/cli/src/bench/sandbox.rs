@@ -9,7 +9,7 @@ mod stream;
 
 use std::time::{Duration, Instant};
 
-use towpath_sandbox::NamespaceSettings;
+use towpath_sandbox::{ImageSettings, NamespaceSettings};
 
 use super::report::Report;
 use super::server::{self, Child};
@@ -25,6 +25,7 @@ pub async fn run(options: &BenchSandbox) -> anyhow::Result<()> {
         root: folder.path().join("sandboxes"),
         program: crate::wiring::program()?,
         first_user: FIRST_USER,
+        images: ImageSettings::default(),
     };
     driver::measure(options, settings, &mut report).await?;
     let environment = server_environment(options);
@@ -40,6 +41,7 @@ pub async fn run(options: &BenchSandbox) -> anyhow::Result<()> {
         root: folder.path().join(server::DATA).join("sandboxes"),
         program: crate::wiring::program()?,
         first_user: FIRST_USER,
+        images: ImageSettings::default(),
     };
     driver::destroy_all(left).await?;
     measured?;

@@ -165,6 +165,10 @@ pub struct SandboxSettings {
     /// The first user id for sandboxes.
     pub first_user_id: u32,
     pub node: SandboxNodeSettings,
+    /// Maximum bytes of one image.
+    pub image_bytes: u64,
+    /// Maximum bytes of all images.
+    pub images_bytes: u64,
     pub host: sandbox_host::SandboxHostSettings,
     pub quota: sandbox::SandboxQuota,
 }
@@ -497,6 +501,8 @@ impl Settings {
                     lease: Duration::from_secs(values.number("sandboxes.node_lost_seconds")),
                     max_boxes: values.number("sandboxes.max_per_node"),
                 },
+                image_bytes: values.number::<u64>("sandboxes.image_mb") << 20,
+                images_bytes: values.number::<u64>("sandboxes.images_mb") << 20,
                 host: sandbox_host::SandboxHostSettings {
                     min_isolation: match values.text("sandboxes.min_isolation") {
                         "gvisor" => Isolation::Gvisor,

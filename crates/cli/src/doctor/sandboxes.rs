@@ -41,6 +41,7 @@ async fn start_trial(settings: &Settings) -> Result<DriverTrial, String> {
         root: folder.path().to_owned(),
         program: crate::wiring::program().map_err(|why| format!("{why:#}"))?,
         first_user: settings.sandboxes.first_user_id,
+        images: towpath_sandbox::ImageSettings::default(),
     });
     let driver = driver.map_err(|why| message(&why))?;
     let capabilities = driver.capabilities().await.map_err(|why| message(&why))?;

@@ -8,10 +8,13 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use towpath_domain::Clock;
+use towpath_outbound::Guard;
 use towpath_store::Store;
 use towpath_store::sandboxes::nodes::{self, NodeRegistration};
 use towpath_store::sealing::Sealer;
 use towpath_workflows::reconcile_boxes::BoxReconciler;
+#[cfg(target_os = "linux")]
+use towpath_workflows::sandbox_host::GuardedTransport;
 use towpath_workflows::sandbox_host::SandboxHost;
 use towpath_workflows::sandbox_nodes::listener::NodeListener;
 use uuid::Uuid;
@@ -50,6 +53,7 @@ pub async fn open(
     settings: &Settings,
     roles: Roles,
     (store, sealer): (&Store, &Sealer),
+    guard: &Guard,
     draining: &CancellationToken,
 ) -> anyhow::Result<Option<SandboxWiring>> {
     let node = &settings.sandboxes.node;
@@ -66,7 +70,7 @@ pub async fn open(
     if !is_wanted {
         return Ok(None);
     }
-    let Some(boxes) = open_host(settings, draining)? else {
+    let Some(boxes) = open_host(settings, guard, draining)? else {
         return Ok(None);
     };
     let listener = match node.listen {
@@ -126,12 +130,17 @@ async fn log_capabilities(boxes: Arc<SandboxHost>) {
 }
 
 #[cfg(target_os = "linux")]
-fn open_host(settings: &Settings, draining: &CancellationToken) -> anyhow::Result<Option<SandboxHost>> {
+fn open_host(settings: &Settings, guard: &Guard, draining: &CancellationToken) -> anyhow::Result<Option<SandboxHost>> {
     let folder = settings.data_dir.join("sandboxes");
     let of_driver = towpath_sandbox::NamespaceSettings {
         root: folder.clone(),
         program: super::deployment_host::program()?,
         first_user: settings.sandboxes.first_user_id,
+        images: towpath_sandbox::ImageSettings {
+            transport: Some(Arc::new(GuardedTransport::new(guard.clone()))),
+            max_image_bytes: settings.sandboxes.image_bytes,
+            max_total_bytes: settings.sandboxes.images_bytes,
+        },
     };
     let driver = towpath_sandbox::NamespaceDriver::new(of_driver);
     let driver = driver.with_context(|| format!("sandboxes in {}", folder.display()))?;
@@ -142,6 +151,10 @@ fn open_host(settings: &Settings, draining: &CancellationToken) -> anyhow::Resul
 }
 
 #[cfg(not(target_os = "linux"))]
-fn open_host(_settings: &Settings, _draining: &CancellationToken) -> anyhow::Result<Option<SandboxHost>> {
+fn open_host(
+    _settings: &Settings,
+    _guard: &Guard,
+    _draining: &CancellationToken,
+) -> anyhow::Result<Option<SandboxHost>> {
     Ok(None)
 }

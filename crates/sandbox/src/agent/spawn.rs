@@ -14,7 +14,7 @@ use rustix::termios::{Winsize, tcsetwinsize};
 use super::AgentSetup;
 use super::users::User;
 use crate::exec::{ExecRequest, PtySize};
-use crate::launch::{AGENT_PATH, AUTHORITY_PATH, BUNDLE_PATH};
+use crate::launch::{AUTHORITY_PATH, BUNDLE_PATH, agent_command};
 use crate::program;
 use crate::proxy::PROXY_PORT;
 use crate::wire::{Failure, FailureKind};
@@ -77,7 +77,7 @@ fn spawn_with_pipes(
     folder: &Path,
     shell: &str,
 ) -> io::Result<SpawnedCommand> {
-    let mut command = prepare_command(shell, setup, user, folder, &request.env);
+    let mut command = prepare_command(Command::new(shell), setup, user, folder, &request.env);
     command.args(["-c", &request.command]);
     // The group is what is killed.
     command.process_group(0);
@@ -117,7 +117,7 @@ fn spawn_in_terminal(
     if let Some((user, group)) = user.ids {
         fchown(&slave, Some(Uid::from_raw(user)), Some(Gid::from_raw(group)))?;
     }
-    let mut command = prepare_command(AGENT_PATH, setup, user, folder, &request.env);
+    let mut command = prepare_command(agent_command(), setup, user, folder, &request.env);
     if !request.env.contains_key("TERM") {
         command.env("TERM", "xterm-256color");
     }
@@ -150,7 +150,7 @@ pub(super) fn resize_terminal(terminal: &OwnedFd, size: PtySize) -> io::Result<(
 pub(super) fn spawn_file_operation(setup: &AgentSetup, user: &User, call: &str, connection: OwnedFd) -> io::Result<()> {
     let folder = work_dir(setup, user, None);
     let folder = if folder.is_dir() { folder } else { "/".into() };
-    let child = prepare_command(AGENT_PATH, setup, user, &folder, &BTreeMap::new())
+    let child = prepare_command(agent_command(), setup, user, &folder, &BTreeMap::new())
         .args([program::FILE, call])
         .stdin(connection)
         .stdout(Stdio::null())
@@ -160,13 +160,12 @@ pub(super) fn spawn_file_operation(setup: &AgentSetup, user: &User, call: &str, 
 }
 
 fn prepare_command(
-    program: &str,
+    mut command: Command,
     setup: &AgentSetup,
     user: &User,
     folder: &Path,
     variables: &BTreeMap<String, String>,
 ) -> Command {
-    let mut command = Command::new(program);
     command
         .env_clear()
         .env("PATH", DEFAULT_PATH)

@@ -26,15 +26,16 @@ pub(super) struct User {
 
 impl User {
     pub(super) fn find(setup: &AgentSetup, asked: Option<&str>) -> Result<Self, Failure> {
+        let table = read_passwd().unwrap_or_default();
         if setup.is_single_user {
+            let root = table.lines().find_map(|line| parse_entry(line, "root"));
             return Ok(Self {
                 name: "root".to_owned(),
-                home: "/home/user".to_owned(),
+                home: root.map_or_else(|| "/".to_owned(), |root| root.home),
                 ids: None,
             });
         }
         let asked = asked.or(setup.user.as_deref()).unwrap_or(DEFAULT_USER);
-        let table = read_passwd().unwrap_or_default();
         if let Some(user) = table.lines().find_map(|line| parse_entry(line, asked)) {
             return Ok(user);
         }

@@ -17,7 +17,9 @@ use nix::sys::stat::{Mode as Bits, umask};
 use nix::unistd::pivot_root;
 use rustix::fs::{Mode, OFlags, ResolveFlags, StatVfsMountFlags, fstatvfs, mkdirat, open, openat2};
 
-use super::{AGENT_PATH, AUTHORITY_PATH, BUNDLE_PATH, LaunchPlan, ROOT_FOLDER, SETUP_PATH};
+use super::{
+    AGENT_PATH, AUTHORITY_PATH, BUNDLE_PATH, LIBRARY_FOLDER, LOADER_PATH, LaunchPlan, ROOT_FOLDER, SETUP_PATH,
+};
 use crate::namespace::proxy_files::{AUTHORITY_FILE, BUNDLE_FILE};
 use crate::spec::{VolumeMount, VolumeSource};
 
@@ -172,6 +174,16 @@ fn mount_run(root: &OwnedFd, launch: &LaunchPlan) -> io::Result<()> {
     fs::create_dir(&own)?;
     fs::set_permissions(&own, Permissions::from_mode(0o755))?;
     bind_mount(launch, &launch.program, root, AGENT_PATH, Access::ReadOnly)?;
+    for library in &launch.libraries {
+        let target = format!("{LIBRARY_FOLDER}/{}", library.name);
+        bind_mount(launch, &library.path, root, &target, Access::ReadOnly)?;
+        if library.is_loader() {
+            symlink(
+                &target,
+                own.join(Path::new(LOADER_PATH).file_name().unwrap_or_default()),
+            )?;
+        }
+    }
     let setup = own.join(Path::new(SETUP_PATH).file_name().unwrap_or_default());
     let mut file = fs::OpenOptions::new()
         .create_new(true)

@@ -148,11 +148,11 @@ impl BaseImage {
             return Ok(target);
         }
         let draft = bases.join(format!("{}.{}", self.name(), std::process::id()));
-        super::tree::remove(&draft)?;
+        crate::tree::remove(&draft)?;
         fs::create_dir_all(&draft)?;
         self.write_contents(&draft)?;
         match fs::rename(&draft, &target) {
-            Err(_) if target.is_dir() => super::tree::remove(&draft)?,
+            Err(_) if target.is_dir() => crate::tree::remove(&draft)?,
             other => other?,
         }
         self.remove_unused(bases, runs)?;
@@ -172,7 +172,7 @@ impl BaseImage {
             // Drafts have a longer name: another start may be working on them.
             let is_old = name.len() == self.name().len() && name != self.name();
             if is_old && !launches.iter().any(|launch| launch.contains(&name)) {
-                super::tree::remove(&base.path())?;
+                crate::tree::remove(&base.path())?;
             }
         }
         Ok(())

@@ -1,5 +1,6 @@
 //! A process life of a box: preparation, start and end.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
@@ -14,8 +15,9 @@ use uuid::Uuid;
 use super::base_image::BaseImage;
 use super::box_lock::BoxLock;
 use super::cgroups::Cgroups;
+use super::libraries::{self, Library};
 use super::process_record::ProcessRecord;
-use super::{NamespaceDriver, blocking, create_private_folder, life_name, proxy_files, remove, tree, volume};
+use super::{HOST_BASE, NamespaceDriver, blocking, create_private_folder, life_name, proxy_files, remove, volume};
 use crate::agent::AgentSetup;
 use crate::client::BoxAgent;
 use crate::driver::{BoxHandle, Driver as _};
@@ -23,6 +25,7 @@ use crate::error::{Error, Result};
 use crate::launch::{LAUNCH_FILE, LaunchPlan, ROOT_FOLDER};
 use crate::program;
 use crate::spec::{BoxSpec, Generation, Layer, VolumeSource};
+use crate::tree;
 
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 const KILL_TIMEOUT: Duration = Duration::from_secs(20);
@@ -30,6 +33,20 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(20);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Shared memory of a box without a limit of memory.
 const SHM_BYTES: u64 = 64 << 20;
+
+/// The lowest layer of a root.
+#[derive(Debug, Default)]
+struct Base {
+    root: PathBuf,
+    /// Folders of the host that belong to it.
+    readable: Vec<String>,
+    /// What the agent needs of the host.
+    libraries: Vec<Library>,
+    /// How commands run unless the box says otherwise.
+    user: Option<String>,
+    work_dir: Option<String>,
+    env: BTreeMap<String, String>,
+}
 
 impl NamespaceDriver {
     /// Every life of a box that left something.
@@ -145,14 +162,7 @@ impl NamespaceDriver {
                 .map_err(Error::io("the files of the sandbox"))?,
         }
         volume::own(&upper, first_user, 0).map_err(Error::io("the files of the sandbox"))?;
-        let (bases, runs) = (self.settings.root.join("base"), self.settings.root.join("runs"));
-        let what = "the root of sandboxes";
-        let (base, made) = blocking(what, move || {
-            let base = BaseImage::from_host(first_user).map_err(Error::io(what))?;
-            let made = base.ensure(&bases, &runs).map_err(Error::io(what))?;
-            Ok((base, made))
-        })
-        .await?;
+        let base = self.open_base(&spec.root.base, first_user).await?;
         let mut lower = Vec::new();
         for layer in &spec.root.layers {
             let path = self.layer_folder(*layer);
@@ -161,7 +171,7 @@ impl NamespaceDriver {
             }
             lower.push(path);
         }
-        lower.push(made);
+        lower.push(base.root);
         let name = life_name(spec.id, generation);
         let groups = Cgroups::of_machine().make(&name, &spec.limits);
         Ok(LaunchPlan {
@@ -173,18 +183,45 @@ impl NamespaceDriver {
             upper,
             work,
             readable: base.readable,
+            libraries: base.libraries,
             shm_bytes: spec
                 .limits
                 .memory_bytes
                 .map_or(SHM_BYTES, |bytes| SHM_BYTES.min(bytes / 2)),
             mounts: spec.mounts.clone(),
             agent: AgentSetup {
-                user: spec.user.clone(),
-                work_dir: spec.work_dir.clone(),
-                env: spec.env.clone(),
+                user: spec.user.clone().or(base.user),
+                work_dir: spec.work_dir.clone().or(base.work_dir),
+                env: base.env.into_iter().chain(spec.env.clone()).collect(),
                 is_single_user: first_user.is_none(),
                 has_proxy: spec.has_proxy,
             },
+        })
+    }
+
+    async fn open_base(&self, name: &str, first_user: Option<u32>) -> Result<Base> {
+        let what = "the root of sandboxes";
+        if name == HOST_BASE {
+            let (bases, runs) = (self.settings.root.join("base"), self.settings.root.join("runs"));
+            return blocking(what, move || {
+                let image = BaseImage::from_host(first_user).map_err(Error::io(what))?;
+                let root = image.ensure(&bases, &runs).map_err(Error::io(what))?;
+                Ok(Base {
+                    root,
+                    readable: image.readable,
+                    ..Base::default()
+                })
+            })
+            .await;
+        }
+        let image = self.images.open(name, first_user)?;
+        Ok(Base {
+            root: image.root,
+            readable: Vec::new(),
+            libraries: libraries::find(&self.settings.program).await.map_err(Error::io(what))?,
+            user: Some(image.config.user),
+            work_dir: image.config.work_dir,
+            env: image.config.env,
         })
     }
 

@@ -7,13 +7,13 @@ use std::process::Stdio;
 
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::{Child, Command};
-use tokio::sync::OnceCell;
 use uuid::Uuid;
 
 use super::cgroups::Cgroups;
 use super::{NamespaceDriver, NamespaceSettings, missing_limits, self_test_spec};
 use crate::driver::{Capabilities, Driver as _, Isolation};
 use crate::error::{Error, Result};
+use crate::image::ImageSettings;
 use crate::program;
 use crate::spec::Generation;
 
@@ -132,14 +132,12 @@ pub(crate) fn run_guard(mut arguments: impl Iterator<Item = OsString>) -> io::Re
     if io::stdin().read(&mut [0])? > 0 {
         return Ok(());
     }
-    let driver = NamespaceDriver {
-        settings: NamespaceSettings {
-            root,
-            program: "/proc/self/exe".into(),
-            first_user,
-        },
-        capabilities: OnceCell::new(),
-    };
+    let driver = NamespaceDriver::with_folders(NamespaceSettings {
+        root,
+        program: "/proc/self/exe".into(),
+        first_user,
+        images: ImageSettings::default(),
+    });
     // Not begun, or removed with the whole installation.
     if !driver.box_folder(id).is_dir() {
         return Ok(());

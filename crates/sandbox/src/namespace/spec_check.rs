@@ -3,6 +3,7 @@
 use super::HOST_BASE;
 use super::cgroups::Cgroups;
 use crate::error::{Error, Result};
+use crate::image::ImageReference;
 use crate::spec::{BoxSpec, Limits};
 
 const MAX_LAYERS: usize = 32;
@@ -18,8 +19,9 @@ pub(super) fn check_spec(spec: &BoxSpec) -> Result<()> {
     if spec.hostname.is_empty() || spec.hostname.len() > 63 || !spec.hostname.bytes().all(is_name) {
         return invalid("hostname must be 1 to 63 letters, digits, '-' and '.'");
     }
-    if spec.root.base != HOST_BASE {
-        return invalid("root.base must be `host` for the driver namespace");
+    let is_image = |name: &str| ImageReference::parse(name).is_ok_and(|image| image.is_exact());
+    if spec.root.base != HOST_BASE && !is_image(&spec.root.base) {
+        return invalid("root.base must be `host` or an image with a digest");
     }
     if spec.root.layers.len() > MAX_LAYERS {
         return invalid("root.layers may have at most 32 layers; capture from a sandbox with fewer");

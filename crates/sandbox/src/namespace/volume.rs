@@ -152,7 +152,7 @@ pub(super) fn remove_tree(volumes: &Path, id: Uuid) -> Result<()> {
 
 fn remove_entry(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
-        Ok(about) if about.is_dir() => super::tree::remove(path),
+        Ok(about) if about.is_dir() => crate::tree::remove(path),
         Ok(_) => fs::remove_file(path),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),

@@ -8,8 +8,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 use towpath_sandbox::{
-    BoxAgent, BoxHandle, BoxSpec, Capabilities, Driver as _, Error, ExecEvent, ExecRequest, Execution, Limits,
-    NamespaceDriver, NamespaceSettings,
+    BoxAgent, BoxHandle, BoxSpec, Capabilities, Driver as _, Error, ExecEvent, ExecRequest, Execution, ImageSettings,
+    Limits, NamespaceDriver, NamespaceSettings,
 };
 use uuid::Uuid;
 
@@ -18,6 +18,7 @@ const FIRST_USER: u32 = 1_700_000_000;
 
 pub struct SandboxFixture {
     folder: TempDir,
+    images: ImageSettings,
     pub driver: NamespaceDriver,
     pub capabilities: Capabilities,
     /// First processes of boxes that were started.
@@ -36,11 +37,17 @@ pub struct CommandOutcome {
 impl SandboxFixture {
     /// None where boxes cannot be started.
     pub async fn new() -> Option<Self> {
+        Self::with_images(ImageSettings::default()).await
+    }
+
+    /// The same, with images of these registries.
+    pub async fn with_images(images: ImageSettings) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
-        let driver = open(&folder);
+        let driver = open(&folder, images.clone());
         match driver.capabilities().await {
             Ok(capabilities) => Some(Self {
                 folder,
+                images,
                 driver,
                 capabilities,
                 pids: Mutex::default(),
@@ -55,7 +62,7 @@ impl SandboxFixture {
 
     /// A second platform on the same folder.
     pub fn reopen(&self) -> NamespaceDriver {
-        open(&self.folder)
+        open(&self.folder, self.images.clone())
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -106,11 +113,12 @@ impl Drop for SandboxFixture {
     }
 }
 
-fn open(folder: &TempDir) -> NamespaceDriver {
+fn open(folder: &TempDir, images: ImageSettings) -> NamespaceDriver {
     let settings = NamespaceSettings {
         root: folder.path().join("boxes"),
         program: env!("CARGO_BIN_EXE_towpath-box").into(),
         first_user: FIRST_USER,
+        images,
     };
     NamespaceDriver::new(settings).unwrap()
 }

@@ -5,7 +5,9 @@
 mod commands;
 mod files;
 mod fixture;
+mod images;
 mod limits;
 mod network;
+mod registry;
 mod security;
 mod survival;

@@ -15,7 +15,7 @@ use crate::{Result, Tx};
 pub use change::{BoxUpdate, claim_pooled, update};
 pub use find::{
     BoxLocation, Filter, count, due, find, find_duplicate, find_location, get, list, list_after, lock, pool_members,
-    volumes_of,
+    roots_after, volumes_of,
 };
 pub use lifecycle::{
     StartResult, begin_start, mark_deleting, mark_failed, mark_ready, mark_stopped, postpone, remove, touch, update_due,

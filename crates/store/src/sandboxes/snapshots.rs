@@ -262,6 +262,19 @@ pub async fn of_box(tx: &mut Tx<'_>, tenant: TenantId, source: BoxId, limit: i64
     .await)?)
 }
 
+/// What snapshots of all workspaces consist of, after an id: those of a node, and those without one.
+pub async fn roots_after(tx: &mut Tx<'_>, node: Uuid, id: SnapshotId, limit: i64) -> Result<Vec<(SnapshotId, String)>> {
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "SELECT id, root FROM sandbox_snapshot
+         WHERE id > $1 AND root IS NOT NULL AND (host_id = $3 OR host_id IS NULL) ORDER BY id LIMIT $2"
+    )
+    .bind(id)
+    .bind(limit)
+    .bind(node)
+    .fetch_all(conn)
+    .await)?)
+}
+
 /// How many snapshots a workspace has.
 pub async fn count(tx: &mut Tx<'_>, tenant: TenantId) -> Result<i64> {
     Ok(on!(tx, |conn| sqlx::query_scalar(

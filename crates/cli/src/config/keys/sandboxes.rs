@@ -91,6 +91,26 @@ pub const KEYS: &[Key] = &[
         about: "processes and threads of a sandbox, where the machine can limit them",
     },
     Key {
+        name: "sandboxes.image_mb",
+        environment: &[],
+        default: Fallback::Text("8192"),
+        kind: Kind::Count {
+            least: 1,
+            most: 1_073_741_824,
+        },
+        about: "files of one image of a registry; a larger one is refused",
+    },
+    Key {
+        name: "sandboxes.images_mb",
+        environment: &[],
+        default: Fallback::Text("51200"),
+        kind: Kind::Count {
+            least: 1,
+            most: 1_073_741_824,
+        },
+        about: "files of all images on this machine; further ones are refused until unused ones are removed",
+    },
+    Key {
         name: "sandboxes.stop_grace_seconds",
         environment: &[],
         default: Fallback::Text("5"),

@@ -219,6 +219,19 @@ pub async fn list_after(tx: &mut Tx<'_>, node: Uuid, id: BoxId, limit: i64) -> R
     .await)?)
 }
 
+/// What boxes of all workspaces were started on, after an id: those of a node, and those without one.
+pub async fn roots_after(tx: &mut Tx<'_>, node: Uuid, id: BoxId, limit: i64) -> Result<Vec<(BoxId, String)>> {
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "SELECT id, root FROM sandbox_box
+         WHERE id > $1 AND root IS NOT NULL AND (host_id = $3 OR host_id IS NULL) ORDER BY id LIMIT $2"
+    )
+    .bind(id)
+    .bind(limit)
+    .bind(node)
+    .fetch_all(conn)
+    .await)?)
+}
+
 /// A box of any workspace and node.
 pub async fn find_location(tx: &mut Tx<'_>, id: BoxId) -> Result<Option<BoxLocation>> {
     Ok(on!(tx, |conn| sqlx::query_as(

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 ///
 /// A box can nest folders deeper than the limits of paths, stacks and open files. So nested folders are moved to the
 /// top of the tree instead of descending.
-pub(super) fn remove(path: &Path) -> io::Result<()> {
+pub(crate) fn remove(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         other => make_readable(path, &other?)?,
@@ -84,7 +84,7 @@ fn gone(removed: io::Result<()>) -> io::Result<()> {
 
 /// Copies a tree with owners, links, times and extended attributes, which mark what an overlay hides. Shares blocks if
 /// the file system supports it.
-pub(super) fn copy(from: &Path, to: &Path) -> io::Result<()> {
+pub(crate) fn copy(from: &Path, to: &Path) -> io::Result<()> {
     fs::create_dir(to)?;
     let ended = Command::new("cp")
         .args(["-a", "--reflink=auto", "--"])
@@ -106,7 +106,7 @@ pub(super) fn copy(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 /// What a tree takes on the disk.
-pub(super) fn used_bytes(folder: &Path) -> io::Result<u64> {
+pub(crate) fn used_bytes(folder: &Path) -> io::Result<u64> {
     let mut used = 0;
     let mut folders = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {
