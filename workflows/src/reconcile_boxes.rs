@@ -402,9 +402,9 @@ impl BoxReconciler {
         }
     }
 
-    /// Ends a sandbox that has no row, or whose row names another node. It is forgotten only at the second comparison: until then a job of a process
-    /// that was considered dead may still try to start it, which the host refuses. Returns whether to keep it for the
-    /// next comparison.
+    /// Ends a sandbox that has no row, or whose row names another node. It is forgotten only at the second comparison:
+    /// until then a job of a process that was considered dead may still try to start it, which the host refuses. Returns
+    /// whether to keep it for the next comparison.
     async fn end_unknown(&self, mark: &BoxState) -> store::Result<bool> {
         let id = BoxId(mark.id);
         let found = self.store.read(async |tx| boxes::find_location(tx, id).await).await?;

@@ -13,7 +13,7 @@ use base64::engine::general_purpose::STANDARD;
 use tokio_util::sync::CancellationToken;
 use towpath_domain::Secret;
 use towpath_domain::git::{CommitSha, RepoRef, RepoUrl, TokenHost, Transport};
-use towpath_outbound::Guard;
+use towpath_outbound::{Guard, Scheme};
 
 use crate::error::{Error, Result};
 use crate::log::Log;
@@ -280,15 +280,23 @@ impl<'a> Repository<'a> {
     async fn git(&self, home: &Path) -> Result<Program> {
         let addresses = match self.url.transport() {
             Transport::File => Vec::new(),
-            transport => self
-                .settings
-                .guard
-                .resolve(self.url.host(), self.url.port(), transport == Transport::Http)
-                .await
-                .map_err(|why| match why {
-                    towpath_outbound::AddressRefusal::Unresolved { .. } => Error::Transient(format!("repo_url: {why}")),
-                    why => Error::Refused(format!("repo_url: {why}")),
-                })?,
+            transport => {
+                let scheme = if transport == Transport::Http {
+                    Scheme::Http
+                } else {
+                    Scheme::Https
+                };
+                self.settings
+                    .guard
+                    .resolve(self.url.host(), self.url.port(), scheme)
+                    .await
+                    .map_err(|why| match why {
+                        towpath_outbound::AddressRefusal::Unresolved { .. } => {
+                            Error::Transient(format!("repo_url: {why}"))
+                        }
+                        why => Error::Refused(format!("repo_url: {why}")),
+                    })?
+            }
         };
         let mut allowed = vec!["https"];
         allowed.extend(self.settings.transports.iter().map(|transport| transport.scheme()));
