@@ -31,7 +31,7 @@ pub struct PromptView {
     id: PromptId,
     #[schema(value_type = Uuid)]
     tenant_id: TenantId,
-    /// The name.
+    /// Unique in the workspace.
     repo_handle: String,
     /// The name behind `-/`.
     full_name: String,

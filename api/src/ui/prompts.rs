@@ -204,7 +204,7 @@ pub(super) async fn detail(
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct ClientQuery {
-    /// The workspace.
+    /// Id of the workspace: official clients know it as their organization's.
     #[serde(rename = "organizationId")]
     organization_id: String,
 }

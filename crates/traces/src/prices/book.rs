@@ -51,7 +51,6 @@ impl CommonPrices {
 }
 
 impl Default for PriceBook {
-    /// The bundled prices.
     fn default() -> Self {
         Self {
             common: Arc::clone(&BUNDLED),
